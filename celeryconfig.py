@@ -30,49 +30,49 @@ from shadho_celery.core.bounds import (
 
 broker_url = os.environ.get("CELERY_BROKER_URL", "amqp://127.0.0.1")
 
-#: Not Celery's result backend: results come over a Redis stream, ten times as fast as one by one.
+#: Celery's result backend is not used: a Redis stream returns results ten times as fast.
 shadho_redis_url = os.environ.get("SHADHO_REDIS_URL", "redis://127.0.0.1/0")
 task_ignore_result = True
 result_backend = None
 
-#: A worker runs objectives of these modules and of no others, whatever a message says. In a checkout: the tasks there.
+#: A worker runs objectives of these modules only, whatever a message says. In a checkout these are the tasks.
 shadho_imports = [name.strip() for name in os.environ.get("SHADHO_IMPORTS", "").split(",") if name.strip()] or sorted(
     f"tasks.{path.stem}" for path in Path("tasks").glob("*.py") if path.stem != "__init__"
 )
 
-#: Except for the code that a study ships, signed with the fleet's key: whoever has the key may run anything here.
+#: An exception is code that a study ships, signed with the fleet's key: anyone with the key may run anything here.
 shadho_accept_code = os.environ.get("SHADHO_ACCEPT_CODE") == "1"
 
 #: The module with the task, for a worker that is started without `-A`.
 imports = ["shadho_celery.celery"]
 
-# The broker only delivers; a claim in Redis decides who runs an attempt. A message is acknowledged when its attempt has
-# ended, so that one which no worker has claimed yet is delivered again when its worker dies.
+# The broker only delivers; a claim in Redis decides which worker runs an attempt. A message is acknowledged when its
+# attempt has ended. If its worker dies before an attempt is claimed, it is delivered again.
 task_acks_late = True
 task_reject_on_worker_lost = True
 task_acks_on_failure = True
 task_acks_on_timeout = True
 
-# With late acks, 1 reserves as many messages as there are slots: nothing waits behind a long trial.
+# With late acks, 1 reserves as many messages as there are slots, so that nothing waits behind a long trial.
 worker_prefetch_multiplier = 1
 
-# After a lost connection Celery would take fewer messages until its tasks end, and then raise the number again from the
-# thread of the task: it waits there for RabbitMQ's answer, and reads from the connection that the consumer's own thread
-# reads from. What each of them gets is half a frame; the worker hears nothing more and spins.
+# After a lost connection, Celery would take fewer messages until its tasks end, and then raise the number again from
+# the task's thread. That thread would wait for RabbitMQ's answer and read from the connection at the same time as the
+# consumer's own thread. Each would get half of a frame; the worker would hear nothing more and use all CPU time.
 worker_enable_prefetch_count_reduction = False
 
-# Trials run in processes of their own; the worker's threads only drive them. Threads answer while a trial runs, and do
-# not fork after CUDA was initialised.
+# Trials run in their own processes; the worker's threads only drive them. Threads answer while a trial runs, and do not
+# fork after CUDA was initialised.
 worker_pool = "threads"
 
-# Code never travels: JSON has no way to carry it.
+# Code is never sent: JSON cannot represent it.
 task_serializer = "json"
 result_serializer = "json"
 event_serializer = "json"
 accept_content = ["json"]
 result_accept_content = ["json"]
 
-# A lost connection must not kill a trial that has run for hours; its lease is renewed over Redis, not over the broker.
+# A lost connection must not kill a trial that has run for hours. Its lease is renewed over Redis, not over the broker.
 worker_cancel_long_running_tasks_on_connection_loss = False
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None
@@ -85,7 +85,7 @@ if broker_url.startswith("amqp"):
     broker_transport_options: dict[str, object] = {}
 else:
     broker_transport_options = {
-        # No priorities: one list for each queue, of the queue's own name, to which a Redis user can be confined.
+        # No priorities: one list per queue, with the queue's own name, to which a Redis user can be limited.
         "priority_steps": [0],
         "visibility_timeout": 86400,
         "socket_timeout": REDIS_SECONDS,
@@ -97,12 +97,12 @@ else:
 # The class queues are declared by the workers and schedulers that use them, through one function.
 task_create_missing_queues = True
 
-# Workers announce themselves over Redis; Celery's events are for monitors, which ask for them with -E.
+# Workers announce themselves over Redis. Celery's events are for monitoring tools, and are enabled by -E.
 worker_send_task_events = False
 
-# Celery's remote control (`shutdown`, `add_consumer`, `revoke`) knows no signing key: whoever reaches the broker could
-# end every worker. While it is off, a worker has no control queue on RabbitMQ either.
+# Celery's remote control (`shutdown`, `add_consumer`, `revoke`) does not use the signing key: anyone who reaches the
+# broker could end every worker. While it is off, a worker has no control queue on RabbitMQ either.
 worker_enable_remote_control = os.environ.get("SHADHO_REMOTE_CONTROL") == "1"
 
-# The scheduler's own log is the record; a worker's should show what is wrong.
+# The scheduler's log is the main record. A worker's log should show what is wrong.
 worker_hijack_root_logger = True

@@ -1,6 +1,6 @@
 """Hardware-aware distributed hyperparameter search on Celery.
 
-The names of this package are imported when they are first used (PEP 562), so that ``import shadho_celery`` stays light:
+The names of this package are imported when they are first used (PEP 562), so ``import shadho_celery`` stays fast:
 hyperopt alone takes more than a second.
 """
 
@@ -62,13 +62,13 @@ _LAZY = {
     **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.results"),
     "minimize": "shadho_celery.program.search",
     "Study": "shadho_celery.program.study",
-    # `celery -A shadho_celery` looks for this name first, and drops the error of an import that fails.
+    # `celery -A shadho_celery` looks for this name first, and hides the error if its import fails.
     "app": "shadho_celery.celery",
 }
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one of these.
+    # A type checker would otherwise accept any name.
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
@@ -81,7 +81,7 @@ if not TYPE_CHECKING:
             if (told := failed_import(error)) is None:
                 raise
             if not hasattr(sys.modules["__main__"], "__file__"):
-                # A notebook, or Python's prompt, goes on.
+                # A notebook or Python's prompt continues.
                 raise ImportError(told) from error
             sys.stderr.write(f"shadho_celery: {told}\n")
             raise SystemExit(2) from None

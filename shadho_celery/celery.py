@@ -1,6 +1,7 @@
 """The Celery application: ``celery -A shadho_celery worker -Q gpu_large`` finds it here.
 
-The worker is thin: its one task passes a message to a slot (`node.slots`), whose process runs it (`runner`).
+The worker does little itself: its only task passes a message to a slot (`node.slots`), whose process runs it
+(`runner`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def _refusal(message: str) -> SystemExit:
-    """Return the exit of a command with one line instead of a traceback."""
+    """Return the exception that ends a command with one line instead of a traceback."""
     sys.stderr.write(f"shadho_celery: {message}\n")
     return SystemExit(2)
 
@@ -48,19 +49,21 @@ prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 try:
     with readable_warnings():
-        # Not by `conf.update`: Celery would begin with the module that CELERY_CONFIG_MODULE names, perhaps another
-        # project's.
+        # Not with `conf.update`: Celery would first load the module that CELERY_CONFIG_MODULE names, perhaps that of
+        # another project.
         app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
 app.steps["worker"].add(Shutdown)
-#: of the worker in this process, once it has ended
+#: exit code of the worker in this process, once it has ended
 app.shadho_exit_code = 1
 
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run the attempts of one message, or one replica. An exception of a trial is an outcome: it stays in the task."""
+    """Run the attempts of one message, or one replica. An exception of a trial becomes an outcome and does not leave
+    the task.
+    """
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
@@ -76,7 +79,7 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
     """Set the worker's queue, its number of slots and its unique name before Celery builds it.
 
-    Its own line says in place of Celery's banner when it is ready (`_ready`).
+    Instead of Celery's banner, the worker's own line says when it is ready (`_ready`).
     """
     instance.quiet = True
     try:
@@ -91,29 +94,30 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     if not conf.worker_concurrency:
         conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
     if sender.startswith("celery@"):
-        # Celery names every worker of a machine alike, and RabbitMQ refuses the second one its control queue. In
-        # containers host name and process id may be the same too.
+        # Celery gives every worker of a machine the same name, and RabbitMQ refuses the control queue of the second
+        # one. In containers, host name and process id may also be equal.
         instance.hostname = f"{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}@{sender.partition('@')[2]}"
 
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's own lines about tasks but errors, and that it is ready: a worker has its own lines of both."""
+    """Silence Celery's own lines about tasks, except errors, and the one that it is ready: a worker has its own
+    lines.
+    """
     if loglevel > logging.DEBUG:
-        # It says of each message that it was received; and that it was handled, or with a traceback that it was handed
-        # back to its queue.
+        # Celery logs that each message was received and handled, or a traceback that it was returned to its queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
 class _Printable(logging.Filter):
-    """Makes the lines of a log printable: others write parts of them, such as names in Redis and messages of errors."""
+    """Makes the lines of a log printable. Others write parts of them, such as names in Redis and messages of errors."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), None
         if record.msg.startswith("Couldn't ack"):
-            # The connection was lost, which has a line of its own. The message comes again, and its claim is refused.
+            # The connection was lost, which has its own line. The message is delivered again, and its claim is refused.
             record.exc_info = None
         if record.exc_info and not record.exc_text:
             record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
@@ -129,10 +133,12 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes, which get ready while Celery connects, and add the machine's queue to its class's."""
-    # Its trials are of the same user, and are not to find the passwords of broker and Redis here.
+    """Start the slots' processes, which get ready while Celery connects. Add the machine's queue to that of its
+    class.
+    """
+    # Its trials belong to the same user, and must not find the passwords of broker and Redis here.
     hide_memory()
-    # Celery executes these words anew at SIGHUP. Of a module that was started with -m they begin with its file, from
+    # Celery runs these arguments again at SIGHUP. For a module that was started with -m they begin with its file, from
     # whose folder Python would import this module as `celery`.
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
@@ -182,14 +188,14 @@ def _ready(sender: Any, **_: object) -> None:
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
-    # A worker that restarts inherits this, and is not ended by a second SIGHUP before it listens to it again.
+    # A worker that restarts inherits this, so a second SIGHUP does not end it before it handles the signal again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
 
 
 def _compute_class(queues: str | Iterable[str] | None, machine: hardware.Machine) -> str:
-    """Return the one class in the worker's options, else the machine's own."""
+    """Return the only class in the worker's options, otherwise the machine's own."""
     names = _listed(queues)
     if len(names) > 1:
         raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")

@@ -45,17 +45,17 @@ class Surface(Enum):
 
 @dataclass(frozen=True)
 class Words:
-    """What a user writes, on each surface, to set one thing."""
+    """What a user writes to set one thing, on each surface."""
 
     command: str
     python: str
-    #: where it differs from `python`
+    #: if it differs from `python`
     workers: str = ""
     #: name of the setting in STUDY; "" for an argument that a study file cannot have
     setting: str = ""
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the words of a surface; `stated` are the settings that come from the study file."""
+        """Return the words for a surface. `stated` are the settings that come from the study file."""
         if self.setting in stated:
             return f'STUDY["{self.setting}"]'
         if surface is Surface.COMMAND:
@@ -68,7 +68,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Message:
-    """A text for users: a template, and the values of its ``%s``; without values the template is the text."""
+    """A text for users: a template and the values of its ``%s``. Without values the template is the text."""
 
     template: str
     values: tuple[object, ...] = ()
@@ -106,7 +106,7 @@ class ShadhoError(Exception):
 
     @property
     def setting(self) -> str:
-        """Name of the setting that the message is about; "" if it is about none."""
+        """Name of the setting that the message is about, or ""."""
         return next((each.setting for each in self.args if isinstance(each, Words | ShadhoError) and each.setting), "")
 
 
@@ -127,7 +127,7 @@ class StudyError(ShadhoError):
 
 
 class StudyNotFound(StudyError):
-    """There is no such study in this store; begin a new one, without resuming."""
+    """There is no such study in this store; start a new one, without resuming."""
 
 
 class StudyExists(StudyError):

@@ -7,7 +7,7 @@ from shadho_celery.cli.interrupts import end_quietly
 if __name__ == "__main__":
     end_quietly()
 
-# Only what --help needs: the simulation's own modules take a second to import.
+# Only what --help needs, because the simulation's own modules take a second to import.
 import csv
 import io
 import json
@@ -95,8 +95,8 @@ def main(
 ) -> None:
     """Simulate a search on the cluster described in CLUSTER_FILE, without any of its machines.
 
-    The scheduler, its policies and its cost model are the real ones; only the trials and the clock are simulated. The
-    same seed gives the same result to the bit.
+    The scheduler, its policies and its cost model are the real ones. Only the trials and the clock are simulated. The
+    same seed gives exactly the same result.
     """
     from shadho_celery.simulation.cluster_file import load
     from shadho_celery.simulation.simulation import simulate
@@ -107,7 +107,7 @@ def main(
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found = []
-    # A file that cannot be written is reported before the simulation.
+    # A file that cannot be written is reported before the simulation starts.
     with nullcontext() if out is None else _rows_file(out) as write:
         for policy in policies:
             with _progress(described, policy) as on_turn:
@@ -149,7 +149,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
 
 def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
-    """Print a table of the families for each policy, and one that compares the policies."""
+    """Print a table of the families for each policy, and a table that compares the policies."""
     from rich.table import Table
     from rich.text import Text
 
@@ -189,7 +189,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     last = found[-1]
     console.print(
         f"{last.seconds:.0f} simulated seconds; {sum(each.cpu_seconds for each in found):.1f} s of CPU "
-        f"({1e6 * last.cpu_seconds / max(1, last.trials):.0f} us a trial), {last.peak_mib:.0f} MiB at most"
+        f"({1e6 * last.cpu_seconds / max(1, last.trials):.0f} us per trial), {last.peak_mib:.0f} MiB at most"
     )
 
 

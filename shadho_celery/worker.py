@@ -1,6 +1,6 @@
 """Command that starts the worker for this machine's class: ``python -m shadho_celery.worker``.
 
-The same as ``celery -A shadho_celery worker -Q CLASS`` with the machine's own class.
+It is the same as ``celery -A shadho_celery worker -Q CLASS`` with the class that is detected for this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Examples:
   python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
   python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
-  python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code that is signed so
+  python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it
 """
 
 
@@ -54,7 +54,7 @@ def main(
     verbose: bool,
     **connection: str | None,
 ) -> None:
-    """Serve trials on this machine until Ctrl-C; running trials finish first, or are given back at a second one."""
+    """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
     os.environ.update(connection_options.environment(**connection))
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)

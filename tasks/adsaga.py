@@ -1,13 +1,14 @@
-"""Least squares on forty machines that work at their own pace, each on rows of its own.
+"""Least squares on forty asynchronous machines, each with its own rows.
 
     shadho-celery run tasks.adsaga --trials 30        # embedded, or on the fleet
     python -m tasks.adsaga                                         # alone, in this process
 
-A machine gets a point, works out the gradient of one of its rows there, and sends what that adds to the last one of the
-row; the server, whose point has moved on meanwhile, steps. With tables of the last gradients the noise dies out and the
-point converges; without (asynchronous SGD) it keeps shaking. With one machine nothing is late, and it is plain SAGA.
-Glasgow and Wootters, "Asynchronous Distributed Optimization with Stochastic Delays" (ADSAGA), arXiv 2009.10717. The
-machines of a trial are simulated, in less than a second; `with_a_gang` has as many processes do the same over sockets.
+A machine gets a point and computes the gradient of one of its rows there. It sends the difference from the row's last
+gradient. Meanwhile the server's point has changed; the server takes a step. With tables of the last gradients the noise
+decreases and the point converges. Without them (asynchronous SGD) it keeps fluctuating. With one machine nothing is
+late, and this is SAGA. Glasgow and Wootters, "Asynchronous Distributed Optimization with Stochastic Delays" (ADSAGA),
+arXiv 2009.10717. The machines of a trial are simulated in less than a second. `with_a_gang` does the same with
+processes and sockets.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Settings:
     #: rows, of standard normal numbers, and unknowns: a condition number (largest row over least curvature) of 583
     rows: int = 600
     unknowns: int = 120
-    #: standard deviation of what no unknowns explain; without any, SGD would converge too
+    #: standard deviation of what the unknowns do not explain; without noise, SGD would converge too
     noise: float = 1.0
-    #: seed of the rows: the same for every trial, or losses could not be compared
+    #: seed of the rows: the same for every trial, because losses could not be compared otherwise
     data_seed: int = 0
-    #: gradients of single rows where the trial's budget does not say otherwise
+    #: gradients of single rows, unless the trial's budget says otherwise
     evaluations: int = 16_000
-    #: the error, relative to the one at the start, at which the problem counts as solved
+    #: error, relative to the one at the start, at which the problem counts as solved
     solved: float = 1e-8
-    #: evaluations between two looks at the error
+    #: evaluations between two measurements of the error
     look: int = 100
 
 
@@ -67,7 +68,7 @@ class Problem:
     a: Vector
     #: (rows,)
     b: Vector
-    #: the best point
+    #: the solution
     solution: Vector
 
     @property
@@ -96,18 +97,18 @@ def problem() -> Problem:
 
 
 class Machine:
-    """Holds a part of the rows and, for each, the gradient it sent last; nobody else needs either."""
+    """Holds a part of the rows and, for each, the gradient that it sent last. No other machine needs either."""
 
     def __init__(self, a: Vector, b: Vector, *, table: bool) -> None:
         self.a, self.b = a, b
-        # A gradient of a row is a multiple of it: the multiple is all that needs keeping.
+        # A gradient of a row is a multiple of the row, so only the factor is stored.
         self.last = np.zeros(len(b))
         self.table = table
         #: of the last row it worked on
         self.loss = 0.0
 
     def work(self, x: Vector, rng: np.random.Generator) -> Vector:
-        """The gradient of one of its rows at `x`, less the one it sent last where it keeps a table."""
+        """The gradient of one of its rows at `x`, minus the last one that it sent if it keeps a table."""
         row = rng.integers(len(self.b))
         now = float(self.a[row] @ x - self.b[row])
         self.loss = now**2 / 2
@@ -127,7 +128,7 @@ class Server:
         self.rows, self.step, self.table = rows, step, table
 
     def take(self, change: Vector) -> Vector:
-        """Step along what a machine sent and the mean as it was; returns the new point, a new array."""
+        """Take a step along what a machine sent and the previous mean. Returns the new point, a new array."""
         self.x = self.x - self.step * (change + self.mean)
         if self.table:
             self.mean = self.mean + change / self.rows
@@ -135,7 +136,7 @@ class Server:
 
 
 def machines(count: int, *, table: bool) -> list[Machine]:
-    """So many machines, among which the rows of the problem are divided."""
+    """This many machines, among which the rows of the problem are divided."""
     goal = problem()
     parts = np.array_split(np.arange(SETTINGS.rows), count)
     return [Machine(goal.a[part], goal.b[part], table=table) for part in parts]
@@ -143,9 +144,9 @@ def machines(count: int, *, table: bool) -> list[Machine]:
 
 @dataclass(frozen=True, kw_only=True)
 class OverTheBus:
-    """Machines and server as the strategy of a gang, a replica being a machine: ``gang(context, strategy=...)``.
+    """Machines and server as the strategy of a gang, with one replica per machine: ``gang(context, strategy=...)``.
 
-    What travels is in float32. The tables live and die with their replicas: it is for gangs that stay whole.
+    Vectors are sent as float32. The tables end with their replicas, so this is for gangs whose replicas do not change.
     """
 
     replicas: int
@@ -177,16 +178,16 @@ class OverTheBus:
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """The logarithm, to base 10, of the error after the last evaluation; `evaluations` until it was solved, if it was.
+    """The base-10 logarithm of the error after the last evaluation, and `evaluations` until it was solved, if it was.
 
-    The machines' working times are exponential: whichever is done next is any of them with equal chance.
+    The machines' working times are exponential, so each machine is the next to finish with the same probability.
     """
     rng = np.random.default_rng(context.seed)
     goal = problem()
     table = params["method"] == "adsaga"
     crew = machines(params["machines"], table=table)
     server = Server(SETTINGS.unknowns, SETTINGS.rows, step=params["step"] / goal.steepest, table=table)
-    #: the point that each machine works at
+    #: the point at which each machine works
     points = [server.x] * len(crew)
     result: dict[str, float] = {}
     last = int(context.budget or SETTINGS.evaluations)
@@ -194,7 +195,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         done = rng.integers(len(crew))
         points[done] = server.take(crew[done].work(points[done], rng))
         if evaluation % SETTINGS.look == 0 or evaluation == last:
-            error = min(goal.error(server.x), 1e9)  # a step too long has no limit
+            error = min(goal.error(server.x), 1e9)  # with too long a step, the error grows without limit
             result["loss"] = float(np.log10(error))
             if error <= SETTINGS.solved:
                 result.setdefault("evaluations", evaluation)
@@ -205,9 +206,9 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
 
 
 def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """Return the result of `objective`, with as many replicas as `machines`, in the order in which they finish.
+    """Return the result of `objective`, with one replica for each of `machines`, in the order in which they finish.
 
-    Some hundreds of evaluations a second: it is the way of the vectors that is tried out here, not its speed.
+    It takes a few hundred evaluations per second. It tests how vectors are exchanged, not the speed.
     """
     import torch
 
@@ -235,7 +236,7 @@ def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
     data = (torch.as_tensor(goal.a, dtype=torch.float32), torch.as_tensor(goal.b, dtype=torch.float32))
     with gang(context, strategy=strategy) as crew:
         steps = int(context.budget or SETTINGS.evaluations)
-        # The strategy has its own way down, without optimizer and loss. No checkpoints: they would lack its tables.
+        # The strategy takes its own steps, without optimizer and loss. No checkpoints: they would lack its tables.
         sgd = torch.optim.SGD(model.parameters())
         crew.fit(model, sgd, data, mean_loss, steps=steps, batch=1, on_step=look, checkpoint_every=steps + 1)
     return {"loss": float(np.log10(goal.error(strategy.server.x))), **result}

@@ -1,11 +1,11 @@
-"""Federated averaging on digits that come in two label blocks by turns, as users of day and night do.
+"""Federated averaging on digits that arrive in two alternating blocks of labels, like users of day and night.
 
     shadho-celery run tasks.federated_blockcyclic --trials 20       # embedded, or on the fleet
     python -m tasks.federated_blockcyclic                                        # alone, in this process
 
 A cycle is one block of rounds on the digits 0-4, then one on 5-9. A single model forgets the first while it learns the
-second. MM-PSGD keeps a predictor for each block: the mean of the global models seen in it. MC-PSGD has besides a chain
-of models for each block alone, and takes whichever model fits the clients better into the mean. Ding et al.,
+second. MM-PSGD keeps one predictor per block: the mean of the global models in that block. MC-PSGD also trains one
+chain of models for each block alone, and adds the model that fits the clients better to the mean. Ding et al.,
 "Distributed Optimization over Block-Cyclic Data", arXiv 2002.07454. A trial takes seconds.
 """
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: which labels come together
+    #: which labels arrive together
     blocks: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
-    #: clients; each holds few labels of every block
+    #: clients; each has few labels of every block
     clients: int = 10
-    #: cycles through all blocks where the trial's budget does not say otherwise
+    #: cycles through all blocks, unless the trial's budget says otherwise
     cycles: int = 10
-    #: rounds, each ended by an average, that a block lasts
+    #: rounds of a block, each ended by an average
     rounds: int = 10
     #: hidden units
     width: int = 32
     #: digits of one local step at one client
     batch: int = 8
-    #: share of the digits that accuracy is taken on
+    #: part of the digits on which accuracy is measured
     held_out: float = 0.25
-    #: seed of that split: the same digits for every trial, or losses could not be compared
+    #: seed of that split: the same digits for every trial, because losses could not be compared otherwise
     split_seed: int = 0
 
 
@@ -70,7 +70,7 @@ class Block:
     test_labels: Tensor
 
     def accuracy(self, model: Model) -> float:
-        """Share of the held-out digits that `model` knows."""
+        """Fraction of the held-out digits that `model` classifies correctly."""
         chosen = model.scores(self.test_pixels[None]).argmax(dim=2)[0]
         return (chosen == self.test_labels).float().mean().item()
 
@@ -88,7 +88,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Model:
-    """One hidden layer; each tensor's first dimension counts the clients, or is 1 for a global model."""
+    """One hidden layer. The first dimension of each tensor is the number of clients, or 1 for a global model."""
 
     tensors: tuple[Tensor, ...]
 
@@ -98,7 +98,7 @@ class Model:
         return (pixels @ inner + inner_bias).relu() @ outer + outer_bias
 
     def trained(self, block: Block, draws: list[Tensor], rate: float) -> Model:
-        """The global model after every client took a step per draw from it by itself, and all were averaged."""
+        """The global model after every client took one step per draw on its own, and all models were averaged."""
         import torch
 
         clients = len(block.labels)
@@ -106,18 +106,18 @@ class Model:
         descent = torch.optim.SGD(tensors, lr=rate)
         for chosen in draws:
             descent.zero_grad()
-            # Clients share no parameter, so the gradient of the sum is each one's own.
+            # Clients share no parameters, so the gradient of the sum contains each client's gradient.
             block.losses(Model(tuple(tensors)), chosen).sum().backward()
             descent.step()
         return Model(tuple(tensor.detach().mean(dim=0, keepdim=True) for tensor in tensors))
 
     def blended(self, other: Model, share: float) -> Model:
-        """This one with `share` of `other` in it."""
+        """This model mixed with `share` of `other`."""
         return Model(tuple(mine.lerp(its, share) for mine, its in zip(self.tensors, other.tensors, strict=True)))
 
 
 def first_model(generator: Any) -> Model:
-    """A global model with random weights and no biases."""
+    """A global model with random weights and without biases."""
     import torch
 
     width = SETTINGS.width
@@ -127,7 +127,7 @@ def first_model(generator: Any) -> Model:
 
 
 def digits() -> list[Block]:
-    """One `Block` for each of `Settings.blocks`, its training digits sorted by label and dealt to clients in a row."""
+    """One `Block` for each of `Settings.blocks`, with training digits sorted by label and divided among the clients."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -140,7 +140,7 @@ def digits() -> list[Block]:
     for wanted in SETTINGS.blocks:
         own = np.flatnonzero(np.isin(train_labels, wanted))
         own = own[np.argsort(train_labels[own], kind="stable")]
-        # Each client gets one stretch of the sorted digits: one label or two of a block.
+        # Each client gets one stretch of the sorted digits: one or two labels of a block.
         dealt = own[: len(own) // SETTINGS.clients * SETTINGS.clients].reshape(SETTINGS.clients, -1)
         seen = np.isin(test_labels, wanted)
         parts = (train[dealt], train_labels[dealt], test[seen], test_labels[seen])
@@ -150,13 +150,15 @@ def digits() -> list[Block]:
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """The share of held-out digits that their block's predictor gets wrong, mean over the blocks, after all cycles."""
+    """The fraction of held-out digits that their block's predictor gets wrong: mean over the blocks, after all
+    cycles.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(context.seed)
     blocks = digits()
     chain = first_model(generator)
-    #: of "mc": a chain for each block that no other block touches
+    #: of "mc": a chain for each block, which other blocks do not change
     own_chains = [chain] * len(blocks)
     predictors = [chain] * len(blocks)
     result: dict[str, float] = {}

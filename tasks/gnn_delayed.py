@@ -1,13 +1,13 @@
-"""A graph network on a cut graph, whose parts exchange neighbourhood sums late and in turns.
+"""A graph network on a partitioned graph whose parts exchange neighbourhood sums with a delay.
 
     shadho-celery run tasks.gnn_delayed --trials 20        # embedded, or on the fleet
     python -m tasks.gnn_delayed                                         # alone, in this process
 
-The edges of a generated graph are dealt to parts. A vertex whose edges lie in several parts has a copy in each, with a
-partial sum of its neighbours. `delay` 0 adds the copies' sums up at once, in every layer, forward and backward. With
-`delay` r one r-th of the cut vertices exchange in each epoch, and what they hear is used r epochs later: an r-th of the
-bytes, and no wait for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r). The parts lie in one process
-here, and what would cross between them is counted. A trial takes a few seconds.
+The edges of a generated graph are divided among parts. A vertex with edges in several parts has a copy in each, with a
+partial sum of its neighbours. `delay` 0 adds up the copies' sums at once, in every layer, forward and backward. With
+`delay` r, one r-th of the cut vertices exchange in each epoch, and the result is used r epochs later. This sends one
+r-th of the bytes, and nothing waits for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r). Here all
+parts are in one process, and the bytes that would be sent are counted. A trial takes a few seconds.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: vertices, and communities they belong to; the communities are what is learned
+    #: vertices, and communities to which they belong; the communities are learned
     vertices: int = 1000
     communities: int = 5
-    #: chances of an edge between two vertices of one community, and of two
+    #: probability of an edge between two vertices of one community, and of different communities
     within: float = 0.02
     across: float = 0.006
-    #: numbers that a vertex carries, and how far communities' means are apart in units of their noise
+    #: features of a vertex, and the distance of the communities' means in units of their noise
     features: int = 32
     signal: float = 0.4
-    #: share of the vertices whose community is told
+    #: part of the vertices whose community is known to training
     told: float = 0.2
     #: parts of the graph
     parts: int = 4
-    #: epochs where the trial's budget does not say otherwise
+    #: epochs, unless the trial's budget says otherwise
     epochs: int = 100
-    #: seed of the graph: the same for every trial, or losses could not be compared
+    #: seed of the graph: the same for every trial, because losses could not be compared otherwise
     graph_seed: int = 0
 
 
@@ -63,7 +63,7 @@ STUDY = {"trials": 20}
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Vertices with features and a community each, some of which are told; every edge stands in both directions."""
+    """Vertices with features and a community each, some of them known. Every edge is stored in both directions."""
 
     #: (vertices, features)
     features: Tensor
@@ -75,7 +75,7 @@ class Graph:
 
 
 def stochastic_block_graph() -> Graph:
-    """Draw the graph of `Settings`: edges are likelier within a community, features are its mean and much noise."""
+    """Draw the graph of `Settings`: edges are more likely within a community; features are its mean plus much noise."""
     import torch
 
     rng = np.random.default_rng(SETTINGS.graph_seed)
@@ -94,9 +94,9 @@ def stochastic_block_graph() -> Graph:
 
 
 def cut(graph: Graph, parts: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The part of every edge: greedily, the least loaded among those that know its ends already, or among all.
+    """The part of every edge, chosen greedily: the least loaded of those that have its vertices, or of all.
 
-    Xie et al., "Distributed Power-law Graph Computing" (Libra), which DistGNN cuts its graphs with.
+    Source: Xie et al., "Distributed Power-law Graph Computing" (Libra), with which DistGNN cuts its graphs.
     """
     known = np.zeros((SETTINGS.vertices, parts), dtype=bool)
     load = np.zeros(parts)
@@ -114,25 +114,25 @@ def cut(graph: Graph, parts: int, rng: np.random.Generator) -> np.ndarray[Any, n
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A graph in parts: its vertices' copies, one after the other, part by part."""
+    """A graph in parts: copies of its vertices, one after the other, part by part."""
 
     #: vertex of every copy
     vertex: Tensor
-    #: True for one copy of each vertex, the one that counts in the loss
+    #: True for one copy of each vertex, which counts in the loss
     root: Tensor
-    #: (copies, copies), sparse: adds up what a copy's neighbours in its own part carry, divided by the vertex's degree
+    #: (copies, copies), sparse: sums the values of a copy's neighbours in its own part, divided by the vertex's degree
     neighbours: Tensor
     #: copies of vertices that have more than one
     shared: Tensor
 
 
 def copies(graph: Graph, parts: int) -> Cut:
-    """Cut `graph`; with one part every vertex has one copy and nothing is shared."""
+    """Cut `graph`. With one part, every vertex has one copy and nothing is shared."""
     import torch
 
     size = SETTINGS.vertices
     part = cut(graph, parts, np.random.default_rng(SETTINGS.graph_seed))
-    # Both directions of an edge and a loop for every vertex, which lies in the part of the vertex's first edge.
+    # Both directions of an edge, and a loop for every vertex in the part of the vertex's first edge.
     ends = np.concatenate([graph.edges, graph.edges[::-1]], axis=1)
     home = np.zeros(size, dtype=np.int64)
     home[ends[1][::-1]] = np.tile(part, 2)[::-1]
@@ -156,22 +156,25 @@ def copies(graph: Graph, parts: int) -> Cut:
 
 @dataclass(kw_only=True)
 class Exchange:
-    """Tells every copy what its vertex's other copies have: at once, or, a part of the vertices by turns, later.
+    """Gives every copy the values of its vertex's other copies: at once, or for a part of the vertices per epoch,
+    later.
 
-    A sum over copies is its own transpose: a layer has one for its sums, and one for their gradients on the way back.
+    A sum over copies is its own transpose: a layer has one exchange for its sums, and one for their gradients.
     """
 
     cut: Cut
     delay: int
-    #: bytes that crossed between parts so far: a copy's row to its vertex's root, and the total back
+    #: bytes sent between parts so far: a copy's row to its vertex's root, and the total back
     crossed: int = 0
-    #: what each copy last heard of the others, (copies, features)
+    #: what each copy last received from the others, (copies, features)
     heard: Tensor | None = None
-    #: by turn, what that turn's copies will hear
+    #: what the copies of each turn will receive, by turn
     under_way: dict[int, Tensor] = field(default_factory=dict)
 
     def others(self, partial: Tensor, epoch: int) -> Tensor:
-        """What the other copies of each copy's vertex have, or had, in `partial` (copies, features); at first 0."""
+        """The values of the other copies of each copy's vertex, current or delayed, in `partial` (copies, features);
+        first 0.
+        """
         import torch
 
         if self.heard is None:
@@ -184,7 +187,7 @@ class Exchange:
         self.crossed += 2 * leaves * partial.shape[1] * partial.element_size()
         if self.delay == 0:
             self.heard[rows] = sent
-        else:  # what left at this turn's last time, `delay` epochs ago, is there now
+        else:  # what was sent the last time in this turn, `delay` epochs ago, arrives now
             if turn in self.under_way:
                 self.heard[rows] = self.under_way[turn]
             self.under_way[turn] = sent
@@ -192,7 +195,7 @@ class Exchange:
 
 
 class Network:
-    """Two layers, each a mean over neighbours, then a linear map; every copy of a vertex computes its own."""
+    """Two layers, each a mean over neighbours followed by a linear map. Every copy of a vertex computes its own."""
 
     def __init__(self, cut: Cut, *, width: int, delay: int, seed: int) -> None:
         import torch
@@ -208,31 +211,33 @@ class Network:
 
     @property
     def crossed(self) -> int:
-        """Bytes of sums and of their gradients that crossed between parts."""
+        """Bytes of sums and their gradients that were sent between parts."""
         return sum(exchange.crossed for exchange in self.sums + self.gradients)
 
     def scores(self, hidden: Tensor, epoch: int) -> Tensor:
         """(copies, communities) from the copies' features."""
         for layer, weight in enumerate(self.weights):
             partial = self.cut.neighbours @ (hidden.relu() if layer else hidden)
-            if partial.requires_grad:  # the first layer's does not: features have no gradient
+            if partial.requires_grad:  # not that of the first layer, because features have no gradient
                 partial.register_hook(partial_gradient(self.gradients[layer], epoch))
             hidden = (partial + self.sums[layer].others(partial.detach(), epoch)) @ weight
         return hidden
 
 
 def partial_gradient(exchange: Exchange, epoch: int) -> Callable[[Tensor], Tensor]:
-    """The way back through an exchange: a copy's gradient, and those of the vertex's other copies."""
+    """The backward pass of an exchange: a copy's gradient, and those of the vertex's other copies."""
     return lambda gradient: gradient + exchange.others(gradient, epoch)
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """The share of vertices whose community was not told and is guessed wrong, and the bytes between parts."""
+    """The fraction of vertices with unknown community that are classified wrong, and the bytes sent between parts."""
     return train(params, context, SETTINGS.parts)[0]
 
 
 def train(params: dict[str, Any], context: Context, parts: int) -> tuple[dict[str, float], Tensor]:
-    """Loss and metrics after the last epoch, and the scores (vertices, communities); the graph in so many `parts`."""
+    """Loss and metrics after the last epoch, and the scores (vertices, communities), with the graph in `parts`
+    parts.
+    """
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -247,7 +252,7 @@ def train(params: dict[str, Any], context: Context, parts: int) -> tuple[dict[st
         scores = network.scores(graph.features[cut.vertex], epoch)[cut.root][order]
         loss = cross_entropy(scores[graph.told], graph.communities[graph.told])
         loss.backward()
-        # Scores are taken before the step: an epoch of their own would exchange once more.
+        # Scores are computed before the step: a separate pass would exchange once more.
         wrong = (scores.argmax(dim=1) != graph.communities)[~graph.told].float().mean().item()
         result = {"loss": wrong, "train_loss": loss.item(), "epochs": epoch + 1, "bytes": network.crossed}
         descent.step()

@@ -1,11 +1,11 @@
-"""A small neural network on handwritten digits: it reports its loss after every epoch, and stops when told to.
+"""A small neural network on handwritten digits. It reports its loss after every epoch, and stops when told to.
 
     shadho-celery run tasks.mlp                    # embedded, or on the fleet
     shadho-celery run tasks.mlp --pruner asha      # bad networks are stopped after a few epochs
     python -m tasks.mlp                                         # alone, in this process
 
-On a slot with a GPU it trains there. A trial takes a few seconds. With budgets, of epochs, a promoted trial goes on
-from the checkpoint of the one before it.
+On a slot with a GPU it trains there. A trial takes a few seconds. With budgets of epochs, a promoted trial continues
+from the checkpoint of the trial that it continues.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: passes over the training digits where the trial's budget does not say otherwise
+    #: passes over the training digits, unless the trial's budget says otherwise
     epochs: int = 27
     #: digits per gradient step
     batch: int = 32
-    #: epochs after which the learning rate is half of the first one, and falls on: with a constant one the last loss
-    #: depends on the last steps, differs much between seeds, and has little to do with the first ones
+    #: epochs after which the learning rate is half of the initial one; it falls further after that. With a constant
+    #: rate, the final loss depends on the last steps, varies much between seeds, and says little about the first steps
     half_rate: float = 3.0
-    #: share of the digits the loss is taken on
+    #: part of the digits on which the loss is measured
     held_out: float = 0.25
-    #: seed of that split: the same digits for every trial, or losses could not be compared
+    #: seed of that split: the same digits for every trial, because losses could not be compared otherwise
     split_seed: int = 0
 
 
@@ -54,7 +54,7 @@ SPACE = {
     "layers": hp.uniformint("layers", 1, 3),
     "dropout": hp.uniform("dropout", 0.0, 0.5),
     "learning_rate": hp.loguniform("learning_rate", np.log(1e-4), np.log(1e-1)),
-    # Two subspaces: each way of descending has a parameter of its own.
+    # Two subspaces: each optimiser has its own parameter.
     "descent": hp.choice(
         "descent",
         [
@@ -64,7 +64,7 @@ SPACE = {
     ),
 }
 
-# Twenty trials of two subspaces are the sampler's beginning, which looks at no loss.
+# The sampler ignores losses for the first twenty trials of two subspaces.
 STUDY = {"trials": 45}
 
 
@@ -107,7 +107,7 @@ def descent_of(params: dict[str, Any], model: nn.Module) -> torch.optim.Optimize
 
 
 class Training:
-    """A network, what it descends with, and the epochs that it has done."""
+    """A network, its optimiser, and the number of epochs done."""
 
     def __init__(self, params: dict[str, Any], context: Context) -> None:
         import torch
@@ -150,7 +150,7 @@ class Training:
         }
 
     def save(self, path: Path) -> None:
-        """Write the checkpoint whole or not at all."""
+        """Write the checkpoint completely or not at all."""
         import torch
 
         state = {"epoch": self.epoch, "model": self._model.state_dict(), "descent": self._descent.state_dict()}
@@ -158,12 +158,14 @@ class Training:
             torch.save(state, file)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
+        """Continue from a checkpoint. Raises FileNotFoundError, or any exception, partly loaded, if the file is not
+        usable.
+        """
         import torch
 
         state = torch.load(path, map_location=self._digits[0].device, weights_only=True)
         self._model.load_state_dict(state["model"])
-        # torch takes the state of another optimiser, and fails at its first step.
+        # torch accepts the state of another optimiser, and fails at its first step.
         if state["descent"]["param_groups"][0].keys() != self._descent.param_groups[0].keys():
             raise ValueError("it is of another optimiser")
         self._descent.load_state_dict(state["descent"])
@@ -173,8 +175,8 @@ class Training:
 
 
 def checkpoint_of(context: Context) -> Path | None:
-    """The trial's checkpoint; None where no promoted trial could go on from it, or where there is no disk for it."""
-    # Without budgets nothing follows a trial but another attempt at it, which is as quick from the beginning.
+    """The trial's checkpoint, or None if no promoted trial could continue from it or there is no disk for it."""
+    # Without budgets, only another attempt could use it, which is as fast from the beginning.
     if context.budget is None:
         return None
     try:
@@ -185,7 +187,7 @@ def checkpoint_of(context: Context) -> Path | None:
 
 
 def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None, last: int) -> Training:
-    """The training of a trial up to epoch `last` from its checkpoint, if it has a good one; else from the beginning."""
+    """The training of a trial up to epoch `last`: from its checkpoint if that is usable, else from the beginning."""
     training = Training(params, context)
     if checkpoint is None:
         return training
@@ -197,8 +199,11 @@ def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None, l
         return training
     except TrialTimeout:
         raise
-    except Exception as error:  # half written, or of another version: there is no list of what torch raises
-        print(f"mlp: begun anew, as {checkpoint} is no good ({type(error).__name__})", file=sys.stderr)
+    except Exception as error:  # half written, or of another version: torch may raise anything
+        print(
+            f"mlp: started from the beginning, because {checkpoint} is not usable ({type(error).__name__})",
+            file=sys.stderr,
+        )
         return Training(params, context)
     return training
 
@@ -215,12 +220,12 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         context.report(training.epoch, result["loss"])
         if context.should_stop():
             break
-    # Another attempt of the trial may write there, and a disk may be full: the loss counts all the same.
+    # Another attempt of the trial may write there, and a disk may be full: the loss counts anyway.
     if checkpoint is not None and not context.is_copy:
         try:
             training.save(checkpoint)
-        except (OSError, RuntimeError) as error:  # torch raises the latter for a disk that is full
-            print(f"mlp: no checkpoint is kept of this trial ({error})", file=sys.stderr)
+        except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
+            print(f"mlp: no checkpoint of this trial was kept ({error})", file=sys.stderr)
     return result
 
 

@@ -1,13 +1,13 @@
-"""A support vector machine on handwritten digits: the search SHADHO's authors ran, on data that every scikit-learn has.
+"""A support vector machine on handwritten digits: the search of SHADHO's authors, on data included in scikit-learn.
 
     shadho-celery run tasks.svm --trials 40        # embedded, or on the fleet
     python -m tasks.svm                                         # alone, in this process
     python -m tasks.svm --data mnist                            # on MNIST, kept in the folder mnist
     SHADHO_SVM_DATA=mnist shadho-celery run tasks.svm
 
-The four kernels are four subspaces of very unlike size; the ranges are the paper's. No trial takes over a few seconds.
-The authors' own data is MNIST, minutes a trial. scikit-learn fetches it from openml.org into the folder, if it is not
-there. On a fleet each worker needs the variable, and the data in the folder or a way to the network.
+The four kernels are four subspaces of very different size, with the paper's ranges. A trial takes at most a few
+seconds. The authors' own data is MNIST, with minutes per trial. scikit-learn downloads it from openml.org into the
+folder if it is missing. On a fleet each worker needs the variable, and either the data in the folder or network access.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from hyperopt import hp
 class Settings:
     """What is fixed in every trial."""
 
-    #: share of the digits the loss is taken on
+    #: part of the digits on which the loss is measured
     held_out: float = 0.25
-    #: seed of that split: the same digits for every trial, or losses could not be compared
+    #: seed of that split: the same digits for every trial, because losses could not be compared otherwise
     split_seed: int = 0
-    #: the solver's steps for each pair of digits. Good parameters converge within a few thousand; bad ones (a huge C, a
-    #: kernel that tells nothing apart) never do, and are stopped here, a trial at its worst costing about a second.
+    #: maximum steps of the solver for each pair of digits. Good parameters converge within a few thousand steps. Bad
+    #: ones (a huge C, a kernel that does not separate anything) never converge and are stopped here, after at most
+    #: about a second
     max_iter: int = 10_000
-    #: images of MNIST to train on: all 60,000 take some thirty times as long
+    #: images of MNIST to train on: all 60,000 take about thirty times as long
     mnist_train: int = 10_000
     #: folds whose held-out scores calibrate the probabilities
     folds: int = 3
@@ -43,12 +44,12 @@ class Settings:
 
 SETTINGS = Settings()
 
-#: variable of the environment with the folder of MNIST; without it the data are scikit-learn's digits
+#: environment variable with the folder of MNIST; without it the data are scikit-learn's digits
 FOLDER = "SHADHO_SVM_DATA"
-#: place of the first of MNIST's 10,000 images that nobody trains on
+#: position of the first of MNIST's 10,000 test images
 MNIST_HELD_OUT = 60_000
 
-# One node each, shared by the kernels that have the parameter: they are one hyperparameter with one label.
+# One node each, shared by the kernels that have the parameter: it is one hyperparameter with one label.
 C = 2 ** hp.uniform("C", -5, 15)
 GAMMA = 10 ** hp.uniform("gamma", -3, 3)
 COEF0 = hp.uniform("coef0", -1000, 1000)
@@ -74,9 +75,9 @@ STUDY: dict[str, Any] = {"trials": 40, "classes": ["gpu_large", "gpu_small", "cp
 
 @cache
 def images(folder: str | None) -> Any:
-    """Training and held-out pixels (one row an image, scaled to 0..1), training and held-out labels.
+    """Training and held-out pixels (one row per image, scaled to 0..1), training and held-out labels.
 
-    Those of MNIST if a `folder` for it is given. Raises FileNotFoundError if it is not there and cannot be fetched.
+    If a `folder` is given, these are MNIST's. Raises FileNotFoundError if it is missing and cannot be downloaded.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -102,17 +103,18 @@ def mnist(folder: str) -> Any:
         )
     except OSError as error:
         raise FileNotFoundError(
-            f"MNIST is not in {folder!r} and cannot be fetched from openml.org ({error}): run this once where there is "
+            f"MNIST is not in {folder!r} and cannot be fetched from openml.org ({error}); run this once where there is "
             f"a network, and copy the folder"
         ) from error
     return pixels / 255, labels.astype(int)
 
 
 def rescaled(params: dict[str, Any], largest: float) -> dict[str, Any]:
-    """The params of the same machine with a polynomial kernel of at most 1; those of another kernel as they are.
+    """The params of the same machine with polynomial kernel values of at most 1; params of other kernels are unchanged.
 
-    `largest` is the largest square of an image's length. The solver keeps the kernel in single precision, which a
-    degree of 10 overflows. The kernel divided by a number, with C multiplied by it, has the same decision function.
+    `largest` is the largest square of an image's length. The solver stores the kernel in single precision, which
+    overflows with a degree of 10. Dividing the kernel by a number and multiplying C by it gives the same decision
+    function.
     """
     if params["kernel"] != "poly":
         return params
@@ -134,11 +136,11 @@ def objective(params: dict[str, Any]) -> dict[str, float]:
 
     train, held_out, train_labels, held_out_labels = images(os.environ.get(FOLDER))
     machine = SVC(max_iter=SETTINGS.max_iter, **rescaled(params, (train**2).sum(axis=1).max()))
-    # A machine's scores are no probabilities: Platt's sigmoid is fitted to scores of images it was not trained on.
+    # A machine's scores are not probabilities: Platt's sigmoid is fitted to scores of images not used for training.
     machine = CalibratedClassifierCV(machine, ensemble=False, cv=SETTINGS.folds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopped at max_iter, as intended
-        warnings.simplefilter("ignore", RuntimeWarning)  # overflow of a score; what it leads to shows in the loss
+        warnings.simplefilter("ignore", RuntimeWarning)  # overflow of a score, whose effect shows in the loss
         machine.fit(train, train_labels)
         chances = machine.predict_proba(held_out)
     return {
@@ -148,7 +150,7 @@ def objective(params: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Search alone, on the data that the command names."""
+    """Search in this process, on the data that the command names."""
     import shadho_celery
 
     parser = argparse.ArgumentParser(description="A search of support vector machines in this process.")

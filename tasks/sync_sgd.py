@@ -3,9 +3,9 @@
     shadho-celery run tasks.sync_sgd --trials 8    # replicas from the queue: embedded, or on the fleet
     python -m tasks.sync_sgd                                    # alone: replicas are processes of this machine
 
-Learning rate, number of replicas N and of backup replicas b are searched. Each trial computes its own training again
-in one process from the record of whose gradients counted, and tells how far the parameters are from one another. A
-trial takes some seconds.
+The search covers the learning rate, the number of replicas N and of backup replicas b. Each trial computes its training
+again in one process, from the record of the gradients that counted, and returns the difference of the parameters. A
+trial takes a few seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: steps where the trial's budget does not say otherwise
+    #: steps, unless the trial's budget says otherwise
     steps: int = 300
-    #: digits of one gradient; a step takes N times as many
+    #: digits per gradient; a step takes N times as many
     batch: int = 32
-    #: parts of a batch between which a replica looks whether its step is still open
+    #: parts of a batch; between them a replica checks whether its step is still open
     micro_batches: int = 2
-    #: share of the digits the loss is taken on
+    #: part of the digits on which the loss is measured
     held_out: float = 0.25
-    #: seed of that split: the same digits for every trial, or losses could not be compared
+    #: seed of that split: the same digits for every trial, because losses could not be compared otherwise
     split_seed: int = 0
 
 
@@ -73,7 +73,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def network(seed: int) -> nn.Module:
-    """Two layers of convolutions and one that is fully connected: ten scores for a digit."""
+    """Two convolutional layers and one fully connected layer: ten scores for a digit."""
     import torch
     from torch import nn
 
@@ -104,7 +104,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
 
     from shadho_celery.training import gang, replay
 
-    torch.set_num_threads(1)  # in so small a network more of them would wait for one another
+    torch.set_num_threads(1)  # in such a small network, more threads would wait for one another
     train, held_out, train_labels, held_out_labels = digits()
     model = network(context.seed)
     start = copy.deepcopy(model)
@@ -128,7 +128,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
             evaluate=evaluate,
         )
 
-    # From here on there is only the trial: replicas have left by `fit`.
+    # From here on only the trial continues: replicas have left in `fit`.
     again = replay(
         start,
         descent(start),

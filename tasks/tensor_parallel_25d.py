@@ -1,13 +1,13 @@
-"""A two-layer network spread over eight processes, no one of which holds a whole matrix.
+"""A two-layer network distributed over eight processes, none of which holds a whole matrix.
 
     shadho-celery run tasks.tensor_parallel_25d --trials 5         # embedded, or on the fleet
     python -m tasks.tensor_parallel_25d                                         # alone, in this process
 
-The processes stand in a cube of q by q by d. The rows of a layer's input are split in d*q, its columns in q; its
-weights in q by q, with a copy for each depth. Products are those of SUMMA, in each depth by itself; the gradients of
-weights are added up over the depths (Wang et al., "Tesseract", arXiv 2105.14500). The network learns what another one
-computes. The processes talk through torch's gloo, find one another by a file and are gone with the trial, which takes
-some ten seconds.
+The processes form a cube of q by q by d. The rows of a layer's input are split into d*q parts, its columns into q. Its
+weights are split into q by q parts, with a copy for each depth. Products are computed by SUMMA, separately in each
+depth. The gradients of weights are summed over the depths (Wang et al., "Tesseract", arXiv 2105.14500). The network
+learns the output of another network. The processes communicate through torch's gloo, find one another through a file,
+and end with the trial, which takes about ten seconds.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: processes in a row, and in a column, of a depth
+    #: processes in a row and in a column of a depth
     q: int = 2
     #: depths
     d: int = 2
-    #: rows of the input, its columns, and columns of the output; q*d, q and q divide them
+    #: rows of the input, its columns, and columns of the output; divisible by q*d, q and q
     rows: int = 256
     inputs: int = 32
     outputs: int = 16
-    #: hidden units of the network that is learned
+    #: hidden units of the network whose output is learned
     teacher_width: int = 32
-    #: steps of gradient descent where the trial's budget does not say otherwise
+    #: steps of gradient descent, unless the trial's budget says otherwise
     steps: int = 100
-    #: seed of the data and of the network that is learned: the same for every trial, or losses could not be compared
+    #: seed of the data and of the network to learn: the same for every trial, because losses could not be compared
+    #: otherwise
     data_seed: int = 0
-    #: seconds after which a process that hears nothing of the others gives up
+    #: seconds without a message from the others after which a process gives up
     timeout: float = 60.0
 
 
@@ -70,7 +71,7 @@ STUDY = {"trials": 5}
 
 
 class Cube:
-    """A process's place among the q*q*d, and what it says to those in its row, its column and its pillar."""
+    """A process's position among the q*q*d, and its communication with its row, its column and its pillar."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -106,7 +107,7 @@ class Cube:
         return block
 
     def broadcast(self, block: Tensor, group: Sequence[int], root: int) -> Tensor:
-        """The block of rank `root`, at all of the `group`."""
+        """The block of rank `root`, sent to all of the `group`."""
         if self.rank != root:
             return self.receive(block, root)
         for other in group:
@@ -115,7 +116,7 @@ class Cube:
         return block
 
     def reduce(self, block: Tensor, group: Sequence[int], root: int) -> Tensor:
-        """The sum over the `group` at rank `root`; elsewhere the block as it was."""
+        """The sum over the `group` at rank `root`; on other ranks the block is unchanged."""
         if self.rank != root:
             self.send(block, root)
             return block
@@ -125,14 +126,16 @@ class Cube:
         return block
 
     def part(self, whole: Tensor, *, deep: bool) -> Tensor:
-        """Its block of a matrix: of activations, whose rows are split over the depths too (`deep`), or of weights."""
+        """This process's block of a matrix: of activations, whose rows are also split over the depths (`deep`), or of
+        weights.
+        """
         row = self.depth * SETTINGS.q + self.row if deep else self.row
         stripe = whole.chunk(SETTINGS.q * (SETTINGS.d if deep else 1))[row]
         return stripe.chunk(SETTINGS.q, dim=1)[self.column].contiguous()
 
 
 def product(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
-    """Its block of X W: in step k, the k-th column of X's blocks meets the k-th row of W's (SUMMA, "AB")."""
+    """This process's block of X W: in step k, the k-th column of X's blocks meets the k-th row of W's (SUMMA, "AB")."""
     y = x.new_zeros(x.shape[0], w.shape[1])
     for row_root, column_root in zip(cube.in_row(), cube.in_column(), strict=True):
         y += cube.broadcast(x, cube.in_row(), row_root) @ cube.broadcast(w, cube.in_column(), column_root)
@@ -140,7 +143,9 @@ def product(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
 
 
 def input_gradient(cube: Cube, dy: Tensor, w: Tensor) -> Tensor:
-    """Its block of dY W': step k makes the k-th column of the result, added up along the row (SUMMA, "AB'")."""
+    """This process's block of dY W': step k makes the k-th column of the result, summed along the row (SUMMA,
+    "AB'").
+    """
     mine = dy
     for row_root, column_root in zip(cube.in_row(), cube.in_column(), strict=True):
         block = cube.reduce(dy @ cube.broadcast(w, cube.in_column(), column_root).T, cube.in_row(), row_root)
@@ -149,7 +154,9 @@ def input_gradient(cube: Cube, dy: Tensor, w: Tensor) -> Tensor:
 
 
 def weight_gradient(cube: Cube, x: Tensor, dy: Tensor) -> Tensor:
-    """Its block of X' dY: step k makes the k-th row of the result, added up along the column, then over the depths."""
+    """This process's block of X' dY: step k makes the k-th row of the result, summed along the column and the
+    depths.
+    """
     mine = dy
     for row_root, column_root in zip(cube.in_row(), cube.in_column(), strict=True):
         block = cube.reduce(cube.broadcast(x, cube.in_row(), row_root).T @ dy, cube.in_column(), column_root)
@@ -161,7 +168,7 @@ def weight_gradient(cube: Cube, x: Tensor, dy: Tensor) -> Tensor:
 def bytes_of_layer(rows: int, inputs: int, outputs: int, *, first: bool = False) -> int:
     """Bytes that all processes send for one layer, forward and backward, in float32.
 
-    Each of the three products moves the activations' matrix X q-1 times and, in each of the d depths, that of the
+    Each of the three products sends the activations' matrix X q-1 times, and in each of the d depths that of the
     weights. The gradients of weights cross the depths d-1 times each way. A `first` layer's input needs no gradient.
     """
     q, d = SETTINGS.q, SETTINGS.d
@@ -171,7 +178,7 @@ def bytes_of_layer(rows: int, inputs: int, outputs: int, *, first: bool = False)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What there is to learn, and where learning starts: whole matrices, the same in every process."""
+    """What is learned and where learning starts: whole matrices, the same in every process."""
 
     x: Tensor
     y: Tensor
@@ -179,7 +186,9 @@ class Problem:
 
 
 def problem(width: int, seed: int) -> Problem:
-    """Random inputs, what a random network makes of them, and the first weights of one with `width` hidden units."""
+    """Random inputs, the outputs of a random network, and the initial weights of a network with `width` hidden
+    units.
+    """
     import torch
 
     def weights(sizes: tuple[int, ...], generator: torch.Generator) -> list[Tensor]:
@@ -214,7 +223,7 @@ def linear(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the processes are to do together."""
+    """What the processes compute together."""
 
     width: int
     rate: float
@@ -223,7 +232,7 @@ class Job:
 
 
 def learn(cube: Cube, job: Job, pipe: Connection) -> None:
-    """What each process does: tells its share of the loss at every step, and at last its bytes and its blocks."""
+    """The work of each process: it sends its part of the loss at every step, and finally its bytes and its blocks."""
     import torch
 
     whole = problem(job.width, job.seed)
@@ -234,7 +243,7 @@ def learn(cube: Cube, job: Job, pipe: Connection) -> None:
         loss = (outputs - y).square().sum() / whole.y.numel()
         gradients = torch.autograd.grad(loss, weights)
         pipe.send(loss.item())
-        # By hand: importing torch.optim takes longer than a small trial.
+        # Written by hand: importing torch.optim takes longer than a small trial.
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.data.sub_(gradient, alpha=job.rate)
     pipe.send((cube.sent, [block.detach().numpy() for block in (outputs, *gradients, *weights)]))
@@ -261,7 +270,9 @@ def work(rank: int, folder: str, pipe: Connection, job: Job) -> None:
 
 
 def leave_with_parent(folder: str) -> None:
-    """End this process, and `folder`, when its parent has ended: where that was killed, nobody else would."""
+    """End this process, and remove `folder`, when its parent has ended. If the parent was killed, nothing else
+    would.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -271,8 +282,8 @@ def leave_with_parent(folder: str) -> None:
 
 @contextmanager
 def processes(job: Job) -> Iterator[list[Connection]]:
-    """Start the cube's processes on a `job`; yields a pipe from each, and ends them."""
-    # Children of a server that has imported what they need: quick to start, and no copies of this process's threads.
+    """Start the cube's processes on a `job`. Yields a pipe from each, and ends them."""
+    # Children of a server that has imported what they need: they start fast and copy none of this process's threads.
     start = multiprocessing.get_context("forkserver")
     start.set_forkserver_preload(["torch", "hyperopt"])
     with ExitStack() as ending:
@@ -283,7 +294,7 @@ def processes(job: Job) -> Iterator[list[Connection]]:
         for rank in range(SETTINGS.q**2 * SETTINGS.d):
             ours, theirs = start.Pipe(duplex=False)
             pipes.append(ending.enter_context(ours))
-            with theirs:  # open in the child alone, so that its end is the pipe's
+            with theirs:  # open only in the child, so that the pipe ends when the child does
                 children.append(start.Process(target=work, args=(rank, folder, theirs, job), daemon=True))
                 children[-1].start()
         yield pipes
@@ -298,26 +309,26 @@ def end(children: list[ForkServerProcess]) -> None:
 
 
 def assembled(blocks: Sequence[np.ndarray[Any, Any]], *, deep: bool) -> np.ndarray[Any, Any]:
-    """The whole matrix of which each process, in the order of ranks, has a block: the inverse of `Cube.part`."""
+    """The whole matrix whose blocks are held by the processes, in the order of ranks: the inverse of `Cube.part`."""
     stripes = [np.concatenate(blocks[at : at + SETTINGS.q], axis=1) for at in range(0, len(blocks), SETTINGS.q)]
     return np.concatenate(stripes if deep else stripes[: SETTINGS.q])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What came of learning: whole matrices."""
+    """Result of learning: whole matrices."""
 
     losses: list[float]
-    #: bytes that all processes sent; None where they were stopped early
+    #: bytes that all processes sent; None if they were stopped early
     sent: int | None = None
-    #: of the last step; none where they were stopped early
+    #: of the last step; None if they were stopped early
     outputs: np.ndarray[Any, Any] | None = None
     gradients: Sequence[np.ndarray[Any, Any]] = ()
     weights: Sequence[np.ndarray[Any, Any]] = ()
 
 
 def spread(params: dict[str, Any], context: Context) -> Learned:
-    """Learn on the cube of processes, until the last step or until told to stop."""
+    """Learn on the cube of processes until the last step, or until told to stop."""
     steps = int(context.budget or SETTINGS.steps)
     losses: list[float] = []
     job = Job(width=params["width"], rate=params["learning_rate"], seed=context.seed, steps=steps)
@@ -337,15 +348,15 @@ def spread(params: dict[str, Any], context: Context) -> Learned:
 
 
 def received(pipe: Connection) -> Any:
-    """The next thing that a process tells; RuntimeError where it has ended instead."""
+    """The next message of a process. Raises RuntimeError if it has ended instead."""
     try:
         return pipe.recv()
     except EOFError:
-        raise RuntimeError("a process of the cube ended early; what it said last is on the standard error") from None
+        raise RuntimeError("a process of the cube ended early; its last output is on standard error") from None
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """The mean square of what the network gets wrong in its last step, and the bytes that the processes sent."""
+    """The mean squared error of the network in its last step, and the bytes that the processes sent."""
     learned = spread(params, context)
     result: dict[str, float] = {"loss": learned.losses[-1], "steps": len(learned.losses)}
     return result if learned.sent is None else {**result, "bytes": learned.sent}

@@ -1,13 +1,13 @@
-"""A U-Net that finds cells in pictures: SHADHO's second experiment, at a scale that a laptop can afford.
+"""A U-Net that finds cells in pictures: SHADHO's second experiment, small enough for a laptop.
 
     shadho-celery run tasks.unet                   # embedded, or on the fleet; draws unet.png
     shadho-celery run tasks.unet --demo            # three classes, played here: which depth went where
     python -m tasks.unet                                        # alone, in this process: a few trials, no picture
 
-The pictures are drawn on the spot: touching cells in uneven light. Beside the search the scheduler's process trains a
-standard, the network of Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation", MICCAI
-2015, made smaller; each new best model is compared with it. 30 trials take some minutes on two cores.
-Source: Kinnison et al., "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization", WACV 2018.
+The pictures are generated: touching cells in uneven light. During the search, the scheduler's process trains a
+standard: a smaller version of the network of Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image
+Segmentation", MICCAI 2015. Each new best model is compared with it. 30 trials take a few minutes on two cores. Source:
+Kinnison et al., "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization", WACV 2018.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: passes over the training pictures where the trial's budget does not say otherwise
+    #: passes over the training pictures, unless the trial's budget says otherwise
     epochs: int = 27
-    #: pixels of a picture's side; three halvings must go into it
+    #: pixels of a picture's side; it must be divisible by 8
     size: int = 64
     #: pictures to train on
     train: int = 256
-    #: pictures the loss is taken on
+    #: pictures on which the loss is measured
     held_out: int = 32
-    #: seed of all of them: the same pictures for every trial, or losses could not be compared
+    #: seed of all pictures: the same for every trial, because losses could not be compared otherwise
     pictures_seed: int = 0
     #: seed of the standard, which is the same in every study
     standard_seed: int = 0
@@ -66,16 +66,16 @@ SETTINGS = Settings()
 
 #: file in a trial's folder of checkpoints
 CHECKPOINT = "unet.pt"
-#: epochs after which a checkpoint is written: those at which `asha` and a ladder of rungs judge
+#: epochs after which a checkpoint is written: those at which `asha` and a ladder of rungs decide
 RUNGS = frozenset(3**rung for rung in range(20))
 #: states of a trial that counts against the limit of trials
 ENDED = ("COMPLETE", "PRUNED", "FAILED")
 
-# One node, shared by the networks that have it: filters of a level, divided by those of the level above.
+# One node, shared by the networks that have it: ratio of the filters of two neighbouring levels.
 GROWTH = hp.uniform("growth", 1.0, 2.0)
 
 SPACE = {
-    # Three subspaces of unlike cost: a network of depth 3 halves the picture three times.
+    # Three subspaces of different cost: a network of depth 3 halves the picture three times.
     "network": hp.choice(
         "network",
         [
@@ -89,7 +89,7 @@ SPACE = {
     "activation": hp.choice("activation", ["relu", "leaky_relu", "silu"]),
     "normalisation": hp.choice("normalisation", ["none", "batch", "layer"]),
     "learning_rate": hp.loguniform("learning_rate", np.log(1e-4), np.log(1e-1)),
-    # Times two subspaces: each way of descending has a parameter of its own.
+    # Times two subspaces: each optimiser has its own parameter.
     "descent": hp.choice(
         "descent",
         [
@@ -99,11 +99,12 @@ SPACE = {
     ),
 }
 
-# After one epoch most networks see no cell yet: they are judged from the third.
+# After one epoch most networks do not detect any cell, so they are first judged after three.
 STUDY: dict[str, Any] = {"trials": 30, "pruner": {"how": "asha", "least": 3}}
 
-#: The paper's network with depth 3 and 8 filters in place of 4 and 64, padded convolutions, and the loss of all trials.
-#: The paper has the momentum, but no learning rate: of .001, .003, .01 and .03 this one ended best without diverging.
+#: The paper's network with depth 3 and 8 filters instead of 4 and 64, padded convolutions, and the loss of all trials.
+#: The paper gives the momentum but no learning rate: of .001, .003, .01 and .03, this one gave the best loss without
+#: diverging.
 STANDARD: dict[str, Any] = {
     "network": {"network": "deep", "depth": 3, "growth": 2.0},
     "filters": 8,
@@ -116,13 +117,13 @@ STANDARD: dict[str, Any] = {
 
 
 def picture(rng: np.random.Generator, size: int) -> tuple[Picture, Picture]:
-    """A grey picture in 0..1 and its mask: 1 in cells, which a line of 0 keeps apart where they touch."""
+    """A grey picture in 0..1 and its mask: 1 in cells, with a line of 0 between touching cells."""
     y, x = np.mgrid[:size, :size].astype(float)
     grey = np.full((size, size), 0.2)
     nearest, owner = np.ones((size, size)), np.zeros((size, size), int)
     place = rng.uniform(0, size, 2)
     for cell in range(1, rng.integers(6, 13)):
-        # Most cells lie beside the one before: the line between two is what is hard to find.
+        # Most cells are placed beside the one before, because the line between two cells is hard to find.
         turn, beside = rng.uniform(0, 2 * np.pi), rng.random() < 0.7
         place = place + 12 * np.array([np.cos(turn), np.sin(turn)]) if beside else rng.uniform(0, size, 2)
         place = place % size
@@ -131,7 +132,7 @@ def picture(rng: np.random.Generator, size: int) -> tuple[Picture, Picture]:
         grey[mine] = 0.2 + rng.uniform(0.15, 0.5) * (1 - 0.5 * distance[mine] ** 4)
         nearest[mine], owner[mine] = distance[mine], cell
     for _ in range(rng.integers(2, 6)):
-        # Dirt: as bright as a cell, but small, and no cell.
+        # Dirt: as bright as a cell, but small, and not a cell.
         across, down = rng.uniform(0, size, 2)
         grey[_distance(x - across, y - down, rng.uniform(1, 2.5, 2), 0.0) < 1] = rng.uniform(0.4, 0.8)
     turn, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0.2, 0.6)
@@ -166,7 +167,7 @@ def pictures(settings: Settings) -> tuple[Picture, Picture, Picture, Picture]:
 
 
 def network(params: dict[str, Any], seed: int) -> nn.Module:
-    """A U-Net from pictures to scores, above 0 where it sees a cell; its first weights come from `seed`."""
+    """A U-Net from pictures to scores, which are above 0 for cells. Its initial weights depend on `seed`."""
     import torch
     from torch import nn
 
@@ -174,7 +175,7 @@ def network(params: dict[str, Any], seed: int) -> nn.Module:
     filters = [round(params["filters"] * growth**level) for level in range(depth + 1)]
 
     class Level(nn.Module):
-        """Filters of one size of the picture, and all the levels below it."""
+        """Filters for one size of the picture, and all the levels below it."""
 
         def __init__(self, inputs: int, level: int) -> None:
             super().__init__()
@@ -194,7 +195,7 @@ def network(params: dict[str, Any], seed: int) -> nn.Module:
             return found
 
     model = nn.Sequential(Level(1, 0), nn.Conv2d(filters[0], 1, 1))
-    # He's weights, as in the paper. From a generator of their own: the standard's thread shares torch's with others.
+    # He's weights, as in the paper. They have their own generator, because the standard's thread shares torch's.
     generator = torch.Generator().manual_seed(seed)
     for part in model.modules():
         if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
@@ -221,16 +222,17 @@ def _convolutions(inputs: int, outputs: int, params: dict[str, Any]) -> nn.Seque
 
 
 def dice_loss(chances: Tensor, masks: Tensor) -> Tensor:
-    """1 - Dice of each picture, meaned: 0 for the mask itself, near 1 where nothing is shared.
+    """1 - Dice, averaged over pictures: 0 for the mask itself, near 1 without overlap.
 
-    The 1 above and below keeps a picture without cells finite. Source: Milletari et al., "V-Net", 3DV 2016.
+    The 1 in numerator and denominator keeps a picture without cells finite. Source: Milletari et al., "V-Net", 3DV
+    2016.
     """
     both, sizes = (part.sum(dim=(1, 2, 3)) for part in (chances * masks, chances + masks))
     return (1 - (2 * both + 1) / (sizes + 1)).mean()
 
 
 class Training:
-    """A U-Net, what it descends with, and the epochs it has done; `descent` is from torch.optim."""
+    """A U-Net, its optimiser, and the number of epochs done; `descent` is from torch.optim."""
 
     def __init__(self, params: dict[str, Any], seed: int, device: str) -> None:
         import torch
@@ -243,12 +245,12 @@ class Training:
             self.descent = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=descent["momentum"])
         else:
             self.descent = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=descent["weight_decay"])
-        # Half precision is for GPUs: there it saves time and memory, on a CPU neither.
+        # Half precision only on GPUs: on a CPU it saves neither time nor memory.
         self.is_mixed = device == "cuda"
         self.scaler = torch.amp.GradScaler(device, enabled=self.is_mixed)
 
     def train(self, grey: Tensor, masks: Tensor) -> None:
-        """Train for one epoch, on batches shuffled by seed and epoch: a continued trial sees the same order."""
+        """Train for one epoch, on batches shuffled by seed and epoch, so that a continued trial sees the same order."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -260,14 +262,14 @@ class Training:
             with torch.autocast(self.device, enabled=self.is_mixed):
                 scores = self.model(grey[batch])
             scores = scores.float()
-            # Dice alone hardly moves a network that sees no cell yet; cross-entropy does.
+            # Dice alone hardly changes a network that does not detect any cell yet; cross-entropy does.
             loss = dice_loss(scores.sigmoid(), masks[batch]) + binary_cross_entropy_with_logits(scores, masks[batch])
             self.scaler.scale(loss).backward()
             self.scaler.step(self.descent)
             self.scaler.update()
 
     def chances(self, grey: Tensor) -> Tensor:
-        """Each pixel's chance of being in a cell; 0 where the training has diverged to NaN."""
+        """Each pixel's probability of being in a cell; 0 if the training has diverged to NaN."""
         import torch
 
         self.model.eval()
@@ -276,7 +278,7 @@ class Training:
         return scores.sigmoid().nan_to_num(0.0)
 
     def measured(self, grey: Tensor, masks: Tensor) -> dict[str, float]:
-        """Soft Dice loss, and as metrics the Dice of the pixels that are more likely cell than not, and sizes."""
+        """Soft Dice loss; as metrics, the Dice of pixels that are more likely cell than not, and sizes."""
         chances = self.chances(grey)
         return {
             "loss": dice_loss(chances, masks).item(),
@@ -286,7 +288,7 @@ class Training:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint, which at every moment is whole or absent."""
+        """Write the checkpoint so that it is complete or absent at any time."""
         import torch
 
         state: dict[str, Any] = {"epoch": self.epoch, "model": self.model.state_dict()}
@@ -295,16 +297,18 @@ class Training:
             torch.save(state, file)
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
+        """Continue from a checkpoint. Raises FileNotFoundError, or any exception, partly loaded, if the file is not
+        usable.
+        """
         import torch
 
         state = torch.load(folder / CHECKPOINT, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
-        # torch takes the state of another optimiser, and fails at its first step.
+        # torch accepts the state of another optimiser, and fails at its first step.
         if state["descent"]["param_groups"][0].keys() != self.descent.param_groups[0].keys():
             raise ValueError("it is of another optimiser")
         self.descent.load_state_dict(state["descent"])
-        # Empty where a slot without a GPU has written it; a slot with one begins with a new scale then.
+        # Empty if a slot without a GPU has written it; a slot with one then starts with a new scale.
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if type(state["epoch"]) is not int or state["epoch"] < 1:
@@ -313,7 +317,7 @@ class Training:
 
 
 def folder_of(context: Context) -> Path | None:
-    """The trial's folder of checkpoints; None where there is no disk for it."""
+    """The trial's folder of checkpoints, or None if there is no disk for it."""
     try:
         return context.checkpoint_dir
     except OSError as error:
@@ -322,7 +326,7 @@ def folder_of(context: Context) -> Path | None:
 
 
 def resumed(params: dict[str, Any], context: Context, folder: Path | None, epochs: int) -> Training:
-    """The training of a trial of so many epochs from its checkpoint, if it has a good one; else from the beginning."""
+    """The training of a trial of `epochs` epochs: from its checkpoint if that is usable, else from the beginning."""
     training = Training(params, context.seed, context.device)
     if folder is None:
         return training
@@ -334,9 +338,12 @@ def resumed(params: dict[str, Any], context: Context, folder: Path | None, epoch
         return training
     except TrialTimeout:
         raise
-    except Exception as error:  # a disk that was full, a file of older code: there is no list of what torch raises
+    except Exception as error:  # a full disk or a file of older code: torch may raise anything
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        print(f"unet: begun anew, as the checkpoint in {folder} is no good ({said})", file=sys.stderr)
+        print(
+            f"unet: started from the beginning, because the checkpoint in {folder} is not usable ({said})",
+            file=sys.stderr,
+        )
         return Training(params, context.seed, context.device)
     return training
 
@@ -359,7 +366,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         training.train(train, train_masks)
         result = training.measured(held_out, held_out_masks)
         context.report(training.epoch, result["loss"])
-        # A trial stopped by its time limit keeps its loss, so its weights are wanted, too.
+        # A trial stopped by its time limit keeps its loss, so its weights are needed too.
         is_over = context.should_stop() or training.epoch == epochs
         if folder is not None and (is_over or training.epoch in RUNGS) and not context.is_copy:
             save(training, folder)
@@ -369,22 +376,25 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
 
 
 def save(training: Training, folder: Path) -> None:
-    """Write the checkpoint, if the disk lets it: the loss counts without one, too."""
+    """Write the checkpoint if the disk allows it: the loss counts without one too."""
     try:
         training.save(folder)
-    except (OSError, RuntimeError) as error:  # torch raises the latter for a disk that is full
-        print(f"unet: no checkpoint of epoch {training.epoch} is kept ({error})", file=sys.stderr)
+    except (OSError, RuntimeError) as error:  # torch raises the latter if the disk is full
+        print(f"unet: no checkpoint of epoch {training.epoch} was kept ({error})", file=sys.stderr)
 
 
 class Comparison:
-    """A study's models beside the standard, whose training begins here in a thread of the scheduler's process."""
+    """A study's models compared with the standard, whose training starts here in a thread of the scheduler's
+    process.
+    """
 
     def __init__(self, study: RunningStudy) -> None:
         self._folder = CHECKPOINTS / study.key / "standard"
         self._standard: Future[dict[str, float]] = Future()
         self._said: set[str] = set()
         self._drawn: int | None = None
-        # No daemon, which Python cannot end in order while it is inside torch: it looks for the end after each epoch.
+        # Not a daemon, which Python cannot end properly while it is inside torch. It checks for the end after each
+        # epoch.
         threading.Thread(target=self._train, name="unet-standard").start()
 
     def _train(self) -> None:
@@ -396,9 +406,10 @@ class Comparison:
             self._standard.set_exception(error)
 
     def tell(self, study: RunningStudy) -> None:
-        """Say and draw how the study does: at each complete trial, and at the last trial, which waits for the standard.
+        """Print and draw the state of the study: at each complete trial, and at the last trial, which waits for the
+        standard.
 
-        Raises what the standard's training has raised.
+        Raises what the training of the standard has raised.
         """
         is_last = study.count(*ENDED) >= (study.settings.get("trials") or STUDY["trials"])
         if not (is_last or self._standard.done()):
@@ -420,13 +431,13 @@ class Comparison:
         folder = CHECKPOINTS / study.key / str(best.number)
         try:
             columns[f"trial {best.number} ({best.loss:.3f})"] = found(best.values, folder, best.metrics.get("epochs"))
-        except Exception as error:  # whatever torch raises of a file that is not as it should be
-            what = f"no good weights in {folder} on this machine: {type(error).__name__}"
+        except Exception as error:  # torch may raise anything for a damaged file
+            what = f"no usable weights in {folder} on this machine: {type(error).__name__}"
             self._say(f"unet: unet.png lacks trial {best.number} ({what})")
         try:
             draw(columns, Path("unet.png"))
         except ModuleNotFoundError as error:
-            self._say(f"unet: no unet.png, as {error.name} is missing: pip install matplotlib")
+            self._say(f"unet: no unet.png, because {error.name} is missing: pip install matplotlib")
 
     def _say(self, line: str) -> None:
         """Print a line once."""
@@ -435,7 +446,7 @@ class Comparison:
             print(line, file=sys.stderr)
 
 
-#: the study's comparison, begun at its first trial
+#: the study's comparison, started at its first trial
 _comparison = cache(Comparison)
 
 
@@ -457,7 +468,7 @@ def found(params: dict[str, Any], folder: Path, epochs: float | None = None) -> 
 
 
 def draw(columns: dict[str, Picture], path: Path) -> None:
-    """Draw held-out pictures, their masks, and what was found in them by title: one row a picture."""
+    """Draw held-out pictures, their masks, and the masks found, by title: one row per picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -471,7 +482,7 @@ def draw(columns: dict[str, Picture], path: Path) -> None:
         for axes, each in zip(across, shown, strict=False):
             axes.imshow(each[0], cmap="gray", vmin=0, vmax=1)
             axes.set_axis_off()
-    figure.suptitle("cells found in held-out pictures (in brackets the Dice loss: the lower, the better)")
+    figure.suptitle("cells found in held-out pictures (Dice loss in brackets: lower is better)")
     with replacing(path) as file:
         figure.savefig(file)
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     study.write_csv(text, plain=plain)
-    # Its end would close the file of bytes.
+    # Closing the wrapper would close the underlying binary file.
     text.detach()
 
 
 def _json(study: StudyResults, file: IO[bytes]) -> None:
-    """Write one object; trials come one by one from the store, and are written so."""
+    """Write one object. Trials are read from the store and written one by one."""
     from shadho_celery.results.schema import plain_json, trial_json
 
     head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
@@ -58,33 +58,33 @@ Examples:
   shadho-celery export svm --format json > trials.json
   shadho-celery export svm -o trials.parquet
 \b
-csv and parquet are tables: one row a trial, one column a label with its value, one a metric. parquet
+csv and parquet are tables with one row per trial, and one column per label and metric. parquet
 needs pandas and pyarrow: pip install -e ".[export]" in the checkout
 \b
 A text in csv that begins with =, +, -, @, a tab or a carriage return gets an apostrophe in front, because
-spreadsheets take it for a formula, and one that begins with an apostrophe gets another. --warm-start reads
-such a file as it was; --plain leaves the texts as they are.
+a spreadsheet would run it as a formula. A text that begins with an apostrophe gets another one.
+--warm-start removes these apostrophes again; --plain writes none.
 """
 )
 @study_argument
 @click.option(
-    "--format", "kind", type=click.Choice([*WRITERS]), help="Form of the file.  [default: by FILE's name, else csv]"
+    "--format", "kind", type=click.Choice([*WRITERS]), help="Format of the file.  [default: by FILE's name, else csv]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
-@click.option("--plain", is_flag=True, help="Write texts in csv as they are, for programs that know no formulas.")
+@click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
 @store_option
 @refusals()
 def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
-    """Write all trials of a study to FILE, else to standard output."""
+    """Write all trials of a study to FILE, or to standard output."""
     ending = output.suffix[1:].lower() if output else ""
     if kind is None and ending and ending not in WRITERS:
-        raise UsageError(f"there is no form of a name that ends with .{ending}; give --format {', '.join(WRITERS)}")
+        raise UsageError(f"there is no format for names that end with .{ending}; give --format {', '.join(WRITERS)}")
     kind = kind or ending or "csv"
     if plain and kind != "csv":
         raise UsageError(f"--plain is for csv; leave it out for {kind}")
     write = partial(_csv, plain=True) if plain else WRITERS[kind]
     if output is None and kind == "parquet" and sys.stdout.isatty():
-        raise UsageError("parquet is no text for a terminal; give -o FILE")
+        raise UsageError("parquet is a binary format and cannot be shown in a terminal; give -o FILE")
     with opened(store, name) as study:
         if output is None and sys.stdout.isatty():
             shown = io.BytesIO()
@@ -100,7 +100,7 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file whole or not at all: an earlier one of its name stays until the new one is complete."""
+    """Write a file completely or not at all: an existing file is replaced when the new one is complete."""
     try:
         with replacing(path) as file:
             write(file)

@@ -21,10 +21,10 @@ from shadho_celery.transport import urls
 if TYPE_CHECKING:
     from shadho_celery.results.trial import TrialResult
 
-#: seconds between two looks at a log that is followed, and seconds to wait for workers' answers
+#: seconds between two checks of a log that is followed, and seconds to wait for workers' answers
 FOLLOW_SECONDS, ANSWER_SECONDS = 0.5, 10.0
 
-#: attempts of a trial that are looked at for a log, the last ones
+#: number of attempts of a trial that are searched for a log, the last ones
 LATEST = 5
 
 
@@ -51,8 +51,8 @@ def logs(
 ) -> None:
     """Print the output of trial number TRIAL: all that it and its child processes have printed, logged and warned.
 
-    The log is read from this folder, else from the workers of the fleet that is named. Of a long log the beginning and
-    the end are kept.
+    The log is read from this folder, otherwise from the workers of the named fleet. Only the beginning and the end of a
+    long log are kept.
     """
     named = connection_options.environment(**connection)
     os.environ.update(named)
@@ -68,17 +68,17 @@ def logs(
             if not follow or trial.state.is_finished:
                 break
             time.sleep(FOLLOW_SECONDS)
-            # Before its log: what it has printed until its end is there by then.
+            # Read before the log, so that the log has all output up to the trial's end.
             trial = study.trial(number)
         if not printed:
             _explain(trial, found.missing(trial))
 
 
 class Logs:
-    """Logs of one study's trials: those of this folder, and those of the fleet's workers."""
+    """Logs of one study's trials: those in this folder, and those of the fleet's workers."""
 
     def __init__(self, study: str, is_fleet: bool, *, is_raw: bool = False) -> None:
-        """`study` is the study's key; with `is_raw` logs are printed as they are."""
+        """`study` is the study's key. With `is_raw`, logs are printed unchanged."""
         self._study = study
         self._is_raw = is_raw
         self._is_fleet = is_fleet
@@ -87,7 +87,7 @@ class Logs:
         self._attempt = self._position = 0
 
     def show(self, trial: TrialResult, attempts: Iterable[int]) -> bool:
-        """Print what is new in the log of the first of `attempts` that has one; return whether there is one."""
+        """Print what is new in the log of the first of `attempts` that has one. Return whether there is one."""
         for attempt in attempts:
             after = self._position if attempt == self._attempt else 0
             if (found := self._read(trial, attempt, after)) is None:
@@ -107,7 +107,7 @@ class Logs:
         if self._fleet is not None:
             return self._fleet.missing(trial)
         if trial.host in {None, socket.gethostname()}:
-            return f"trial {trial.number} has printed nothing, or ran in another folder than this one"
+            return f"trial {trial.number} has printed nothing, or ran in another folder"
         return ServiceError(
             f"the log of trial {trial.number} is on {trial.host}; give --redis to ask the workers there, or run this "
             "command there in the workers' folder"
@@ -119,7 +119,7 @@ class Logs:
             self._fleet.close()
 
     def _read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
-        # Late: `--help` needs none of it.
+        # Imported late, because `--help` needs none of it.
         from shadho_celery.core.folders import CHECKPOINTS
         from shadho_celery.runner.trial_log import log_path, read_log
 
@@ -151,12 +151,13 @@ class FleetLogs:
         self._client = LogClient(self._redis, signer)
         #: worker that had the log
         self._source: str | None = None
-        #: live workers with another key; whether one with ours is on the trial's machine; whether any has answered
+        #: number of live workers with another key; whether a worker with our key is on the trial's machine; whether any
+        #: answered
         self._strangers = 0
         self._is_on_host = self._has_answered = False
 
     def read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
-        """Return what a worker has of the log, None if none has any. Raises ServiceError."""
+        """Return what a worker has of the log, or None if no worker has it. Raises ServiceError."""
         from shadho_celery.transport.redis import refusals
 
         with refusals():
@@ -179,20 +180,24 @@ class FleetLogs:
             )
         if not self._is_on_host:
             return ServiceError(
-                f"no worker is live on {host}, where the log of trial {number} is; start one there, in the same folder"
+                f"no worker is live on {host}, where the log of trial {number} is; start one there in the same folder"
             )
         if not self._has_answered:
             return ServiceError(
-                f"no worker on {host} has answered within {ANSWER_SECONDS:.0f} s; see that it runs, and try again"
+                f"no worker on {host} has answered within {ANSWER_SECONDS:.0f} s; check that it runs, and try again"
             )
-        return f"trial {number} has printed nothing, or its worker on {host} ran in another folder than those there now"
+        return (
+            f"trial {number} has printed nothing, or its worker on {host} ran in another folder than the current ones"
+        )
 
     def close(self) -> None:
         """Close the connection."""
         self._redis.close()
 
     def _workers(self, trial: TrialResult) -> Sequence[str]:
-        """Return the workers to ask: the one that had the log, else those on the trial's machine, else all."""
+        """Return the workers to ask: the one that had the log, otherwise those on the trial's machine, otherwise
+        all.
+        """
         announced = self._registry.living()
         living = {name: worker for name, worker in announced.items() if worker.key == self._fingerprint}
         self._strangers = self._registry.refused + len(announced) - len(living)
@@ -205,9 +210,9 @@ class FleetLogs:
 
 
 def _explain(trial: TrialResult, why: ServiceError | str) -> None:
-    """Tell why there is no log; print the last lines of one that has failed, which came with its result."""
+    """Print why there is no log. For a failed trial, print the last lines, which were sent with its result."""
     if trial.log:
-        say(f"{why}; the last lines of its output came with its result:", err=True)
+        say(f"{why}; the last lines of its output were sent with its result:", err=True)
         say(trial.log)
     elif isinstance(why, ServiceError):
         raise why

@@ -34,15 +34,15 @@ Examples:
 def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
 
-    A study that runs is refused. Files on the disks of other machines are named, not deleted. On a fleet that is named,
-    trials that still run are stopped, and those that wait in its queues will not run.
+    A running study cannot be deleted. Files on the disks of other machines are listed, not deleted. If a fleet is
+    named, running trials of the study are stopped, and those that wait in its queues will not run.
     """
     named = connection_options.environment(**connection)
     with opened(store, name, exactly=True) as study:
         if (where := study.running_on) is not None:
-            raise StudyLocked(f"study {study.name} is run by the scheduler on {where}; stop it first, by Ctrl-C there")
+            raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
         if yes and study.name != name:
-            raise UsageError(f"--yes needs the whole name: {study.name}")
+            raise UsageError(f"--yes needs the full name: {study.name}")
         if not yes and not _confirms(f"Delete study {study.name} with its {study.count()} trials from {study.store}?"):
             say("nothing was deleted", err=True)
             raise SystemExit(1)
@@ -51,7 +51,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     for folder in deleted.folders:
         say(f"deleted: {folder}")
     for folder in deleted.left:
-        say(f"not deleted: {folder}, which is a link, or not this user's")
+        say(f"not deleted: {folder}, which is a link, or belongs to another user")
     if deleted.hosts:
         say(
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
@@ -63,21 +63,21 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
 
 
 def _leave_fleet(deleted: Deleted) -> None:
-    """Remove what the fleet has of a deleted study; say what could not be done."""
-    # Late: Celery's libraries take half a second, and read the environment.
+    """Remove what the fleet has of a deleted study. Print what could not be removed."""
+    # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.fleet.removal import remove
 
     try:
         dropped = remove(deleted.key, deleted.numbers, deleted.classes)
     except ServiceError as error:
-        say(f"Warning: trials that the fleet runs, or that wait in its queues, go on: {error}", err=True)
+        say(f"Warning: the study's running and waiting trials on the fleet continue: {error}", err=True)
         return
     if dropped:
-        say(f"dropped: {dropped} messages that waited in the fleet's queues for trials that have ended")
+        say(f"deleted: {dropped} messages of ended trials that waited in the fleet's queues")
 
 
 def _confirms(question: str) -> bool:
     try:
         return click.confirm(printable(question), err=True)
     except click.Abort:
-        raise UsageError("nobody answered, and nothing was deleted; give --yes where nobody can answer") from None
+        raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None

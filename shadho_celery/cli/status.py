@@ -1,4 +1,4 @@
-"""Command that shows what runs, on the fleet or in this folder: `status`."""
+"""Command that shows what runs on the fleet or in this folder: `status`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shadho_celery.transport import urls
 if TYPE_CHECKING:
     from shadho_celery.transport.registry import StudyWants, Worker
 
-#: trials that are shown of a worker; --json has more
+#: number of trials shown for a worker; --json has more
 TRIALS = 8
 
 NO_FLEET = (
-    f"no study runs in this folder with workers of its own, and no fleet is named; to see a fleet give --broker and "
+    f"no study runs in this folder with its own workers, and no fleet is named; to see a fleet, give --broker and "
     f"--redis, or set {urls.BROKER} and {urls.REDIS}"
 )
 
@@ -46,7 +46,7 @@ Examples:
 def status(as_json: bool, **connection: str | None) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 
-    If no fleet is named, show the studies that run in this folder with workers of their own (embedded mode).
+    If no fleet is named, show the studies that run in this folder with their own workers (embedded mode).
     """
     named = connection_options.environment(**connection)
     if urls.is_fleet(named):
@@ -66,7 +66,7 @@ def status(as_json: bool, **connection: str | None) -> None:
 
 
 def _embedded() -> list[dict[str, Any]]:
-    """Return the facts of each study that runs in this folder with workers of its own."""
+    """Return the facts of each study that runs in this folder with its own workers."""
     from shadho_celery.embedded.running import reached, running
 
     found: list[dict[str, Any]] = []
@@ -78,15 +78,15 @@ def _embedded() -> list[dict[str, Any]]:
         except ServiceError as error:
             cause = one_line(error.__cause__)
             silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
-            # Not its own remedy, if a server has caused it: that is for a fleet's servers.
+            # The error's own remedy is left out: it is for a fleet's servers.
             found.append(place | {"trouble": str(error) if error.__cause__ is None else silence})
     return found
 
 
 def _look(named: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of a fleet whose URLs are those in the environment with the `named` ones."""
+    """Return the facts of a fleet whose URLs are those in the environment, overridden by the `named` ones."""
     os.environ.update(named)
-    # Late: Celery's libraries take half a second, and read the environment.
+    # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
     from shadho_celery.transport.redis import connect, refusals
     from shadho_celery.transport.registry import Registry, StudyWants, Worker
@@ -107,7 +107,7 @@ def _look(named: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sum(depths: Iterable[int | None]) -> int | None:
-    """Return the number of messages in queues, without those that there are not; None if there is none of them."""
+    """Return the number of messages in queues, ignoring queues that do not exist, or None if none exists."""
     known = [depth for depth in depths if depth is not None]
     return sum(known) if known else None
 
@@ -151,7 +151,7 @@ def _facts(
 
 
 def _worker(name: str, worker: Worker) -> dict[str, Any]:
-    """Return the facts of a worker, and the trials in its slots by their start."""
+    """Return the facts of a worker, with the trials in its slots in order of their start."""
     now = time.time()
     runs = [
         {
@@ -176,7 +176,7 @@ def _worker(name: str, worker: Worker) -> dict[str, Any]:
 
 
 def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
-    """Return the hosts by module and version of its code; a version is "" where the module cannot be imported."""
+    """Return the hosts by module and version of its code. A version is "" if the module cannot be imported."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in workers.values():
         for module, code in worker.codes.items():
@@ -199,11 +199,11 @@ def _show(found: Mapping[str, Any]) -> None:
         say(f"no worker is live{'' if place else '; start one on a machine: shadho-celery worker --import my_study'}")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
-        say(f"{module} has {len(versions)} versions of its code, and a study uses one: {'; '.join(parts)}")
+        say(f"{module} has {len(versions)} versions of its code, but a study uses only one: {'; '.join(parts)}")
     if found["refused"]:
         say(
-            f"announcements that are not signed with this machine's key, or malformed: {found['refused']}; "
-            "see --signing-key-file",
+            f"announcements that are malformed or not signed with this machine's key: {found['refused']}; "
+            "check --signing-key-file",
             err=True,
         )
 
@@ -226,7 +226,7 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _of(trials: Mapping[str, int | None]) -> str:
-    """Return how many trials have ended, and of how many if there is a limit."""
+    """Return how many trials have ended, with the limit if there is one."""
     return f"{trials['ended']}" if trials["limit"] is None else f"{trials['ended']} of {trials['limit']}"
 
 

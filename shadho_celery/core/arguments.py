@@ -1,4 +1,4 @@
-"""Arguments of a run beside its settings, as messages name them."""
+"""Arguments of a run besides its settings, as messages name them."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def repair(name: str) -> Words:
 
 
 def workers(compute_class: str, slots: int) -> Words:
-    """Return the words that start so many slots of a class."""
+    """Return the words that start this many slots of a class."""
     return Words(f"--workers {compute_class}={slots}", f'workers={{"{compute_class}": {slots}}}')

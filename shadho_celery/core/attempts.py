@@ -1,6 +1,7 @@
 """The live attempts of trials, and the rule by which one of them ends its trial.
 
-The rule stands here for Python, and in `transport/lua/finish_and_claim.lua` for Redis; one contract test drives both.
+The rule is written here for Python and in `transport/lua/finish_and_claim.lua` for Redis. One contract test checks
+both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Attempts(Generic[T]):
             yield from attempts.values()
 
     def __len__(self) -> int:
-        """Trials that have a live attempt."""
+        """Number of trials that have a live attempt."""
         return len(self._live)
 
     @property
@@ -31,7 +32,7 @@ class Attempts(Generic[T]):
         return self._live.keys()
 
     def put(self, number: int, attempt: int, known: T) -> None:
-        """Enter an attempt, or replace the facts about it."""
+        """Add an attempt, or replace the facts about it."""
         self._live.setdefault(number, {})[attempt] = known
 
     def of(self, number: int) -> Mapping[int, T]:
@@ -39,11 +40,11 @@ class Attempts(Generic[T]):
         return self._live.get(number, {})
 
     def find(self, number: int, attempt: int) -> T | None:
-        """Return the attempt; None if it is not live."""
+        """Return the attempt, or None if it is not live."""
         return self.of(number).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
-        """Remove an attempt that was lost; return True if its trial has no live attempt any more."""
+        """Remove a lost attempt. Return True if its trial has no other live attempt."""
         live = self._live.get(number, {})
         live.pop(attempt, None)
         if not live:

@@ -1,4 +1,6 @@
-"""Validation of input from outside: names, and plain values that must be a declared record; and texts of messages."""
+"""Validation of input from outside: names, and plain values that must match a declared record; and texts of
+messages.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,22 @@ R = TypeVar("R")
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
-#: what a terminal may obey: control characters but tab and line feed, marks of direction, halves of surrogate pairs,
-#: and others without a picture; not the joiners, which scripts and emojis need
+#: characters that may control a terminal: control characters except tab and line feed, direction marks, unpaired
+#: surrogates, and others without a glyph; not the joiners, which scripts and emojis need
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     r"\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
 
-#: levels of plain values; a record has fewer, and what lies deeper cannot fit it
+#: maximum nesting of plain values; a record has less, so deeper values cannot match it
 _LEVELS = 8
 
-#: beginning of a URL; that of an SQLite file, which has no password and may have any name
+#: beginning of a URL; and of an SQLite URL, which has no password and may have any file name
 _SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
 #: name of a password in a URL's query; one with a percent sign may be another spelling
 _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
 
-#: form of msgspec's messages: the problem, then the path of the field
+#: format of msgspec's messages: the problem, then the path of the field
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _KEY = re.compile(r"Object (?P<how>missing required|contains unknown) field `(?P<key>.*)`", re.DOTALL)
 _BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<bound>\S+)")
@@ -47,15 +49,16 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal only shows: control and format characters are escapes, as Python writes them.
+    """Return a text that cannot control a terminal: control and format characters are escaped as in Python.
 
-    Lines and tabs stay. Whatever reaches a terminal or a log passes here, for a stranger may have written it.
+    Lines and tabs are kept. All text that is sent to a terminal or a log must be passed through this, because a
+    stranger may have written it.
     """
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 
 def printable_json(text: str) -> str:
-    """Return JSON that a terminal only shows, and that has the same values."""
+    """Return JSON with the same values that cannot control a terminal."""
     return text if text.isprintable() else _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -64,16 +67,16 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def one_line(text: object, most: int = 200) -> str:
-    """Return `text` printable, in one line of at most so many characters; dots end one that was cut."""
+    """Return `text` printable and in one line of at most this many characters; dots mark one that was cut."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def mask(url: str) -> str:
-    """Return a URL, or several that are joined by semicolons, without passwords.
+    """Return a URL, or several joined by semicolons, without passwords.
 
-    A password may have any character. So all is hidden that may belong to one: from the first colon after the scheme to
-    the last @, and everything after ``?password=``.
+    A password may contain any character. Everything that may belong to one is therefore hidden: from the first colon
+    after the scheme to the last @, and everything after ``?password=``.
     """
     for start, end in reversed(_passwords(url)):
         url = f"{url[:start]}***{url[end:]}"
@@ -81,7 +84,7 @@ def mask(url: str) -> str:
 
 
 def mask_in(text: str, url: str) -> str:
-    """Return a text about a URL, such as a driver's error, without the words of its passwords."""
+    """Return a text about a URL, such as a driver's error, without its passwords."""
     hidden = " ".join(url[start:end] for start, end in _passwords(url))
     words = "|".join({*re.findall(r"\w+", f"{hidden} {unquote(hidden)}")})
     return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "***", text, flags=re.IGNORECASE) if words else text
@@ -95,14 +98,14 @@ def _passwords(url: str) -> list[tuple[int, int]]:
     colon = url.find(":", scheme.end() if scheme else 0)
     at, secret = url.rfind("@"), _SECRET.search(url)
     if secret and secret.start() < at:
-        # The @ may belong to the password in the query, or that name to a password in front of the @.
+        # The @ may belong to the password in the query, or that name to a password before the @.
         return [(min(colon + 1 or secret.end(), secret.end()), len(url))]
     found = [(colon + 1, at)] if 0 <= colon < at else []
     return [*found, (secret.end(), len(url))] if secret else found
 
 
 def short(value: object, most: int = 200) -> str:
-    """Return about `most` characters of a value's repr, or of an error's message, in one line; never raise."""
+    """Return about `most` characters of a value's repr, or of an error's message, in one line. Never raises."""
     try:
         text = printable(" ".join((str(value) if isinstance(value, BaseException) else _repr.repr(value)).split()))
     except Exception:
@@ -111,13 +114,17 @@ def short(value: object, most: int = 200) -> str:
 
 
 def line_of(error: BaseException, path: str) -> str:
-    """Return the line of the file at `path` that led to `error`; "" if none did: a SyntaxError names its own."""
+    """Return the line of the file at `path` that led to `error`, or "" if there is none. A SyntaxError names its
+    own.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def plain(value: object, levels: int = _LEVELS) -> object:
-    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own; drop what lies too deep."""
+    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own. Drop values nested too
+    deeply.
+    """
     if levels == 0:
         return None
     if isinstance(value, Mapping):
@@ -128,12 +135,12 @@ def plain(value: object, levels: int = _LEVELS) -> object:
         return value
     try:
         return int(value) if isinstance(value, Integral) else float(value)
-    except Exception:  # a fraction that no float can hold; a class of the user's may raise anything
+    except Exception:  # a fraction too large for a float; a user's class may raise anything
         return value
 
 
 def _plain_key(key: object) -> object:
-    """Return a str of Python's own for one of numpy's or of an Enum, with escapes for what is no text (surrogates)."""
+    """Return a Python str for one of numpy or of an Enum, with unpaired surrogates escaped."""
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
@@ -144,10 +151,10 @@ def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
 
 
 def resolve(*kinds: Any) -> None:
-    """Resolve the types of records, or of unions of them, when their module is imported, and not when one is decoded.
+    """Resolve the types of records, or of unions of them, when their module is imported.
 
-    msgspec otherwise does so at the first decoding, and keeps the answer before it is complete: another thread that
-    decodes a record of the same type at that moment crashes the process (SIGSEGV).
+    Otherwise msgspec resolves them at the first decoding, and stores the answer before it is complete. Another thread
+    that decodes a record of the same type at that moment would crash the process (SIGSEGV).
     """
     for kind in kinds:
         msgspec.json.Decoder(kind)
@@ -156,8 +163,8 @@ def resolve(*kinds: Any) -> None:
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:
     """Return a function that decodes JSON to a record of `kind`, or of a union, and resolve its type.
 
-    Python writes NaN, infinite numbers and half surrogate pairs, which msgspec does not read: text with them is read by
-    Python, which takes three times as long. The function raises ValueError (msgspec's errors are ones) and
+    msgspec does not read NaN, infinite numbers and unpaired surrogates, which Python writes. Such text is read by
+    Python, which takes three times as long. The function raises ValueError (msgspec's errors are ValueErrors) and
     RecursionError.
     """
     decode = msgspec.json.Decoder(kind).decode
@@ -191,9 +198,9 @@ def refuse_foreign(
     where: str,
     form: str,
 ) -> None:
-    """Raise UsageError if settings have names that other tools have for the `known` ones, with the names here.
+    """Raise UsageError if settings use names of other tools for `known` ones. The error gives the names used here.
 
-    `elsewhere` has those by the name here.
+    `elsewhere` maps each name here to those of other tools.
     """
     here = {there: name for name in known for there in elsewhere.get(name, ())}
     if foreign := [f"{here[name]} for {name}" for name in settings if isinstance(name, str) and name in here]:
@@ -201,18 +208,20 @@ def refuse_foreign(
 
 
 def description(kind: type[object], key: str) -> str:
-    """Return the description of a record's field, or of the field that `key` is a part of; "" without one."""
+    """Return the description of a record's field, or of the field that contains `key`; "" without one."""
     hint = get_type_hints(kind, include_extras=True).get(key.partition(".")[0]) if key else None
     return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
 
 
 def misfit_at(key: str, what: str) -> ValueError:
-    """Return the error to raise in a record for its field `key`, in msgspec's form."""
+    """Return the error to raise in a record for its field `key`, in msgspec's format."""
     return ValueError(f"{what} - at `$.{key}`")
 
 
 def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) -> tuple[str, str]:
-    """Return the key that msgspec refused in `value`, "" for all of it, and a readable description of the problem."""
+    """Return the key that msgspec refused in `value` ("" for the whole value), and a readable description of the
+    problem.
+    """
     found = _WHERE.fullmatch(str(error))
     what, path = (found["what"], found["path"] or "") if found else (str(error), "")
     keys = [part for part in re.split(r"[.\[\]]+", path) if part]
@@ -233,13 +242,13 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Return False if a call of `function` with so many positional arguments cannot be right."""
+    """Return False if a call of `function` with this many positional arguments cannot be valid."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
     except ValueError:
-        # A function of C, of which nothing is known.
+        # A function written in C, of which nothing is known.
         return True
     return True
 

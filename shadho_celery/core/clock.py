@@ -1,7 +1,7 @@
 """Clocks: time is an argument, so the same code runs on the machine's clock and on a simulated one.
 
-A clock has two readings. Intervals are differences of `now`, which nobody can set. Records carry `wall`, which is the
-time of day, and which an administrator, NTP or a resumed virtual machine may set back or forward at any moment.
+A clock has two readings. Intervals are differences of `now`, which cannot be set. Records contain `wall`, the time of
+day, which an administrator, NTP or a resumed virtual machine may set back or forward at any time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time and lets it pass."""
+    """Tells the time, and waits for time to pass."""
 
     def now(self) -> float:
-        """Return the seconds since some moment of this process's past; they never go back (monotonic)."""
+        """Return the seconds since some time in this process's past. They never decrease (monotonic)."""
 
     def wall(self) -> float:
         """Return the seconds since the epoch, for records."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only on request, for tests and for the simulator; both readings are the same."""
+    """A clock that moves only on request, for tests and for the simulator. Both readings are the same."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -52,5 +52,5 @@ class ManualClock:
         self._now += max(0.0, seconds)
 
     def advance_to(self, moment: float) -> None:
-        """Move forward to `moment` (seconds); never back."""
+        """Move forward to `moment` (seconds), never back."""
         self._now = max(self._now, moment)

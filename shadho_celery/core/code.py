@@ -1,4 +1,4 @@
-"""Version of a study's code: what must be alike in the scheduler and in every process that runs its trials."""
+"""Version of a study's code, which must be the same in the scheduler and in every process that runs its trials."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shadho_celery.core.checks import one_line, resolve
 #: twelve hexadecimal digits; "" for none
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
-#: path of a Python file below a folder, which no name leads out of
+#: path of a Python file below a folder, which no name can leave
 SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.py\Z", max_length=1000)]
 
-#: most bytes of the sources of a study that are shipped
+#: maximum bytes of the sources of a study that are shipped
 MAX_SOURCES = 1_000_000
 
-#: most characters of the reason why code cannot be imported
+#: maximum characters of the reason why code cannot be imported
 MAX_PROBLEM = 500
 
 
@@ -34,9 +34,9 @@ def digest_of(content: bytes) -> str:
 class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Version of a study's code, as one process has imported it."""
 
-    #: digest of sources and space together; "" if that is not known
+    #: digest of sources and space together; "" if it is not known
     digest: Digest = ""
-    #: digest of each source, by its path below `root`; "" for a file that is missing or cannot be read
+    #: digest of each source by its path below `root`; "" for a file that is missing or cannot be read
     files: dict[str, Digest] = {}
     #: digest of the compiled space's description
     space: Digest = ""
@@ -48,7 +48,7 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_shipped: bool = False
 
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
-        """Return the version with its compiled space, `Space.describe()`, and with the digest of all."""
+        """Return the version with its compiled space, `Space.describe()`, and with the digest of everything."""
         space = digest_of(_as_json(description))
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
@@ -58,14 +58,14 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, digest="", space="", problem=text or type(error).__name__)
 
     def is_usable(self, digest: str) -> bool:
-        """Return whether a process with this version may be asked for trials of the code with `digest`.
+        """Return whether a process with this version may be given trials of the code with `digest`.
 
-        So it may while either is not known: the process itself refuses what it does not have.
+        It may if either is unknown: the process itself refuses code that it does not have.
         """
         return not digest or (not self.problem and self.digest in ("", digest))
 
     def difference(self, ours: CodeVersion) -> str:
-        """Return in words what this version, that of another process, has in another way than `ours`."""
+        """Return a description of how this version, of another process, differs from `ours`."""
         if self.problem:
             return self.problem
         names = [name for name in sorted({**ours.files, **self.files}) if self.files.get(name) != ours.files.get(name)]
@@ -83,9 +83,9 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sources(Struct, frozen=True, kw_only=True):
-    """Sources of a study on their way to workers that accept them."""
+    """Sources of a study to be sent to workers that accept them."""
 
-    #: digest of the version that they are
+    #: digest of the version of these sources
     code: Digest
     #: content by path
     files: dict[SourcePath, bytes]
@@ -99,5 +99,5 @@ def _as_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-# Slots' threads and schedulers' decode it.
+# Slots' threads and schedulers' threads decode it.
 resolve(CodeVersion, Sources)

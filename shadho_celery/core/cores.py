@@ -1,4 +1,4 @@
-"""Cores of a host: those that this process may use, and with whom it shares them."""
+"""Cores of a host: those that this process may use, and the processes with which it shares them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class Cores:
     """Cores that this process may use."""
 
     count: int
-    #: numbers of the processors that it may run on, of which it uses `count` at a time
+    #: numbers of the processors on which it may run; it uses `count` of them at a time
     processors: set[int]
-    #: id of the running system, or of the control group whose CPU quota limits this process: processes of equal ids
-    #: share the cores. Host names are no such id: containers have their own on one system, or the same on several.
+    #: id of the running system, or of the control group whose CPU quota limits this process. Processes with equal ids
+    #: share the cores. Host names cannot be used: containers on one system have different ones, or the same on several
+    #: systems.
     pool: str
     #: True if ``SHADHO_CORES`` limits the count
     is_limited: bool
@@ -33,19 +34,19 @@ class Cores:
 def usable_cores() -> Cores:
     """Return the cores that this process may use. Never raises."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    # A wider quota does not limit anything.
+    # A larger quota does not limit anything.
     quotas = [(quota, group) for quota, group in _quotas() if quota < len(processors)]
     quota, group = min(quotas, default=(len(processors), ""))
     usable = max(1, math.ceil(quota))
     told = os.environ.get("SHADHO_CORES", "")
-    # Python reads no number of thousands of digits, and no machine has as many cores as one of ten.
+    # Python reads no number of thousands of digits, and no machine has as many cores as one of ten digits.
     limit = int(told) if told.isdecimal() and len(told) < 10 else 0
     pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
     return Cores(count=min(usable, limit or usable), processors=processors, pool=pool, is_limited=bool(limit))
 
 
 def _running_system() -> str:
-    """Return the id of the running kernel, which all containers on it share."""
+    """Return the id of the running kernel, which all its containers share."""
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return socket.gethostname()
@@ -56,7 +57,7 @@ def _quotas() -> Iterator[tuple[float, str]]:
     for folder in _control_groups():
         with suppress(OSError, ValueError):
             if (quota := _quota(folder)) > 0:
-                # A container sees its own group as the root. The inode is the same from everywhere.
+                # A container sees its own group as the root. The inode is the same everywhere.
                 yield quota, str(folder.stat().st_ino)
 
 

@@ -1,4 +1,4 @@
-"""Failure of a trial in few words: its exception, the first line of its message, and the user's own line of code."""
+"""Failure of a trial in a few words: its exception, the first line of its message, and the user's line of code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|'[^']*'|\"[^\"]*\"")
 _FOLDER = re.compile(r".*[\\/]")
-#: what stands before the lines of an exception group's traceback
+#: prefix of the lines of an exception group's traceback
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
-#: files that are not the user's own: of installed packages, of Python's library, and of the rooms that call objectives
+#: files that are not the user's: of installed packages, of Python's library, and of the rooms that call objectives
 _FOREIGN = re.compile(
     r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|program|runner|space|training))[\\/]"
     r"|^<"
@@ -22,12 +22,12 @@ _FOREIGN = re.compile(
 class Failure:
     """A failure, read from the error of its outcome."""
 
-    #: the exception and the line that raised it, without the folder; else the error's first line without numbers:
-    #: failures of one kind are alike
+    #: the exception and the line that raised it, without the folder; otherwise the error's first line without numbers.
+    #: It is equal for failures of the same kind
     kind: str
-    #: the exception and the first line of its message, else the error's first line
+    #: the exception and the first line of its message; otherwise the error's first line
     headline: str
-    #: ``file:line`` of the user's own code, the innermost; "" if the error names none
+    #: ``file:line`` of the user's code, the innermost; "" if the error names none
     place: str = ""
 
     def __str__(self) -> str:
@@ -37,8 +37,8 @@ class Failure:
 def read_failure(error: str | None) -> Failure:
     """Return the failure that an outcome's error describes."""
     text = _GROUP.sub("", (error or "").strip())
-    # A process's death is described in the first line; faulthandler's text after it differs from time to time. A long
-    # traceback is cut at its front.
+    # A process's death is described in the first line; faulthandler's text after it varies. A long traceback is cut at
+    # its beginning.
     last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
@@ -60,5 +60,5 @@ def headline(error: str | None) -> str:
 
 
 def _place(frame: re.Match[str]) -> str:
-    """Return a frame's file and line. Not the folder: it may differ from machine to machine."""
+    """Return a frame's file and line. The folder is left out, because it may differ between machines."""
     return f"{_FOLDER.sub('', frame['file'])}:{frame['line']}"

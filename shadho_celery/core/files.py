@@ -1,4 +1,4 @@
-"""Files that replace others of their name."""
+"""Files that replace others of the same name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-#: ending of a file that is being written
+#: suffix of a file that is being written
 PART = ".part"
 
 
 @contextmanager
 def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
-    """Yield a file that takes the place of `target` at the end of the block; an earlier file stays until then.
+    """Yield a file that replaces `target` at the end of the block; an existing file is kept until then.
 
-    After an error it stays for good: a full disk or a killed process costs nothing that was saved. `mode` are the
-    permissions of the new file; by default those of the earlier one, or of any new file. A link stays a link. A device
-    or a pipe is written to, as it cannot be replaced. Raises OSError.
+    After an error it is kept: a full disk or a killed process does not destroy what was saved. `mode` are the
+    permissions of the new file, by default those of the existing one or of any new file. A link is kept. A device or a
+    pipe is written to, because it cannot be replaced. Raises OSError.
     """
     target = target.resolve()
     if target.exists() and not target.is_file():
@@ -29,7 +29,7 @@ def replacing(target: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
         return
     if mode is None and target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
-    # Beside it: a rename is one step only within a file system. Names have at most 255 bytes.
+    # In the same folder, because a rename is atomic only within a file system. Names have at most 255 bytes.
     part = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}{PART}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
     try:

@@ -1,4 +1,6 @@
-"""Folders below the working directory; in each a study has one that is named by its key, which no other store has."""
+"""Folders below the working directory. In each, a study has a folder named by its key, which is unique over all
+stores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from shadho_celery.errors import UsageError
 CHECKPOINTS = Path(".shadho/checkpoints")
 #: code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
-#: files of a study's own Redis and workers
+#: files of a study's private Redis and workers
 EMBEDDED = Path(".shadho/embedded")
 #: all of them
 FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
@@ -25,7 +27,7 @@ LOCK = "lock"
 def below(root: Path, *parts: str) -> Path:
     """Return the path of `parts`, which come from data, below a folder.
 
-    Raises UsageError if it leads out of the folder, by its names or by a link.
+    Raises UsageError if it is outside the folder because of its names or a link.
     """
     path = root.joinpath(*parts)
     top = os.path.realpath(root)
@@ -33,27 +35,27 @@ def below(root: Path, *parts: str) -> Path:
         real = os.path.realpath(path)
         is_outside = "\0" in str(path) or os.path.commonpath([top, real]) != top or real == top
     except ValueError:
-        # Half a surrogate pair is in no path, and NUL in none for some versions of Python.
+        # No path has an unpaired surrogate, and some versions of Python refuse NUL.
         is_outside = True
     if is_outside:
-        raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or use no data of strangers")
+        raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or do not use data of strangers")
     return path
 
 
 @lru_cache(maxsize=1000)
 def study_folder(root: Path, study: str) -> Path:
-    """Return the folder of a study's checkpoints and logs below `root`. Raises as `below`.
+    """Return the folder of a study's checkpoints and logs below `root`. Raises like `below`.
 
-    A process checks it once, as a worker asks for it several times a trial, and each check takes as long as the rest of
-    the trial's message.
+    A process checks it once: a worker needs it several times per trial, and each check takes as long as the rest of the
+    trial's message.
     """
     return below(root, study, "logs").parent
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a living process keeps the lock of a file; False where the file system has no locks."""
+    """Return whether a live process holds the lock of a file; False if the file system has no locks."""
     try:
-        # A link would lead elsewhere, and a pipe without a writer would be waited for.
+        # A link could lead elsewhere, and opening a pipe without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return False
@@ -69,5 +71,5 @@ def is_locked(path: Path) -> bool:
 
 
 def holds_files(folder: Path) -> bool:
-    """Return whether there is a regular file in a folder or below it; not if it is missing or cannot be read."""
+    """Return whether there is a regular file in a folder or below it; False if it is missing or cannot be read."""
     return any(Path(top, name).is_file() for top, _, names in os.walk(folder) for name in names)

@@ -15,16 +15,16 @@ from msgspec import Meta, Struct
 from shadho_celery.core.cores import usable_cores
 from shadho_celery.core.trial import Memory, Name
 
-#: expected classes, the strongest first, until their workers have announced hardware
+#: expected classes, the strongest first, until their workers have announced their hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: form of a compute class's name, which is also that of a queue, and stands in lists with commas
+#: format of a compute class's name, which is also that of a queue, and is used in lists with commas
 CLASS_NAME = r"\A[^,\x00-\x1f\x7f\ud800-\udfff]{1,60}\Z"
 
-#: memory of a GPU that makes its machine `gpu_large`
+#: GPU memory above which a machine is `gpu_large`
 LARGE_GPU_BYTES = 16 * 2**30
 
-#: variables that bound the threads of numerical libraries, which otherwise start one for every core
+#: variables that limit the threads of numerical libraries, which otherwise start one per core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -32,26 +32,26 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def uses_gpus(compute_class: str) -> bool:
-    """Return True if workers of `compute_class` use their machine's GPUs; a class named cpu... leaves them free."""
+    """Return True if workers of `compute_class` use their machine's GPUs. A class named cpu... does not use them."""
     return not compute_class.startswith("cpu")
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Facts of one machine, as its workers announce them."""
+    """Facts about one machine, as its workers announce them."""
 
     #: its name, or the value of ``SHADHO_HOST``
     host: Name = ""
-    #: cores this process may use
+    #: cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0
     #: marketing name of the GPUs, "" without one
     gpu_name: Name = ""
-    #: GPUs this process may use
+    #: GPUs that this process may use
     gpus: tuple[str, ...] = ()
     #: bytes of the smallest GPU, 0 without one
     gpu_memory: _Bytes = 0
-    #: processors this process may run on, as bits of a number in hexadecimal digits; workers of equal `pool` share them
+    #: processors on which this process may run, as bits of a hexadecimal number; workers with equal `pool` share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
     #: see `cores.Cores`; "" if it is not known
     pool: Name = ""
@@ -60,7 +60,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     @property
     def compute_class(self) -> str:
-        """Class of such a machine by default: `gpu_large`, `gpu_small` or `cpu`."""
+        """Default class of such a machine: `gpu_large`, `gpu_small` or `cpu`."""
         if not self.gpus:
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
@@ -77,7 +77,7 @@ class Machine(Struct, frozen=True, kw_only=True):
         """Return the threads of a trial in one of `slots` slots, beside `neighbours`: other workers' facts and slots.
 
         The slots that may use a processor share it equally. A worker that ``SHADHO_CORES`` limits has that many cores,
-        whatever its neighbours have, and they share what it leaves.
+        whatever its neighbours have, and the others share the rest.
         """
         mine = _bits(self.processors)
         others = [(each, count, _bits(each.processors)) for each, count in neighbours if each.pool == self.pool]
@@ -89,20 +89,20 @@ class Machine(Struct, frozen=True, kw_only=True):
             taken = sum(each.cores / of for each, _, of in here if each.is_limited)
             sharing = sum(count / of for each, count, of in here if not each.is_limited)
             threads += max(0.0, self.cores / len(mine) - taken) / (max(1, slots) + len(mine) * sharing)
-        # Sums of fractions may be a little less than a whole number.
+        # Sums of fractions may be slightly less than a whole number.
         return max(1, int(threads + 1e-6))
 
     def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
         """Return the variables for the process of slot `slot` of `slots`: its GPU, and its share of the cores."""
         gpus = self.gpus_for(compute_class)
         visible = gpus[slot % len(gpus)] if gpus else ""
-        # Our numbers are the driver's. CUDA by itself would number GPUs by speed.
+        # Our numbers are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots))}
 
 
 def thread_variables(threads: int | str) -> dict[str, str]:
-    """Return the variables that give the numerical libraries of a process so many threads."""
+    """Return the variables that set the number of threads of a process's numerical libraries."""
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
@@ -124,24 +124,24 @@ class ComputeClass:
     busy: int = 0
     #: live workers
     workers: int = 1
-    #: slots for this study, beside other studies on the fleet; None for all
+    #: slots for this study beside other studies on the fleet; None for all
     allowance: float | None = None
-    #: slots that this study may take now beyond the whole ones of its share, 0 while it is the turn of other studies;
+    #: slots that this study may take now beyond the whole ones of its share, 0 while other studies have their turn;
     #: None for the share rounded up
     turn: int | None = None
     #: trials to queue beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
-    #: slots of this study's attempts on workers that are silent or drain: they occupy no slot of the live workers
+    #: slots of this study's attempts on workers that are silent or drain; they take no slot of the live workers
     silent: int = 0
     #: bytes of RAM of the class's smallest machine; 0 if unknown
     memory: int = 0
     #: bytes of the smallest GPU among the class's machines; 0 without one
     gpu_memory: int = 0
-    #: most cores among the class's machines
+    #: maximum number of cores among the class's machines
     cores: int = 0
     #: slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: by machine, the storage of its checkpoints: machines of equal ids share them. "" if it is not known, or if its
+    #: storage of the checkpoints of each machine. Machines with equal ids share it. "" if it is not known, or if its
     #: workers have several
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
@@ -154,7 +154,7 @@ class ComputeClass:
 
     @property
     def limit(self) -> int:
-        """Most slots that this study may take."""
+        """Maximum number of slots that this study may take."""
         return math.ceil(self.share) if self.turn is None else math.floor(self.share) + self.turn
 
     def bytes_of(self, memory: Memory) -> int:
@@ -169,9 +169,9 @@ def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAU
 
 
 def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Memory]]:
-    """Return the compute classes that a trial has outgrown, each with the memory that it had too little of.
+    """Return the compute classes that a trial has outgrown, each with the kind of memory that was too small.
 
-    Earlier versions did not record the latter: of a class that uses GPUs it was most likely theirs.
+    Earlier versions did not record the kind: for a class that uses GPUs it was most likely theirs.
     """
     classes = outgrown.split(",") if outgrown else []
     recorded = [Memory(name) for name in memories.split(",")] if memories else []
@@ -181,10 +181,10 @@ def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Mem
 
 
 def detect() -> Machine:
-    """Return the resources of this machine that the process may use. Never raises: unreadable ones are absent.
+    """Return the resources of this machine that the process may use. Never raises: unreadable ones are left out.
 
-    ``SHADHO_CORES`` bounds the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
-    this machine for other machines, in case its own name is ambiguous.
+    ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
+    this machine for other machines, if its own name is ambiguous.
     """
     gpus, name, gpu_memory = _nvidia_gpus()
     cores = usable_cores()

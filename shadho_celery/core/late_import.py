@@ -1,6 +1,6 @@
-"""Modules of others that others import and hardly anybody uses: they are loaded at their first use.
+"""Lazy import of rarely used third-party modules.
 
-Each slot's process imports hyperopt. Half of that time goes into scipy.stats, which only `hyperopt.atpe` wants.
+Each slot's process imports hyperopt. Half of that time is for scipy.stats, which only `hyperopt.atpe` uses.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: what `import hyperopt` need not load
+#: modules that `import hyperopt` need not load
 OF_HYPEROPT = "hyperopt.atpe"
 
 
 class _Late(ModuleType):
-    """Stands for a module, until one of its names is asked for."""
+    """Placeholder for a module until one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # The import itself, and tools that look through `sys.modules`, ask for such names.
+        # The import itself, and tools that search `sys.modules`, ask for such names.
         if name.startswith("__"):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -29,10 +29,10 @@ class _Late(ModuleType):
 
 
 def load_late(module: str) -> None:
-    """Have `module` loaded at its first use, by whomever it is imported, unless it is loaded already."""
+    """Load `module` at its first use, whichever module imports it, unless it is already loaded."""
     sys.modules.setdefault(module, _Late(module))
 
 
 def is_late(module: object) -> bool:
-    """Return whether `module` stands for one that is loaded at its first use."""
+    """Return whether `module` is a placeholder that is loaded at its first use."""
     return isinstance(module, _Late)

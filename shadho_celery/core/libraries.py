@@ -1,6 +1,6 @@
-"""Files that hide a library: Python imports a `redis.py` of the working directory in place of Redis's client.
+"""Files that hide a library: Python imports a `redis.py` of the working directory instead of Redis's client.
 
-It imports little, because such a file may be the reason why something else cannot be imported.
+This module imports little, because such a file may be the reason why something else cannot be imported.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-#: modules of Python that no library imports: a study may have their names
+#: modules of Python that no library imports, so that a study may have their names
 _UNUSED = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
 
 
 def library_named(name: str) -> str | None:
-    """Return the library, in words, that an `import` of this name is to get; None if there is none."""
+    """Return a description of the library that an `import` of this name should get, or None."""
     if name in sys.stdlib_module_names - _UNUSED:
         return f"Python's own module {name}"
     file = installed_file(name)
@@ -22,7 +22,7 @@ def library_named(name: str) -> str | None:
 
 
 def installed_file(name: str) -> Path | None:
-    """Return the file of an installed module; None if there is none."""
+    """Return the file of an installed module, or None."""
     for folder in _installed():
         path = Path(folder, *name.split("."))
         for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
@@ -32,32 +32,32 @@ def installed_file(name: str) -> Path | None:
 
 
 def is_installed(file: str | Path) -> bool:
-    """Return whether a file is part of Python or of what is installed there."""
+    """Return whether a file is part of Python or of an installed package."""
     # Resolved, for environments that are reached through links.
     path = Path(file).resolve()
     return any(path.is_relative_to(Path(folder).resolve()) for folder in (_STANDARD, *_installed()))
 
 
 def hides(file: str | Path, library: str) -> str:
-    """Return what to tell the user of a file that hides a library."""
+    """Return an error message about a file that hides a library."""
     path = Path(file)
     path = path.parent if path.name == "__init__.py" else path
-    text = f"{path} has the name of {library}, and is imported in its place; rename it, such as to my_{path.name}"
+    text = f"{path} has the name of {library}, and is imported instead of it; rename it, such as to my_{path.name}"
     return text if text.isprintable() else ascii(text)
 
 
 def is_import(error: BaseException) -> bool:
     """Return whether an exception comes from the body of a module that was being imported."""
     frames = [name for name, _, _ in _frames(error)]
-    # The program's own body is the first one, and all that it does runs within.
+    # The body of the program is the first one, and everything runs within it.
     return frames.count(_BODY) > 1 or frames[-1:] == [_BODY]
 
 
 def failed_import(error: BaseException) -> str | None:
-    """Return what to tell the user of a file that hides a library, and so may have failed an import; else None."""
+    """Return an error message about a file that hides a library and so may have caused a failed import, or None."""
     if not isinstance(error, (ImportError, AttributeError, TypeError)):
         return None
-    # A module whose import has failed is in the traceback alone.
+    # A module whose import has failed is only in the traceback.
     modules = [(name, file) for code, name, file in _frames(error) if code == _BODY]
     modules += [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
     for name, file in modules:
@@ -69,7 +69,7 @@ def failed_import(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> list[tuple[str, str, str | None]]:
-    """Return the names of code and module, and the file, of each frame that an exception has passed."""
+    """Return the names of code and module, and the file, of each frame that an exception passed through."""
     found, trace = [], error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -83,10 +83,10 @@ def _installed() -> list[str]:
     return [each for each in sys.path if Path(each).name in {"site-packages", "dist-packages"}]
 
 
-#: this package, which may be a checkout and installed as well
+#: this package, which may be both a checkout and installed
 _OURS = __name__.partition(".")[0]
 
-#: name of the code that is a module's body
+#: name of the code of a module's body
 _BODY = "<module>"
 
 #: folder of Python's own modules

@@ -1,4 +1,4 @@
-"""Objectives of a study: the losses that it names, and the direction of each."""
+"""Objectives of a study: the names of its losses, and the direction of each."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shadho_celery.errors import UsageError
 
 Direction = Literal["minimize", "maximize"]
 _Name = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
-#: direction by name; the first one decides where one number has to
+#: direction by name; the first one is used where a single number is needed
 Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=10)]
 
 
 def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
-    """Return losses as they are minimised, those to maximise negative; and from minimised ones the user's own."""
-    # Not -value: a loss of 0 has no sign.
+    """Return losses in minimised form, with those to maximise negated; or from minimised ones the user's own."""
+    # Not -value, because a loss of 0 has no sign.
     return {
         name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()
     }
 
 
 def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
-    """Return one number as `turned` does: of several objectives it is the first one."""
+    """Return one number like `turned`; with several objectives it is the first one."""
     if not objectives:
         return loss
     first = next(iter(objectives))
@@ -33,15 +33,15 @@ def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
 
 
 def in_words(objectives: Mapping[str, str] | None) -> str:
-    """Return objectives for a message."""
+    """Return objectives as text for a message."""
     return ", ".join(f"{way} {name}" for name, way in objectives.items()) if objectives else "one loss without a name"
 
 
 def refuse_others(objectives: Mapping[str, str] | None, in_force: Mapping[str, Any]) -> None:
-    """Raise UsageError if a study that is resumed had other objectives `in_force`, or another first one."""
+    """Raise UsageError if a resumed study had other objectives `in_force`, or another first one."""
     before = in_force.get("objectives")
     if in_force and [*(before or {}).items()] != [*(objectives or {}).items()]:
         raise UsageError(
-            f"this study was begun with other objectives: {in_words(before)}, not {in_words(objectives)}; begin "
+            f"this study was started with other objectives: {in_words(before)}, not {in_words(objectives)}; start "
             "another study (without resume), or restore them"
         )

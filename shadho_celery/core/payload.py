@@ -1,7 +1,7 @@
 """Payload of a message to a worker, validated before use.
 
-The study's key and the trial's number become names of folders and of Redis keys, and the module is imported: a client
-of the broker must not choose them freely.
+The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. A client
+of the broker must therefore not choose them freely.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
 
 
 class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The attempts of one message, and the settings that apply to all of them."""
+    """The attempts of one message, and the settings for all of them."""
 
     study: StudyKey
     #: the study's name, for its objective and for people
     name: Name = ""
     #: module that defines their objective
     module: ModuleName
-    #: digest of the code that they are for; "" for any
+    #: digest of the code that they need; "" for any
     code: Digest = ""
     #: True if workers that accept code get it from Redis
     is_shipped: bool = False
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: Positive | None = None
-    #: True if a failure may count against the worker: other workers run trials of the study, too
+    #: True if a failure may count against the worker, because other workers run trials of the study too
     watched: bool = False
-    #: seat for the worker's slot in the gang of the one attempt; None to run the attempts themselves
+    #: seat for the worker's slot in the gang of the only attempt; None to run the attempts themselves
     replica: ReplicaSeat | None = None
 
     def __post_init__(self) -> None:
         if self.replica is not None and len(self.attempts) != 1:
-            raise ValueError("a replica is one of one attempt")
+            raise ValueError("a message for a replica must have one attempt")
         if self.replica is not None and self.replica.rank < 1:
-            raise ValueError("the coordinator itself is no replica - at `$.replica.rank`")
+            raise ValueError("the coordinator itself is not a replica - at `$.replica.rank`")
 
 
-# Each of a worker's slots decodes messages in a thread of its own.
+# Each of a worker's slots decodes messages in its own thread.
 resolve(Payload)

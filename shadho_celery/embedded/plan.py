@@ -23,10 +23,10 @@ REDIS_LOG = "redis.log"
 #: Redis's socket in the study's folder
 SOCKET = "redis.sock"
 
-#: longest path of a unix socket, with a margin
+#: maximum length of a unix socket's path, with a margin
 MAX_SOCKET_PATH = 90
 
-#: paths without a character that an URL escapes, or that ends it
+#: paths without characters that are escaped in a URL or end it
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 
@@ -41,7 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     imports: Sequence[str]
     #: cores by class
     cores: Mapping[str, int]
-    #: descriptor of the lock on the folder, which every process that writes there keeps open
+    #: descriptor of the folder's lock, which every process that writes there keeps open
     lock: int
 
     @property
@@ -56,10 +56,10 @@ def urls_of(socket: str) -> dict[str, str]:
 
 
 def socket_path(directory: Path) -> str:
-    """Return a path of a folder's socket that a socket can have, and that means the same in the URLs of every library.
+    """Return a path of a folder's socket that is short enough and means the same in the URLs of every library.
 
-    Where the folder's own path is too long for it, or odd, it leads through a link in a temporary folder: the socket
-    lies in the study's folder, where others find it. `remove_link` removes that.
+    If the folder's own path is too long or has special characters, the path uses a link in a temporary folder. The
+    socket itself is in the study's folder, where others find it. `remove_link` removes the link.
     """
     path = directory / SOCKET
     if len(str(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(str(path)):
@@ -70,7 +70,7 @@ def socket_path(directory: Path) -> str:
 
 
 def remove_link(socket: str, directory: Path) -> None:
-    """Remove the link through which the path of a folder's socket leads, if it does."""
+    """Remove the link in the path of a folder's socket, if there is one."""
     link = Path(socket).parent
     if link != directory:
         with suppress(OSError):
@@ -79,7 +79,7 @@ def remove_link(socket: str, directory: Path) -> None:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log to append to, readable only by its owner: objectives may print into it."""
+    """Open a log for appending. Only its owner can read it, because objectives may print secrets."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 

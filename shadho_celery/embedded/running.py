@@ -1,4 +1,4 @@
-"""Embedded fleets that run in this folder: others find them by the locks that their supervisors keep."""
+"""Embedded fleets that run in this folder. Other processes find them by the locks that their supervisors keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shadho_celery.errors import ServiceError, UsageError
 
 
 def running(root: Path = EMBEDDED) -> list[Path]:
-    """Return the folders of the embedded fleets that run, without links to other folders.
+    """Return the folders of the embedded fleets that run, except links to other folders.
 
     Raises UsageError if `root` cannot be read.
     """
@@ -23,7 +23,9 @@ def running(root: Path = EMBEDDED) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UsageError(f"{root} cannot be read: {error.strerror}; ask as the user who runs the study") from None
+        raise UsageError(
+            f"{root} cannot be read: {error.strerror}; run this command as the user who runs the study"
+        ) from None
     found = []
     for name in names:
         with suppress(UsageError):
@@ -36,15 +38,15 @@ def running(root: Path = EMBEDDED) -> list[Path]:
 def reached(directory: Path) -> Iterator[Mapping[str, str]]:
     """Yield the environment variables with the URLs of a fleet's broker and Redis.
 
-    No path is read from the folder: the socket has a fixed name there, and may not be a link. Raises ServiceError
-    without one.
+    No path is read from the folder: the socket has a fixed name there, and must not be a link. Raises ServiceError if
+    there is no socket.
     """
     try:
         is_there = stat.S_ISSOCK(os.lstat(directory / SOCKET).st_mode)
     except OSError:
         is_there = False
     if not is_there:
-        raise ServiceError(f"the study in {directory} is beginning or ending; ask again in some seconds")
+        raise ServiceError(f"the study in {directory} is starting or ending; ask again in a few seconds")
     directory = directory.absolute()
     socket = socket_path(directory)
     try:

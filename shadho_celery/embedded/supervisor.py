@@ -1,7 +1,7 @@
 """Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
 
-It reads its plan from standard input and then waits there. When the scheduler closes its end, or dies, the supervisor
-stops Redis and the workers and removes the socket. The state folder stays for the next start.
+It reads its plan from standard input and then waits there. When the scheduler closes its end or dies, the supervisor
+stops Redis and the workers and removes the socket. The state folder is kept for the next start.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 from shadho_celery.transport import urls
 
-#: least seconds between two starts of a worker
+#: minimum seconds between two starts of a worker
 RESTART_SECONDS = 5.0
 
-#: bytes at which a log is cut; its last bytes are kept beside it, as many again
+#: bytes at which a log is cut; the same number of last bytes is kept in a second file
 MAX_LOG = 10_000_000
 
 #: messages of Redis and Valkey about an append-only file that they cannot read
@@ -36,7 +36,7 @@ UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file i
 
 
 class Supervisor:
-    """Owner of Redis and the workers; it ends them before itself."""
+    """Owner of Redis and the workers, which ends them before itself."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -48,7 +48,7 @@ class Supervisor:
         self._stopping = False
 
     def watch(self, pipe: IO[str]) -> None:
-        """Keep everything alive until the pipe ends or a SIGTERM arrives; then stop everything."""
+        """Keep everything running until the pipe closes or a SIGTERM arrives; then stop everything."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while not self._stopping:
@@ -69,7 +69,7 @@ class Supervisor:
         self._stopping = True
 
     def _revive(self) -> None:
-        """Restart dead processes; a worker that keeps dying gives the reason in its log."""
+        """Restart dead processes. A worker that keeps dying gives the reason in its log."""
         if self._redis.poll() is not None:
             self._set_aside_unreadable()
             self._redis = self._start_redis()
@@ -80,7 +80,7 @@ class Supervisor:
 
     def _cut_logs(self) -> None:
         for log in Path(self._plan.directory).glob("*.log"):
-            # On a full disk, say. The log goes on.
+            # For example on a full disk. The log continues.
             with suppress(OSError):
                 if cut(log) and log.name == REDIS_LOG:
                     self._log_began = 0
@@ -88,7 +88,7 @@ class Supervisor:
     def _set_aside_unreadable(self) -> None:
         """Set an unreadable append-only file aside, once.
 
-        The store has every finished trial; attempts known only to that file are run again.
+        The store has every finished trial. Attempts recorded only in that file run again.
         """
         folder = Path(self._plan.directory)
         with (folder / REDIS_LOG).open("rb") as log:
@@ -100,7 +100,7 @@ class Supervisor:
             shutil.rmtree(aside, ignore_errors=True)
             with suppress(OSError):
                 (folder / "appendonlydir").rename(aside)
-                sys.stderr.write(f"Redis cannot read its append-only file, which is set aside as {aside}\n")
+                sys.stderr.write(f"Redis cannot read its append-only file, which is renamed to {aside}\n")
 
     def _start_redis(self) -> subprocess.Popen[bytes]:
         Path(self._plan.socket).unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class Supervisor:
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
             **self._plan.urls,
-            # A celeryconfig.py of the working directory is for workers of a fleet, or another project's.
+            # A celeryconfig.py of the working directory is for the workers of a fleet, or belongs to another project.
             urls.IGNORE: "1",
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
@@ -141,7 +141,7 @@ class Supervisor:
         umask: int = -1,
         pass_fds: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        # A class may have any name, a file may not.
+        # A class may have any name, but a file may not.
         with open_log(Path(self._plan.directory) / log.replace("/", "_")) as output:
             return subprocess.Popen(
                 command,
@@ -156,10 +156,10 @@ class Supervisor:
 
 
 def cut(log: Path) -> bool:
-    """Move a log's last MAX_LOG bytes to ``NAME.log.1`` if it is longer, and truncate it; return whether it was.
+    """If a log is longer than MAX_LOG, move its last MAX_LOG bytes to ``NAME.log.1`` and truncate it. Return whether it
+    was.
 
-    Processes that append to it need not open it again (logrotate's copytruncate). A line that is written in this moment
-    may be lost.
+    Processes that append to it need not reopen it (logrotate's copytruncate). A line that is being written may be lost.
     """
     if log.stat().st_size <= MAX_LOG:
         return False
@@ -175,12 +175,12 @@ def cut(log: Path) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Have Linux end this process when the supervisor dies, even by SIGKILL."""
+    """Make Linux end this process when the supervisor dies, even by SIGKILL."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fork_watcher() -> None:
-    """Fork a process that kills this process group when the supervisor has died, for systems without PDEATHSIG."""
+    """Fork a process that kills this process group when the supervisor has died, on systems without PDEATHSIG."""
     # Redis and the workers are started later, and inherit neither end of the pipe.
     lifeline, held = os.pipe()
     if os.fork():
@@ -194,7 +194,7 @@ def _fork_watcher() -> None:
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Terminate processes, and kill those still alive after `seconds`."""
+    """Terminate processes, and kill those that are still alive after `seconds`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
@@ -207,8 +207,8 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 
 def main() -> None:
-    """Read the plan from standard input and supervise until it ends."""
-    # The scheduler's environment may have the password of the store.
+    """Read the plan from standard input, and supervise until it closes."""
+    # The scheduler's environment may contain the password of the store.
     hide_memory()
     if sys.platform != "linux":
         _fork_watcher()

@@ -1,4 +1,4 @@
-"""Executor whose attempts are run by the caller, who fetches each and brings its result: for one's own loop."""
+"""Executor for ask/tell loops: the caller fetches each attempt, runs it, and returns its result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shadho_celery.executors.inline import HOST, INLINE_CLASS, STORAGES
 
 
 class ByHandExecutor:
-    """One class, `local`, with a slot for each attempt that is fetched, and one more while one is asked for."""
+    """One class, `local`, with a slot for each fetched attempt, and one more while one is asked for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queue: deque[Attempt] = deque()
-        #: attempts that were fetched, and have no result yet, by trial
+        #: attempts that were fetched but have no result yet, by trial
         self.fetched: dict[int, Attempt] = {}
         self._events: list[Event] = []
         self._is_asked = False
@@ -51,11 +51,11 @@ class ByHandExecutor:
         self._queue.clear()
 
     def ask_for_one(self, *, is_asked: bool) -> None:
-        """Offer a free slot, or none any more."""
+        """Offer a free slot, or stop offering one."""
         self._is_asked = is_asked
 
     def fetch(self) -> Attempt | None:
-        """Return an attempt for the caller to run; None if there is none."""
+        """Return an attempt for the caller to run, or None."""
         if not self._queue:
             return None
         attempt = self._queue.popleft()
@@ -65,21 +65,21 @@ class ByHandExecutor:
         return attempt
 
     def bring(self, number: int, outcome: Outcome) -> None:
-        """End a fetched attempt. Raises KeyError for one that is not."""
+        """End a fetched attempt. Raises KeyError if it was not fetched."""
         attempt = self.fetched.pop(number)
         at, which = self._clock.wall(), attempt.attempt
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)
 
     def report(self, number: int, step: int, loss: float) -> None:
-        """Report an intermediate loss of a fetched attempt. Raises KeyError for one that is not."""
+        """Report an intermediate loss of a fetched attempt. Raises KeyError if it was not fetched."""
         which = self.fetched[number].attempt
         self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall()))
 
     def give_back(self) -> None:
-        """Give up all fetched attempts: their trials wait to be asked for again."""
+        """Give up all fetched attempts. Their trials wait to be asked for again."""
         for attempt in self.fetched.values():
-            self._lose(attempt, "it was asked for and never told")
+            self._lose(attempt, "it was asked for but never told")
         self.fetched.clear()
 
     def _lose(self, attempt: Attempt, reason: str) -> None:

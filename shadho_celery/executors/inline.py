@@ -18,13 +18,13 @@ from shadho_celery.objective.context import LocalContext
 
 INLINE_CLASS = "local"
 
-#: in place of the machine's name, and of what lies on its disk
+#: replaces the machine's name, and the id of its disk
 HOST = "this process"
 STORAGES = {HOST: "local"}
 
 
 class InlineExecutor:
-    """One slot of one class, `local`; a trial runs inside `poll`."""
+    """One slot of one class, `local`. A trial runs inside `poll`."""
 
     def __init__(
         self,
@@ -38,10 +38,11 @@ class InlineExecutor:
         prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False,
         code: str = "",
     ) -> None:
-        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name.
+        """`evaluate` computes the objective's values from a trial's params (`Space.evaluate`). `study` is a name.
 
-        `objectives` are those of the study, if its losses have names. `prunes` says of each report whether its attempt
-        should stop: while an objective runs nobody polls. `code` is the digest of the objective's version.
+        `objectives` are those of the study, if its losses have names. `prunes` is called with each report and returns
+        whether its attempt should stop, because nothing polls while an objective runs. `code` is the digest of the
+        objective's version.
         """
         self._objective = objective
         self._evaluate = evaluate
@@ -117,7 +118,7 @@ class InlineExecutor:
             self._clock,
             objectives=self._objectives,
         )
-        # Also of an objective that raises its own exception when it is to stop.
+        # Also for an objective that raises its own exception when it should stop.
         outcome = replace(outcome.cancelled() if is_stopped else outcome, continued=continued, code=self._code)
         at = self._clock.wall()
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)

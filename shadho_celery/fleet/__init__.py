@@ -1,9 +1,10 @@
-"""Fleet: the scheduler's side of the queues, one executor for one study.
+"""Fleet: the scheduler's side of the queues, with one executor per study.
 
-May use: core to transport. `executor` is the whole; `dispatch` sends attempts, `in_flight` records them,
-`lease_monitor` finds lost ones, `workers` records the live workers, `circuit_breaker` judges failing ones, `gangs`
+May use: core to transport. `executor` uses all other modules. `dispatch` sends attempts, `in_flight` records them,
+`lease_monitor` finds lost ones, `workers` records the live workers, `circuit_breaker` quarantines failing ones, `gangs`
 fills the seats of gangs, and `removal` ends the trials of a deleted study.
-Why it is so: classes are discovered from announcements, and a queue's name is its class's name. A machine has a queue
-for each class, too, for attempts that are to run there. Publishing is batched and short trials share a message, which
-costs a worker about a millisecond. Only claimed attempts that were lost count against a trial.
+
+Classes are discovered from announcements, and a queue has the name of its class. Each machine also has a queue per
+class, for attempts that must run on that machine. Publishing is batched, and short trials share a message, because a
+message costs a worker about a millisecond. Only lost attempts that were claimed count against a trial.
 """

@@ -1,13 +1,13 @@
-"""Circuit breakers: tell failures of a worker from failures of trials, and quarantine the worker.
+"""Circuit breakers: distinguish failures of workers from failures of trials, and quarantine workers.
 
-A machine with a broken driver or a missing library fails its trials at once, is free again at once, and so draws the
-whole study to itself (a black hole). A failure of a kind that only one worker has had gets a second opinion: the trial
-is tried again on another worker. If that one finishes it, the failure counts against the first worker. If it fails in
-the same way, failures of that kind are known, and from then on believed of every worker. So a study whose trials fail
-for their own reasons pays one more run for each kind of failure, and no more.
+A machine with a broken driver or a missing library fails its trials at once and is free again at once. Without a
+circuit breaker it would take most trials of a study (a black hole). If only one worker has had a kind of failure, the
+trial is tried again on another worker. If that worker finishes it, the failure counts against the first worker. If it
+fails in the same way, failures of this kind count as caused by the trials, on any worker. A study whose trials fail for
+their own reasons therefore costs one more run for each kind of failure.
 
-Between two judgements the strikes in Redis (`transport.quarantine`) open a breaker at once; the judgement closes it,
-half-opens it (one more trial) or turns it into a quarantine.
+Between two decisions, the strikes in Redis (`transport.quarantine`) open a breaker at once. The decision closes it,
+half-opens it (one more trial), or quarantines the worker.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush
 
-#: failures of trials that others finished after which a worker is quarantined: in all, and in a row
+#: failures of trials that succeeded elsewhere after which a worker is quarantined: in all, and in a row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
-#: the least share of its results that the first number must be
+#: minimum ratio of the first number to all results of the worker
 MIN_SHARE = 0.1
 #: results without a success after which one such failure is enough
 HOPELESS_AFTER = 2
-#: workers on which one trial may fail before its failure is believed in any case
+#: number of workers on which a trial may fail before its failure is accepted in any case
 MAX_OPINIONS = 3
-#: factor of a successful trial's mean seconds beyond which a failure is believed: a black hole fails fast
+#: a failure is accepted if it took longer than this times the mean seconds of a successful trial: black holes fail fast
 PATIENCE = 3.0
-#: weight of the latest trial in the mean of successful trials' seconds
+#: weight of the latest trial in the mean seconds of successful trials
 DECAY = 0.2
 
 
 class CircuitBreaker:
-    """Judge of the results of one study's workers."""
+    """Decides whether failures are caused by the workers or the trials of one study."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
         #: calls that record decisions in Redis, pending while it does not answer
         self._unsaid: list[Callable[[], object]] = []
-        #: workers that get no more trials
+        #: quarantined workers
         self.quarantined: set[str] = set()
         #: warnings for the operator
         self.notices: list[str] = []
-        #: the last failure of a kind that no other worker has had, by worker: its machine and the error
+        #: last failure of a kind that no other worker has had, by worker: its machine and the error
         self._errors: dict[str, tuple[str, str]] = {}
-        #: by kind of failure, the workers that have had it
+        #: workers that have had a kind of failure, by kind
         self._had: defaultdict[str, set[str]] = defaultdict(set)
-        #: kinds that are the trials' own
+        #: kinds of failures that are caused by the trials
         self._known: set[str] = set()
-        #: by number of a trial whose failure is not believed yet, the workers it failed on and how
+        #: workers on which a trial failed and the kinds of failure, by number of a trial whose failure is not accepted
+        #: yet
         self._doubted: dict[int, list[tuple[str, str]]] = {}
-        #: failures of trials that others finished, in all and since a worker's last success
+        #: failures of trials that succeeded elsewhere, in all and since a worker's last success
         self._against: Counter[str] = Counter()
         self._row: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
-        #: mean seconds of a successful trial, 0 before the first
+        #: mean seconds of a successful trial; 0 before the first
         self._seconds = 0.0
 
     def judge(self, result: Result, able: Set[str]) -> Result:
-        """Return the result, with a retry if another one of the workers that are `able` is to try the trial first."""
+        """Return the result. It asks for a retry if another of the `able` workers must try the trial first."""
         outcome = result.outcome
         if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or not result.worker:
             return result
@@ -76,11 +77,11 @@ class CircuitBreaker:
             return result
         if self._is_believed(result, able):
             return result
-        reason = f"it failed on {result.worker}, and is tried elsewhere: {one_line(headline(outcome.error))}"
+        reason = f"it failed on {result.worker}, so another worker tries it: {one_line(headline(outcome.error))}"
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of these workers: no other worker is left to try their trials."""
+        """Close the breakers of these workers, because no other worker can try their trials."""
         self._unsaid += [partial(self._quarantine.close, worker) for worker in workers]
 
     def speak(self) -> None:
@@ -88,7 +89,7 @@ class CircuitBreaker:
         flush(self._unsaid)
 
     def _note_success(self, result: Result) -> None:
-        """Count a success, and the failures of the same trial against the workers that it failed on."""
+        """Count a success, and count the trial's earlier failures against the workers on which it failed."""
         self._finished[result.worker] += 1
         self._row[result.worker] = 0
         self._seconds += (DECAY if self._seconds else 1.0) * ((result.outcome.seconds or 0.0) - self._seconds)
@@ -97,19 +98,19 @@ class CircuitBreaker:
         self._row.update(guilty)
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
-        # Nothing was found out about the others.
+        # The other workers remain undecided.
         self._unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
         self._unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
-        """Record a failure; return whether it is the trial's own."""
+        """Record a failure. Return whether it counts as caused by the trial."""
         kind = kind_of(result.outcome.error)
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1 or not able - {result.worker}:
             self._known.add(kind)
         earlier = self._doubted.get(result.number, [])
-        # It comes back to the same worker only where no other one has taken it.
+        # A trial returns to the same worker only if no other worker took it.
         has_returned = result.worker in {worker for worker, _ in earlier}
         failures = [*earlier, (result.worker, kind)]
         others = able - {worker for worker, _ in failures}
@@ -134,7 +135,7 @@ class CircuitBreaker:
         return self._row[worker] >= MAX_AGAINST_ROW or against >= max(MAX_AGAINST, MIN_SHARE * ended)
 
     def _cleared(self, workers: Iterable[str]) -> set[str]:
-        """Return those of `workers` that have no doubted failure left, and are not quarantined."""
+        """Return those of `workers` that have no undecided failure and are not quarantined."""
         suspects = {worker for failures in self._doubted.values() for worker, _ in failures}
         return set(workers) - suspects - self.quarantined
 

@@ -1,4 +1,4 @@
-"""Dispatch: turn placed attempts into messages, and publish them; retry while the broker or Redis is away."""
+"""Dispatch: turn placed attempts into messages and publish them. Retry while the broker or Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
 from shadho_celery.transport.registry import ANY_CODE
 
-#: seconds of work that one message of short trials may carry; and the most attempts in it
+#: maximum seconds of work in one message of short trials, and maximum number of attempts in it
 BUNDLE_SECONDS = 0.02
 MAX_BUNDLE = 16
 
-#: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
+#: seconds of a class's work that should wait in its queue: about the time that the scheduler needs to refill it
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 256
 
-#: seconds between two turns while the queues hold work ahead: each turn then does more at once
+#: seconds between two turns while the queues have work waiting, so that each turn handles more events
 PACE_SECONDS = 0.04
 
-#: seconds between two tries to reach a broker that is away
+#: seconds between two tries to reach an unavailable broker
 RETRY_SECONDS = 2.0
 
 
 class Pace:
-    """Speed of a study's compute classes, and with it the number of trials that should wait in their queues."""
+    """Speed of a study's compute classes, and the resulting number of trials that should wait in their queues."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -46,18 +46,18 @@ class Pace:
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
-        """Update the moving average of a class's seconds; it starts high, so that one short trial changes little."""
+        """Update the moving average of a class's seconds. It starts high, so one short trial changes it little."""
         before = self.seconds(compute_class, 10 * BUNDLE_SECONDS)
         self._seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def seconds(self, compute_class: str, unknown: float = math.inf) -> float:
-        """Return the mean seconds of a class's trials, `unknown` before the first has ended."""
+        """Return the mean seconds of a class's trials, or `unknown` before the first has ended."""
         return self._seconds.get(compute_class, unknown)
 
     def ahead(self, compute_class: ComputeClass) -> int:
-        """Return the number of trials to keep waiting: as many as the class runs while the scheduler takes its turn.
+        """Return the number of trials to keep waiting: as many as the class runs during one turn of the scheduler.
 
-        While it is the turn of other studies, that is only enough to keep the study's own slots busy.
+        While other studies have their turn, return only enough to keep the study's own slots busy.
         """
         share, seconds = compute_class.share, AHEAD_SECONDS
         if compute_class.turn == 0:
@@ -65,7 +65,7 @@ class Pace:
         return min(MAX_AHEAD, round(share * seconds / self.seconds(compute_class.name)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
-        """Begin a turn: if the queues have work ahead, let some events gather first."""
+        """Begin a turn. If the queues have work waiting, first let some events accumulate."""
         if any(self.ahead(compute_class) for compute_class in classes):
             self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
         self._turned_at = self._clock.now()
@@ -85,7 +85,7 @@ class Dispatch:
     _: KW_ONLY
     #: seconds after which a trial is stopped
     timeout: float | None
-    #: False if all workers are on one machine: if one of them fails a trial, the others would fail it, too
+    #: False if all workers are on one machine, where a trial that fails on one would fail on the others too
     may_watch: bool
     #: the study's name
     name: str = ""
@@ -95,9 +95,9 @@ class Dispatch:
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
         self._unsent: list[Attempt] = []
-        #: ended attempts after which another one follows
+        #: ended attempts after which another attempt follows
         self._reopened: list[tuple[int, int]] = []
-        #: reason why the broker takes nothing at the moment, None while it does; and the moment to try again
+        #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
 
@@ -106,13 +106,13 @@ class Dispatch:
         self._unsent += attempts
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Let other attempts follow these (number, attempt) pairs, before the next attempts are sent."""
+        """Allow other attempts after these (number, attempt) pairs, before the next attempts are sent."""
         self._reopened += attempts
 
     def send(self) -> None:
-        """Publish the attempts that were added; retry every RETRY_SECONDS while the broker is away.
+        """Publish the added attempts. Retry every RETRY_SECONDS while the broker is unavailable.
 
-        Raises ServiceError for an error of Redis that is not an outage.
+        Raises ServiceError for an error of Redis that is not temporary.
         """
         with outages_pass():
             if self._reopened:
@@ -125,7 +125,7 @@ class Dispatch:
                 self._unsent.clear()
 
     def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
-        """Publish messages, each beside the name of its queue; return whether the broker took them."""
+        """Publish messages, each beside the name of its queue. Return whether the broker accepted them."""
         try:
             self.publisher.publish(messages)
         except ServiceError as error:
@@ -135,12 +135,12 @@ class Dispatch:
         return True
 
     def is_waiting(self, now: float) -> bool:
-        """Return whether the broker is away and the next try is not due yet."""
+        """Return whether the broker is unavailable and the next try is not due yet."""
         return now < self._retry_at
 
     def for_replicas(self, attempt: Attempt) -> Payload:
-        """Return the message for the replicas of an attempt, without their seat."""
-        # The coordinator's time limit is enough: all replicas end with it.
+        """Return the message for the replicas of an attempt, without a seat."""
+        # The coordinator's time limit is enough, because all replicas end with it.
         return self._payload([attempt], None)
 
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
@@ -156,7 +156,7 @@ class Dispatch:
                 yield queue_of(bundle[0]), self._payload(bundle, self.timeout)
 
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
-        # The failures of a single worker tell nothing of it: there is no other to compare it with.
+        # With a single worker, its failures cannot be compared with those of others.
         watched = self.may_watch and len(self.workers.able) > 1
         return Payload(
             study=self.study,
@@ -171,26 +171,26 @@ class Dispatch:
 
 
 def queue_of(attempt: Attempt) -> str:
-    """Return the name of the queue that an attempt goes to."""
+    """Return the name of the queue for an attempt."""
     name = str(attempt.compute_class)
     return name if attempt.only_on is None else machine_queue(name, attempt.only_on)
 
 
 def _is_alone(attempt: Attempt) -> bool:
-    """Return whether an attempt has a message of its own.
+    """Return whether an attempt needs a message of its own.
 
-    That is so if it takes several slots, if not every machine may run it, or if it is not the first: another one of the
-    trial may have ended its worker, and with it all attempts of its message.
+    This is so if it takes several slots, if only some machines may run it, or if it is not the first attempt. An
+    earlier attempt may have killed its worker, and with it all attempts in the message.
     """
     is_for_some = attempt.not_on is not None or attempt.only_on is not None
     return attempt.slots > 1 or attempt.attempt > 1 or is_for_some
 
 
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:
-    """Return `attempts` of one class by messages; one takes about `seconds`, and the class has so many `slots`.
+    """Split `attempts` of one class into messages. One attempt takes about `seconds`, and the class has `slots` slots.
 
-    A message costs about a millisecond of a worker's time: trials that take little longer share one, as long as every
-    slot gets its part.
+    A message costs about a millisecond of a worker's time, so short trials share one, as long as every slot gets its
+    part.
     """
     size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(attempts) / slots))
     return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]

@@ -1,4 +1,4 @@
-"""Queue executor: attempts go out to Celery workers through the broker, events come back over the channel."""
+"""Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: seconds after which a study's sources are shipped again: Redis may have lost them
+#: seconds after which a study's sources are shipped again, in case Redis has lost them
 SHIP_SECONDS = 30.0
 
-#: seconds within which the seats of a trial's gang are to be taken
+#: seconds within which the seats of a trial's gang should be taken
 GANG_WAIT_SECONDS = 60.0
 
 
 class QueueExecutor:
-    """One queue a compute class, as the live workers announce them."""
+    """Executor with one queue per compute class. The classes are those that live workers announce."""
 
     def __init__(
         self,
@@ -59,14 +59,15 @@ class QueueExecutor:
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
     ) -> None:
-        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with, `code`
-        the version of it. With `sources` workers that accept code get them. Others are told of its `progress`.
+        """`study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
+        `code`. With `sources`, workers that accept code get it. Other processes are shown its `progress`.
 
-        `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
-        scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
-        A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
-        gives its slots back, and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
-        Raises StudyLocked if another scheduler runs the study on this Redis, UsageError for sources without a key.
+        `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
+        that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
+        A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete after `gang_wait_seconds`
+        gives its slots back and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
+
+        Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
         """
         self._clock = clock or SystemClock()
         self._adopt, self._module, self._publisher = adopt, module, publisher
@@ -87,16 +88,16 @@ class QueueExecutor:
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
-        #: what ships the sources
+        #: ships the sources
         self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
-        #: True until the first poll: attempts that are submitted before it are those of an earlier scheduler
+        #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
         #: calls that take attempts back, pending while Redis does not answer
         self._unwanted: list[Callable[[], object]] = []
-        #: queues in which messages of attempts may lie that were taken back, and what tells whether they are refused
+        #: queues that may contain messages of attempts that were taken back, and the check whether they are refused
         self._stale: set[str] = set()
         self._are_refused = WorkerChannel(client).are_refused
-        #: reason why Redis answers nothing at the moment; None while it does
+        #: reason why Redis is unavailable, or None
         self._silence: ServiceError | None = None
         self._take_over(quarantine)
 
@@ -117,22 +118,22 @@ class QueueExecutor:
 
     @property
     def trouble(self) -> ServiceError | None:
-        """The reason why the broker or Redis cannot be used at the moment; it is tried again."""
+        """Reason why the broker or Redis cannot be used at the moment, or None. The call is tried again."""
         return self._dispatch.refusal or self._silence
 
     @property
     def has_workers(self) -> bool:
-        """Presence of workers that can run this study, quarantined or not, as of the last `poll`."""
+        """True if there are workers that can run this study, quarantined or not, as of the last `poll`."""
         return bool(self._workers.able or self._workers.quarantined)
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The announcements of all live workers, also of those that cannot run this study, as of the last `poll`."""
+        """Announcements of all live workers as of the last `poll`, including those that cannot run this study."""
         return self._workers.announced
 
     @property
     def known_for(self) -> float:
-        """The seconds for which `workers` have been all live workers: since the start, an outage or a loss of data."""
+        """Seconds for which `workers` has been complete: since the start, an outage or a loss of data."""
         return self._workers.known_for(self._clock.now())
 
     def notices(self) -> Sequence[str]:
@@ -153,7 +154,7 @@ class QueueExecutor:
 
     @property
     def forged(self) -> int:
-        """Number of refused events, leases and keys: not signed with our key, malformed, or of a wrong type."""
+        """Number of refused events, leases and keys: unsigned, malformed, or of a wrong type."""
         return self._channel.forged
 
     @property
@@ -162,7 +163,7 @@ class QueueExecutor:
         return self._workers.refused
 
     def refused(self) -> int:
-        """Return the number of late results that were refused, 0 if Redis does not answer."""
+        """Return the number of late results that were refused, or 0 if Redis does not answer."""
         try:
             return self._channel.refused()
         except redis.RedisError:
@@ -171,7 +172,7 @@ class QueueExecutor:
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
         if now - self._held_at > HOLD_SECONDS / 2:
-            # The turn was slow: another scheduler may have the study by now.
+            # After a slow turn, another scheduler may have taken over the study.
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
@@ -179,13 +180,13 @@ class QueueExecutor:
             self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now, began))
         if self._is_new and not self._adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
-            reason = "it ran on this machine, and ended with its scheduler"
+            reason = "it ran on this machine and ended with its scheduler"
             self._unwanted.append(partial(self._channel.give_up, orphans, reason))
             return
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
             self._gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
-        # Not for a copy of an attempt that runs: that may have ended in this moment.
+        # Not for a copy of a running attempt, which may have ended just now.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopen([(a.number, a.attempt - 1) for a in again])
         self._dispatch.add(queued)
@@ -202,19 +203,19 @@ class QueueExecutor:
             self._confirm()
             self._breaker.speak()
             self._leases.note_wait(self._clock.now() - asked_at)
-            # Before anything is taken back: it lets attempts follow those that have ended.
+            # This must happen before anything is taken back, because it allows attempts after ended ones.
             self._dispatch.send()
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
             if unclaimed and self._dispatch.refusal is None:
-                # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
+                # They are sent again as new attempts, at no charge for their trials; the old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
                 self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
             self._dispatch.pace.turn(self._workers.classes)
             losses = self._leases.losses
-            # At the first poll all slots are free: there is nothing to wait for.
+            # At the first poll all slots are free, so there is nothing to wait for.
             wait = 0.0 if losses or self._is_new else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
             self._is_new = False
             asked_at = self._clock.now()
@@ -238,13 +239,13 @@ class QueueExecutor:
             return
         with outages_pass():
             self._channel.keep()
-            # Other schedulers and workers must see that the study goes on.
+            # Other schedulers and workers must see that the study is alive.
             self._workers.look(now, self._in_flight, self._breaker.quarantined)
             self._held_at = now
 
     @property
     def is_silent(self) -> bool:
-        """Sign that Redis answers nothing at the moment: no trial can end."""
+        """True if Redis does not answer, so that no trial can end."""
         return self._silence is not None
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
@@ -258,7 +259,7 @@ class QueueExecutor:
             with suppress(redis.RedisError):
                 self._confirm()
                 self._workers.withdraw()
-                # Before the first poll it does not know yet what an earlier scheduler has left running.
+                # Before the first poll, Redis has not been asked what an earlier scheduler left running.
                 if self._in_flight or self._is_new:
                     self._channel.unlock()
                 else:
@@ -270,25 +271,25 @@ class QueueExecutor:
             self._publisher.close()
 
     def abandon(self) -> None:
-        """Close connections and unlock the study; events that were not confirmed come again."""
+        """Close connections and unlock the study. Events that were not confirmed are delivered again."""
         with suppress(redis.RedisError):
             self._channel.unlock()
         self._publisher.close()
 
     def _confirm(self) -> None:
-        """Remove what is recorded from Redis. Raises LockLost if another scheduler has the study there."""
+        """Remove recorded events from Redis. Raises LockLost if another scheduler has the study there."""
         self._leases.confirm()
         self._held_at = self._clock.now()
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
-        """Take back (number, attempt) pairs now, or once Redis answers again."""
+        """Take back (number, attempt) pairs now, or as soon as Redis answers again."""
         sent = [self._in_flight.find(*each) for each in attempts]
         self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
         self._unwanted.append(partial(self._channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 
     def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
-        """Return the study's events; give those of gangs to their gangs."""
+        """Return the study's events, and pass those of gangs to their gangs."""
         found: list[Event] = []
         for event in events:
             if isinstance(event, GangEvent):
@@ -298,7 +299,7 @@ class QueueExecutor:
         return found
 
     def _judged(self, event: Event) -> Event:
-        """Return the event for the study, after an update of the attempts in flight."""
+        """Return the event for the study after updating the attempts in flight."""
         sent, now = self._in_flight.find(event.number, event.attempt), self._clock.now()
         if isinstance(event, Started) and sent is not None:
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
@@ -309,13 +310,14 @@ class QueueExecutor:
         elif isinstance(event, Result):
             live = self._in_flight.of(event.number)
             if not all(event.is_of(each.attempt.params) for each in live.values()):
-                # The study refuses it; an attempt of ours that Redis has as ended by it is missing from now on.
+                # The study refuses it. If Redis has recorded that it ended one of our attempts, that attempt is now
+                # missing.
                 return event
             others = [each for each in live.values() if each is not sent]
             if sent is not None and self._adopt:
                 event = self._breaker.judge(event, self._workers.able)
             if sent is not None and event.retry is None:
-                # How soon a broken worker fails says nothing of how long trials take.
+                # The time in which a broken worker fails is not a measure of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
             if sent is not None:
                 self._workers.turns.end(sent, now, event.outcome.seconds)
@@ -326,7 +328,7 @@ class QueueExecutor:
             if is_over and others:
                 for each in others:
                     self._workers.turns.end(each, now)
-                # For Redis one of them may have followed this one, if that was thought to be lost.
+                # If this attempt was thought to be lost, another one may have followed it in Redis.
                 keys = [each.key for each in others]
                 self._unwanted.append(partial(self._channel.give_up, keys, "another attempt has ended its trial"))
             self._close(event, is_over=is_over)

@@ -1,11 +1,12 @@
-"""Gangs: fill the seats of a study's gangs, and find gangs that do not come together.
+"""Gangs: fill the seats of a study's gangs, and find gangs that stay incomplete.
 
-A trial that takes N slots has N - 1 seats besides its coordinator's. A seat is published until a worker takes it, and
-again when its worker has died, for as long as the trial runs. Seats of backup replicas are published while slots idle,
-and asked back when trials want those. A gang whose coordinator has not told within `wait_seconds` that its replicas
-have come gives everything back: two gangs may each have slots that the other one waits for. While all of its seats are
-taken it waits for no other gang, and its replicas may take ten times as long to get ready. A replica that fails gives
-its seat back.
+A trial that takes N slots has N - 1 seats besides its coordinator's. A seat is published until a worker takes it. It is
+published again if that worker dies, as long as the trial runs. Seats of backup replicas are published while slots are
+idle, and their slots are reclaimed when trials want them.
+
+If a coordinator has not reported within `wait_seconds` that its replicas have arrived, the gang gives everything back,
+because two gangs may each hold slots that the other one needs. Once all its seats are taken, a gang does not wait for
+other gangs, and its replicas may take ten times as long to get ready. A replica that fails gives its seat back.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.redis import flush
 from shadho_celery.transport.seats import SchedulerSeats, Seat
 
-#: seconds without a running trial after which a backup replica may have a slot
+#: seconds for which a slot must be idle before a backup replica may use it
 IDLE_SECONDS = 2.0
 
-#: the most seconds until a seat whose replica has failed or died is published again; the first time it takes two
+#: maximum seconds until a seat whose replica has failed or died is published again; the first time it takes two
 MAX_PAUSE = 60.0
 
 #: factor of the wait for a gang whose seats are all taken: its replicas still import modules and load data
@@ -41,16 +42,16 @@ READY_FACTOR = 10
 
 @dataclass
 class _Place:
-    """A seat, and the steps taken to fill it."""
+    """A seat and its state."""
 
     seat: Seat
     is_backup: bool
     #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
-    #: times it was published
+    #: number of times it was published
     times: int = 0
-    #: True for a backup whose slot is wanted
+    #: True for a backup replica whose slot is wanted
     asked_back: bool = False
 
     @property
@@ -66,19 +67,19 @@ class _Gang:
     compute_class: str
     #: the message for a replica, without its seat
     payload: Payload
-    #: the moment of its call
+    #: time of its call
     since: float
     places: list[_Place]
-    #: True once its coordinator has told that its replicas have come
+    #: True once its coordinator has reported that its replicas have arrived
     is_complete: bool = False
-    #: True once it was too late
+    #: True once its time has run out
     is_given_back: bool = False
     #: description of the last failure of a replica
     failure: str = ""
 
     @property
     def is_seated(self) -> bool:
-        """Return whether all its seats are taken, except those of backups."""
+        """Return whether all its seats, except those of backups, are taken."""
         return all(place.state in ("taken", "done") for place in self.places if not place.is_backup)
 
     def message(self, place: _Place) -> tuple[str, Payload]:
@@ -89,7 +90,7 @@ class _Gang:
 
 @dataclass(frozen=True, kw_only=True)
 class Overdue:
-    """A gang that did not come together."""
+    """A gang that was not complete in time."""
 
     number: int
     attempt: int
@@ -116,17 +117,19 @@ class Gangs:
         self._gangs: dict[tuple[int, int], _Gang] = {}
         #: calls that remove the seats of ended gangs, pending while Redis does not answer
         self._over: list[Callable[[], object]] = []
-        #: attempts that run since an earlier scheduler, and may have called for replicas
+        #: attempts that run since an earlier scheduler and may have called for replicas
         self._unheard: list[tuple[int, int]] = []
         self._tended_at = -math.inf
 
     def expect(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Read at the next `tend` the calls of these (number, attempt) pairs, which run since an earlier scheduler."""
+        """Have the next `tend` read the calls of these (number, attempt) pairs, which run since an earlier
+        scheduler.
+        """
         self._unheard += attempts
         self.is_needed = True
 
     def hear(self, event: GangEvent, now: float) -> None:
-        """Handle an event from inside a gang; the next `tend` follows at once."""
+        """Handle an event from a gang. The next `tend` follows at once."""
         if isinstance(event, Called):
             self._open(event, now)
         else:
@@ -135,15 +138,15 @@ class Gangs:
         self.is_needed = True
 
     def close(self, number: int, attempt: int | None = None) -> None:
-        """Free the seats of an attempt that has ended; without `attempt` those of all attempts of its trial."""
+        """Free the seats of an ended attempt, or of all attempts of its trial if `attempt` is not given."""
         for key in [key for key in self._gangs if key[0] == number and attempt in (None, key[1])]:
             self._over.append(partial(self._forget, key, [place.seat for place in self._gangs.pop(key).places]))
 
     def tend(self, now: float) -> list[Overdue]:
         """Read the states of seats, ask back those that are wanted, and publish free ones, every LOOK_SECONDS.
 
-        Returns the gangs that have not come together: their attempts are to be given up. Raises redis-py's errors; the
-        next call does the rest.
+        Returns the gangs that are overdue: their attempts must be given up. Raises redis-py's errors; the next call
+        does the rest.
         """
         if self._unheard:
             for call in self._seats.calls(self._unheard):
@@ -170,7 +173,7 @@ class Gangs:
         return sum(place.takes_a_slot for _, place in self._backups(compute_class))
 
     def _open(self, call: Called, now: float) -> None:
-        """Record an attempt's call for replicas, which makes seats to fill, or its news that they have come."""
+        """Record an attempt's call for replicas, or its report that they have arrived."""
         sent = self._in_flight.find(call.number, call.attempt)
         if sent is None:
             return
@@ -179,7 +182,7 @@ class Gangs:
             if before.call.call >= call.call:
                 before.is_complete |= call.gang.assembled and before.call.call == call.call
                 return
-            # The trial trains a second time: the first gang's seats are over.
+            # The trial trains a second time, so the seats of its first gang are over.
             self.close(call.number, call.attempt)
         slots = sent.attempt.slots
         places = [
@@ -192,7 +195,7 @@ class Gangs:
         self._gangs[call.number, call.attempt] = gang
 
     def _note_failure(self, event: ReplicaFailed) -> None:
-        """Record a replica's failure: its seat is published again after a while."""
+        """Record a replica's failure. Its seat is published again after a while."""
         text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {one_line(headline(event.error))}"
         self.notices.append(text)
         gang = self._gangs.get((event.number, event.attempt))
@@ -200,7 +203,7 @@ class Gangs:
             gang.failure = text
 
     def _overdue(self, now: float) -> list[Overdue]:
-        """Return the gangs that have waited long enough for replicas, once each."""
+        """Return the gangs that have waited too long for replicas, each only once."""
         found = []
         for (number, attempt), gang in self._gangs.items():
             patience = self._wait_seconds * (READY_FACTOR if gang.is_seated else 1)
@@ -213,7 +216,7 @@ class Gangs:
         return found
 
     def _spare(self, compute_class: ComputeClass) -> int:
-        """Return the slots of this study's part of a class that its trials leave for backup replicas."""
+        """Return the slots in this study's part of a class that its trials leave for backup replicas."""
         attempts = [sent.attempt for sent in self._in_flight if sent.attempt.compute_class == compute_class.name]
         return compute_class.limit - sum(attempt.slots for attempt in attempts)
 
@@ -233,7 +236,7 @@ class Gangs:
             place.state = state
 
     def _ask_back(self, compute_class: str, count: int) -> None:
-        """Ask `count` backups to leave, the last ones first; those that were asked before are among them."""
+        """Ask `count` backups to leave, the last ones first. Those that were asked before are among them."""
         taking = [place for _, place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
@@ -242,20 +245,20 @@ class Gangs:
             place.asked_back = True
 
     def _is_due(self, gang: _Gang, place: _Place, now: float) -> bool:
-        """Return whether a seat is to be published, for the first time or again."""
+        """Return whether a seat should be published, for the first time or again."""
         if place.state == "never":
             had_free_slot = self._workers.had_free_slot(gang.compute_class, place.published_at, now, UNCLAIMED_SECONDS)
             return not place.times or place.asked_back or had_free_slot
         return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
 
     def _fill(self, now: float) -> None:
-        """Publish the free seats of all gangs that are not given back, without those of backups."""
+        """Publish the free seats of all gangs that are not given back, except those of backups."""
         gangs = [gang for gang in self._gangs.values() if not gang.is_given_back]
         free = ((gang, place) for gang in gangs for place in gang.places if not place.is_backup)
         self._publish([(gang, place) for gang, place in free if self._is_due(gang, place, now)], now)
 
     def _fill_backups(self, now: float, name: str, most: int) -> None:
-        """Publish at most so many seats of backups in a class."""
+        """Publish at most this many seats of backups in a class."""
         complete = ((gang, place) for gang, place in self._backups(name) if gang.is_complete)
         due = [(gang, place) for gang, place in complete if self._is_due(gang, place, now)]
         self._publish(due[: max(0, most)], now)
@@ -263,7 +266,7 @@ class Gangs:
     def _publish(self, due: Sequence[tuple[_Gang, _Place]], now: float) -> None:
         if not due or self._dispatch.is_waiting(now):
             return
-        # The states of the past must not be taken for those of the new messages.
+        # Clear the old states, so that they are not taken for those of the new messages.
         self._seats.clear([place.seat for _, place in due if place.times or place.state != "never"])
         if self._dispatch.publish([gang.message(place) for gang, place in due]):
             for _, place in due:

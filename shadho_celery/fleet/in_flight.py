@@ -1,4 +1,4 @@
-"""Attempts in flight: those of one study that were sent and have not ended."""
+"""Attempts in flight: attempts of one study that were sent and have not ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Sent:
 
     #: RUNNING once a worker has claimed it
     attempt: Attempt
-    #: moment of the clock at which it was sent (`Clock.now`)
+    #: time at which it was sent (`Clock.now`)
     at: float
-    #: moment at which a worker claimed it, as far as this scheduler knows; None before
+    #: time at which a worker claimed it, as far as this scheduler knows; None before
     began: float | None = None
-    #: looks in a row that found no trace of the claimed attempt in Redis
+    #: number of looks in a row that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
     @property
@@ -40,6 +40,6 @@ class InFlight(Attempts[Sent]):
     """The attempts in flight."""
 
     def other_host(self, attempt: Attempt) -> str | None:
-        """Return the machine on which another attempt of the trial runs; None if there is no such attempt."""
+        """Return the machine on which another attempt of the trial runs, or None if there is none."""
         others = (sent for key, sent in self.of(attempt.number).items() if key != attempt.attempt)
         return next((sent.attempt.host or "" for sent in others if sent.is_claimed), None)

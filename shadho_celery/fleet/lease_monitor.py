@@ -1,4 +1,4 @@
-"""Lease monitor: find lost attempts, whose worker fell silent or which no worker claims."""
+"""Lease monitor: find lost attempts, because their worker is silent or because no worker claims them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 
-#: seconds between two looks at workers, leases and fellow studies
+#: seconds between two looks at workers, leases and other studies
 LOOK_SECONDS = 1.0
 
-#: announcements and leases that are read a second: on a large fleet a look takes long, and there are fewer of them
+#: announcements and leases read per second: a look takes long on a large fleet, so looks are less frequent there
 READ_PER_SECOND = 5000
 
-#: seconds for which a class has had a free slot after which an unclaimed message is presumed lost
+#: seconds with a free slot in its class after which an unclaimed message is assumed lost
 UNCLAIMED_SECONDS = 30.0
 
-#: seconds after which the attempts that wait for a class without live workers are taken back
+#: seconds after which the waiting attempts of a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: seconds for which an attempt for one machine may wait there beside a free slot, or without live workers; and those
-#: for which it may wait for a slot: after them it may run on any machine of its class
+#: seconds for which an attempt for one machine may wait there with a free slot or without live workers, and seconds for
+#: which it may wait for a slot; after that it may run on any machine of its class
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
-#: looks in a row that find no trace of a claimed attempt, after which it is lost: until then its worker may renew the
-#: lease again after Redis has lost its data
+#: looks in a row without a trace of a claimed attempt after which it is lost; until then its worker may renew the lease
+#: again after Redis has lost its data
 MAX_UNLEASED = 10
 
 
@@ -43,23 +43,23 @@ class LeaseMonitor:
     in_flight: InFlight
     breaker: CircuitBreaker
     clock: Clock
-    #: True if Redis did not answer, or late, since the last look at leases: workers could not renew them either
+    #: True if Redis did not answer in time since the last look at leases, so that workers could not renew them either
     was_silent: bool = False
-    #: the losses found, until the executor takes them
+    #: losses found, until the executor takes them
     losses: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
-    #: announcements and leases that the last look has read
+    #: number of announcements and leases read by the last look
     _read: int = 0
     #: attempts whose lease has ended, until that is recorded
     _ended: list[tuple[int, int]] = field(default_factory=list)
-    #: states in Redis of the attempts in flight, until `missing` has judged them
+    #: states in Redis of the attempts in flight, until `missing` has used them
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def look(self, now: float) -> list[tuple[int, int]]:
-        """Update the live workers and find lost attempts, every LOOK_SECONDS; on a large fleet less often.
+        """Update the live workers and find lost attempts, every LOOK_SECONDS, or less often on a large fleet.
 
-        `now` is the moment of the first request to Redis in this turn.
-        Returns the (number, attempt) pairs that no worker claims: they are to be taken back. Raises redis-py's errors.
+        `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that no worker
+        claims and that should be taken back. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
         if now - self._looked_at < max(LOOK_SECONDS, self._read / READ_PER_SECOND):
@@ -75,33 +75,33 @@ class LeaseMonitor:
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
 
     def note_wait(self, seconds: float) -> None:
-        """Record how long Redis took to answer: a server that stood still for a while is no error."""
+        """Record how long Redis took to answer: a server that hangs for a while raises no error."""
         self.was_silent |= seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND)
 
     def confirm(self) -> None:
-        """Remove the events and the ended leases found so far: they are recorded. Raises redis-py's errors."""
+        """Remove the events and ended leases found so far, after they were recorded. Raises redis-py's errors."""
         self.channel.confirm()
         self.channel.forget(self._ended)
         self._ended.clear()
 
     def _see_leases(self) -> None:
-        """Find claimed attempts whose lease has ended: they are lost. Read the states of all in flight."""
+        """Find claimed attempts whose lease has ended; these are lost. Read the states of all attempts in flight."""
         if self.was_silent:
-            # Once an outage: workers get the time to renew their leases.
+            # Once per outage: workers get time to renew their leases.
             self.channel.extend_leases()
             self.was_silent = False
         ended = self.channel.ended_leases()
-        reason = "its worker fell silent: the lease ran out"
+        reason = "its worker was silent until the lease ran out"
         self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in ended]
         self._ended = ended
         keys = [sent.key for sent in self.in_flight]
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs that are void in Redis and brought no event: no worker can claim them.
+        """Return the (number, attempt) pairs that are void in Redis but gave no event: no worker can claim them.
 
-        Claimed ones of which Redis has had no trace for MAX_UNLEASED looks are among the next losses.
-        To be called when all events before the last look have been handled: a backlog of them may hold results.
+        Claimed attempts without a trace in Redis for MAX_UNLEASED looks are among the next losses. Call this after all
+        events before the last look have been handled, because they may contain results.
         """
         found = []
         for key, state in self._states.items():
@@ -119,7 +119,7 @@ class LeaseMonitor:
         return found
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:
-        """Return whether an attempt should long have been claimed, or no worker is left that may claim it."""
+        """Return whether an attempt should have been claimed long ago, or no worker is left that may claim it."""
         name, host = str(sent.attempt.compute_class), sent.attempt.only_on
         is_bound = host is not None
         gone, free = (MACHINE_SECONDS, MACHINE_SECONDS) if is_bound else (NO_WORKER_SECONDS, UNCLAIMED_SECONDS)

@@ -1,4 +1,4 @@
-"""Removal of a deleted study from the fleet: its state in Redis, and its messages in the queues."""
+"""Removal of a deleted study from the fleet: its keys in Redis and its messages in the queues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from shadho_celery.transport.refused_messages import remove_refused
 
 
 def remove(study: str, numbers: int, classes: Sequence[str]) -> int:
-    """Stop the trials of a study that the store has no more, and drop its messages; return the number of the dropped.
+    """Stop the trials of a study that was deleted from the store, and delete its messages. Return the number of deleted
+    messages.
 
-    `study` is its key, `numbers` the number from which on it had no trial, and `classes` those that it sent trials to.
-    Raises ServiceError if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
+    `study` is its key. It had no trials from `numbers` on. `classes` are those that got its trials. Raises ServiceError
+    if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
     """
     with connect(urls.url(urls.REDIS)) as client:
         with refusals():

@@ -1,10 +1,11 @@
 """Shares of a class's slots between the studies of a fleet: whole slots by weight, the rest by turns.
 
-Of a single slot, studies of weights 4 and 1 have shares of 0.8 and 0.2. Each may fill the next whole number of slots,
-one in this case, as long as it is not ahead of the others. This is start-time fair queueing (Goyal, Vin and Cheng,
-SIGCOMM 1996) without a central queue: in each class a study has a virtual time, which advances by its slot seconds over
-its weight, and which it announces. One that is ahead of another by more than a leeway waits. One that begins to want
-slots starts from the lowest virtual time of the others: it does not catch up on the past, and it keeps its debts.
+For a single slot, studies of weights 4 and 1 have shares of 0.8 and 0.2. Each may use the next whole number of slots
+(here one) as long as it is not ahead of the others. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM
+1996) without a central queue. In each class a study has a virtual time, which advances by its slot seconds divided by
+its weight, and which it announces. A study that is ahead of another one by more than a leeway waits. A study that
+starts to want slots starts from the lowest virtual time of the others: it does not catch up on the past, but it keeps
+its debts.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.transport.registry import MAX_VIRTUAL
 
 #: slot seconds that a study may be ahead of another before it waits. The other learns from announcements that it may
-#: take more; they are up to three seconds old, and no slot should be idle until then
+#: take more. These are up to three seconds old, and no slot should be idle until then
 LEEWAY_SECONDS = 3.0
 
-#: slot seconds from which a study is about to wait: others take over its slots, as it may wait by now
+#: slot seconds ahead at which a study is about to wait; others take over its slots, as it may already wait
 NEARLY_SECONDS = 1.0
 
-#: seconds that a message costs a worker: no attempt takes less of its slot
+#: seconds that a message costs a worker: the minimum slot time of an attempt
 MESSAGE_SECONDS = 0.001
 
-#: parts of a slot that are rounding errors of a share
+#: fraction of a slot below which a share is a rounding error
 ROUNDING = 1e-9
 
 
@@ -38,15 +39,15 @@ class _Turn:
 
     #: slot seconds of the attempts that have ended
     ended: float = 0.0
-    #: virtual time at which no slot second was used
+    #: virtual time at which no slot seconds had been used
     origin: float = 0.0
-    #: True if the study wanted more slots than it had, as of the last look
+    #: True if the study wanted more slots than it had at the last look
     is_wanting: bool = False
-    #: pairs of weight and virtual time of the others that wanted more slots then
+    #: weight and virtual time of the other studies that wanted more slots then
     others: Sequence[tuple[float, float]] = ()
-    #: parts of a slot that the shares have beyond whole ones: this study's, then those of the others
+    #: fractions of a slot beyond whole slots in the shares: this study's first, then those of the others
     parts: Sequence[float] = (0.0,)
-    #: slot seconds ahead of the one furthest behind then; None unless it waited, with whole slots of its own
+    #: slot seconds ahead of the study furthest behind then; None unless this study waited with whole slots of its own
     lead: float | None = None
 
 
@@ -58,7 +59,7 @@ class Turns:
         self._turns: dict[str, _Turn] = defaultdict(_Turn)
 
     def end(self, sent: Sent, now: float, seconds: float | None = None) -> None:
-        """Record the slot seconds of an attempt that has ended; `seconds` is what its worker has measured."""
+        """Record the slot seconds of an ended attempt. `seconds` is the time that its worker measured."""
         used = sent.slot_seconds(now) if seconds is None else seconds * sent.attempt.slots
         self._turns[str(sent.attempt.compute_class)].ended += max(used, MESSAGE_SECONDS)
 
@@ -71,10 +72,10 @@ class Turns:
         *,
         is_wanting: bool,
     ) -> float:
-        """Update the turns in a class, and return the study's virtual time there.
+        """Update the turns in a class. Return the study's virtual time there.
 
-        `others` are pairs of weight and virtual time of the other studies that want more slots, and `sent` are this
-        study's attempts in flight.
+        `others` are pairs of weight and virtual time of the other studies that want more slots. `sent` are this study's
+        attempts in flight.
         """
         turn = self._turns[known.name]
         had_others, turn.others = bool(turn.others), others
@@ -83,13 +84,13 @@ class Turns:
         if others and not turn.is_wanting:
             turn.origin -= min(0.0, self._lead(turn, used)) / self._weight
         if others and not had_others:
-            # They start from now: what it has used alone is no debt.
+            # They start from now: what this study used alone is not a debt.
             turn.origin -= max(0.0, self._lead(turn, used)) / self._weight
         running = sum(each.attempt.slots for each in sent if each.is_claimed)
         has_own = 0 < math.floor(known.share) >= running
         if turn.lead is not None and has_own:
-            # It waits, and what it uses is its own. Otherwise the seconds that the others lose between their trials
-            # would add up to a debt for as long as all run.
+            # It waits, and what it uses is its own share. Otherwise the seconds that the others lose between their
+            # trials would add up to a debt.
             turn.origin -= max(0.0, self._lead(turn, used) - turn.lead) / self._weight
         lead = self._lead(turn, used)
         turn.lead = lead if has_own and lead > LEEWAY_SECONDS else None
@@ -97,9 +98,9 @@ class Turns:
         return self._virtual(turn, used)
 
     def extras(self, sent: Iterable[Sent], now: float) -> dict[str, int]:
-        """Return the slots beyond its whole ones that the study may take now, by class.
+        """Return the number of slots beyond its whole ones that the study may take now, by class.
 
-        Without the classes where it may take what rounds its share up.
+        Classes where it may only take the slot that rounds its share up are left out.
         """
         shared = {name: turn for name, turn in self._turns.items() if turn.others}
         used: dict[str, float] = defaultdict(float)
@@ -119,23 +120,23 @@ class Turns:
         ]
         if len(beside) == len(turn.others):
             return None
-        # The slots that those ahead leave to it and to those beside it. One that is alone may also fill the gaps
-        # between the trials of the others.
+        # These slots are left by the studies that are ahead, for this study and others. If it is alone, it may also
+        # fill the gaps between the trials of the others.
         left = math.ceil(sum(turn.parts) - ROUNDING) - sum(part > 0 for part in beside)
         return max(left, 0 if beside else 1) or None
 
     def _virtual(self, turn: _Turn, used: float) -> float:
-        """Return the virtual time, with so many slot seconds `used` by the attempts in flight."""
+        """Return the virtual time when the attempts in flight have `used` this many slot seconds."""
         return min(MAX_VIRTUAL, max(0.0, turn.origin + (turn.ended + used) / self._weight))
 
     def _lead(self, turn: _Turn, used: float) -> float:
-        """Return the slot seconds ahead of the study that is furthest behind; below 0 if that is this one."""
+        """Return the slot seconds ahead of the study that is furthest behind; below 0 if that is this study."""
         last = min((virtual for _, virtual in turn.others), default=math.inf)
         return self._weight * (self._virtual(turn, used) - last)
 
 
 def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
-    """Return the part of a slot that each share has beyond whole ones, this study's first.
+    """Return the fraction of a slot beyond whole ones for each share, this study's first.
 
     `others` are the shares of the other studies that want more slots, as multiples of this study's `share`.
     """
@@ -143,12 +144,12 @@ def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
 
 
 def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
-    """Return the slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
+    """Return the number of slots that a study of `weight` may use beside `others`, pairs of weight and wanted slots.
 
-    Slots go by weight; the part of its slots that a study does not want goes to the others (water filling).
+    Slots are divided by weight. What a study does not want goes to the others (water filling).
     """
     free, total = float(slots), weight + sum(other for other, _ in others)
-    # Studies that want least for their weight are served first, in full, as long as their part covers it.
+    # Studies that want least relative to their weight are served first, in full if their part is enough.
     for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
         part = min(want, free * other / total)
         free -= part
@@ -157,6 +158,6 @@ def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> f
 
 
 def whole(slots: float) -> float:
-    """Return a number of slots without its rounding error, if it is a whole number but for that."""
+    """Return a number of slots, rounded if it differs from a whole number only by a rounding error."""
     nearest = float(round(slots))
     return nearest if nearest and abs(slots - nearest) < ROUNDING else slots

@@ -24,14 +24,14 @@ from shadho_celery.transport.registry import (
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: a class, and one of its machines; None for all of them
+#: a class and one of its machines; None for all machines
 _Place = tuple[str, str | None]
 
-#: seconds for which a worker has another code before it is spoken of: one that reads edited files anew needs a moment
+#: seconds after which a warning names a worker with another code: a worker that reads edited files again needs a moment
 OTHER_CODE_SECONDS = 5.0
 
-#: seconds for which a class has had a free slot after which a study waits no longer for those that do not use their
-#: turns: what they have sent does not start
+#: seconds with a free slot in its class after which a study no longer waits for studies that do not use their turns,
+#: because their attempts do not start
 UNUSED_TURN_SECONDS = 15.0
 
 
@@ -50,10 +50,10 @@ class Workers:
         name: str = "",
         progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
-        """`module` is the one its workers must have been started with, `weight` its part of the slots.
+        """`module` is the module with which workers must have been started, and `code` its required version. `weight`
+        is the study's part of the slots.
 
-        `signer` has the key that they must sign with, `code` is the version of the module that they must have. The
-        study's `name` and `progress` are announced, for people.
+        `signer` has the key with which they must sign. The study's `name` and `progress` are announced for people.
         """
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
@@ -65,23 +65,23 @@ class Workers:
         #: turns with the other studies
         self.turns = Turns(weight)
         self._fingerprint = signer.fingerprint
-        #: announcements of all live workers, also of those that cannot run this study
+        #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
-        #: names of those that could run them, but are quarantined
+        #: names of workers that could run its trials but are quarantined
         self.quarantined: set[str] = set()
-        #: by name, what to say of those that have another code, and since when they do
+        #: warnings about workers with another code, by name, and the time since which they have it
         self._other_code: dict[str, tuple[str, float]] = {}
         self.classes: list[ComputeClass] = []
-        #: by class, the virtual times of other studies at which they did not use their turns
+        #: virtual times of other studies at which they did not use their turns, by class
         self._unused: dict[str, Mapping[str, float]] = {}
-        #: classes all of whose workers are quarantined
+        #: classes in which all workers are quarantined
         self._closed: set[str] = set()
-        #: by place, the moment since which it has had a free slot, and at which it was last seen
+        #: time since which a place has had a free slot, and time at which this was last seen
         self._free_since: dict[_Place, float] = {}
         self._seen_at: dict[_Place, float] = {}
-        #: moment of the last complete look, and the moment since which none has failed and Redis has lost nothing
+        #: time of the last complete look, and time since which no look failed and Redis lost no data
         self._looked_at = self._known_since = -math.inf
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
@@ -111,7 +111,7 @@ class Workers:
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
             taken = sum(each.attempt.slots for each in in_flight[name])
-            # What it has left free since the last look it does not want; before the first one it had nothing.
+            # Slots that it left free since the last look are not wanted. Before the first look it had none.
             is_wanting = taken >= most.get(name, 0)
             wants[name] = float(known.slots if is_wanting else taken)
             rivals = self._rivals(name, fellows, now)
@@ -121,7 +121,7 @@ class Workers:
             self._note((name, None), known.slots - known.busy, now)
             for host, free in _free_by_host(workers, in_flight[name]).items():
                 self._note((name, host), free, now)
-        # Redis forgets this announcement only with those of the workers, which take a moment to come again.
+        # Redis loses this announcement only together with those of the workers, which take a moment to return.
         announced = StudyWants(
             name=self._name, progress=self._progress(), weight=self._weight, wants=wants, turns=turns
         )
@@ -131,7 +131,7 @@ class Workers:
         self._looked_at = now
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
-        """Return the classes with the turns as of now: between two looks they change with what `sent` has used."""
+        """Return the classes with the current turns. Between two looks these change with what `sent` has used."""
         turns = self.turns.extras(sent, now)
         if turns or any(known.turn is not None for known in self.classes):
             self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
@@ -142,20 +142,20 @@ class Workers:
         return 0.0 if self._is_late(now) else now - self._known_since
 
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
-        """Return what to say of each worker that has had another code for so many seconds, as of the last look."""
+        """Return a warning about each worker that has had another code for this many seconds, as of the last look."""
         return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
 
     @property
     def refused(self) -> int:
-        """Announcements that were refused at the last look: not signed with our key, or malformed."""
+        """Number of announcements that the last look refused: unsigned or malformed."""
         return self._workers.refused + self._studies.refused
 
     def withdraw(self) -> None:
-        """Withdraw the study's announcement: it wants no slots any more."""
+        """Withdraw the study's announcement, because it wants no slots any more."""
         self._studies.withdraw(self._study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
-        """Return whether no worker may claim an attempt: all are quarantined, or none was live for so long."""
+        """Return whether no worker can claim an attempt: all are quarantined, or none was live for this long."""
         name = str(sent.attempt.compute_class)
         seen_at = self._seen_at.get((name, sent.attempt.only_on), -math.inf)
         return name in self._closed or now - max(sent.at, seen_at) > seconds
@@ -163,11 +163,11 @@ class Workers:
     def had_free_slot(
         self, compute_class: str, at: float, now: float, seconds: float, *, host: str | None = None
     ) -> bool:
-        """Return whether a class, or its workers on `host`, had a free slot for so many seconds since a moment."""
+        """Return whether a class, or its workers on `host`, had a free slot for this many seconds since a time."""
         return now - max(at, self._free_since.get((compute_class, host), now)) > seconds
 
     def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
-        """Return weight and virtual time of the other studies that want more slots of a class, and use their turns."""
+        """Return weight and virtual time of the other studies that want more slots of a class and use their turns."""
         virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
         if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
             self._unused[name] = virtual
@@ -175,7 +175,7 @@ class Workers:
         return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
 
     def _note(self, place: _Place, free: int, now: float) -> None:
-        """Note that a place has workers now, with so many free slots."""
+        """Record that a place has workers now, with this many free slots."""
         self._seen_at[place] = now
         if free > 0:
             self._free_since.setdefault(place, now)
@@ -183,7 +183,7 @@ class Workers:
             self._free_since.pop(place, None)
 
     def _is_late(self, now: float) -> bool:
-        """Return whether looks have failed for so long that announcements of live workers may have run out."""
+        """Return whether looks have failed for so long that announcements of live workers may have expired."""
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
@@ -191,7 +191,7 @@ class Workers:
     ) -> ComputeClass:
         workers = named.values()
         slots = sum(worker.slots for worker in workers)
-        # The attempts of a worker that drains take slots that are announced no more, as those of a silent one do.
+        # Attempts of a draining or silent worker take slots that are not announced any more.
         live = {"", *(worker for worker, announced in self.announced.items() if not announced.draining)}
         hosts: Counter[str] = Counter()
         for worker in workers:
@@ -220,14 +220,14 @@ def _free_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> d
         slots[worker.machine.host] += worker.slots
         busy[worker.machine.host] += worker.busy
     for each in in_flight:
-        # Announcements are seconds old; of our own attempts we know sooner that they have begun.
+        # Announcements are seconds old. For our own attempts, events say earlier that they have started.
         if (claimed_by := workers.get(each.attempt.worker)) is not None:
             ours[claimed_by.machine.host] += 1
     return {host: count - max(busy[host], ours[host]) for host, count in slots.items()}
 
 
 def _storages(workers: Iterable[Worker]) -> dict[str, str]:
-    """Return the storage of each machine, "" where its workers have several: one may not see what another has kept."""
+    """Return the storage of each machine, or "" if its workers have several: one may not see the files of another."""
     found: dict[str, set[str]] = defaultdict(set)
     for worker in workers:
         found[worker.machine.host].add(worker.storage)

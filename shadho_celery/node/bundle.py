@@ -1,8 +1,8 @@
-"""Bundle: the attempts of one message, claimed and finished together while they are short.
+"""Bundle: the attempts of one message, which are claimed and finished together while they are short.
 
-A round trip to Redis costs as much as a short trial. So the first attempt of a message is claimed alone; after a trial
-that was quick and ended well, all the others are claimed at once, and their results are sent at the end. What waits
-behind a trial that turns out to be long is given back.
+A round trip to Redis costs as much as a short trial. The first attempt of a message is therefore claimed alone. If that
+trial was quick and succeeded, all others are claimed at once, and their results are sent at the end. Attempts that wait
+behind a long trial are given back.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
 
 log = logging.getLogger(__name__)
 
-#: seconds after which what is still claimed, and not begun, is given back
+#: seconds after which attempts that are claimed but not started are given back
 PATIENCE_SECONDS = 0.5
 
 REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, or its trial has ended"
 
 
 class Bundle:
-    """Attempts of one delivery of a message. `relieve` is for any thread, the other methods for the slot's own."""
+    """Attempts of one delivery of a message. `relieve` may be called from any thread, other methods only from the
+    slot's.
+    """
 
     def __init__(self, channel: WorkerChannel, payload: Payload, attempts: Sequence[Attempt], clock: Clock) -> None:
         self.payload = payload
@@ -35,16 +37,16 @@ class Bundle:
         self.unclaimed = deque(attempts)
         self._channel = channel
         self._clock = clock
-        #: claimed attempts that are not begun, and results that are not sent
+        #: claimed attempts that are not started, and results that are not sent
         self._waiting: deque[Attempt] = deque()
         self._results: list[Result] = []
         self._claimed_at = clock.now()
         self._lock = threading.Lock()
 
     def exchange(self, count: int, started: Callable[[Attempt], Started]) -> list[Claim]:
-        """Send the results, and claim the next `count` attempts; return the answers. Raises redis-py's errors.
+        """Send the results and claim the next `count` attempts. Return the answers. Raises redis-py's errors.
 
-        After an error the call may be repeated.
+        After an error, repeat the call.
         """
         with self._lock:
             asked = [self.unclaimed[place] for place in range(min(count, len(self.unclaimed)))]
@@ -54,31 +56,29 @@ class Bundle:
                 if answer is Claim.TAKEN:
                     self._waiting.append(attempt)
                 else:
-                    log.info(
-                        "trial %s, attempt %s is not to be run: refused at its claim", attempt.number, attempt.attempt
-                    )
+                    log.info("trial %s, attempt %s does not run: refused at its claim", attempt.number, attempt.attempt)
             self._claimed_at = self._clock.now()
         return answers
 
     def next(self) -> Attempt | None:
-        """Return the next claimed attempt, to be run; None if there is none."""
+        """Return the next claimed attempt to run, or None if there is none."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def waiting(self) -> list[Attempt]:
-        """Return the claimed attempts that are not begun."""
+        """Return the claimed attempts that are not started."""
         with self._lock:
             return list(self._waiting)
 
     def add(self, result: Result) -> None:
-        """Enter a result; the next `exchange` sends it."""
+        """Add a result, which the next `exchange` sends."""
         with self._lock:
             self._results.append(result)
 
     def refuse(self, attempt: Attempt, reason: str) -> None:
-        """Send the results, and give back `attempt` and all that follow: none of them can run here to its end.
+        """Send the results, and give back `attempt` and all that follow, because none of them can finish here.
 
-        Raises redis-py's errors; after an error the call may be repeated.
+        Raises redis-py's errors. After an error, repeat the call.
         """
         study = self.payload.study
         with self._lock:
@@ -91,12 +91,13 @@ class Bundle:
                 self.unclaimed.popleft()
 
     def relieve(self, recall: Callable[[], None]) -> None:
-        """Send the results and give back what waits, if the trial before it takes long. Raises redis-py's errors.
+        """Send the results and give back the waiting attempts if the trial before them takes long. Raises redis-py's
+        errors.
 
-        `recall` takes it back from the slot's process.
+        `recall` takes an attempt back from the slot's process.
         """
         if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
-            # Or the slot's thread sends them in this moment.
+            # Or the slot's thread is sending them right now.
             return
         try:
             self._send([])

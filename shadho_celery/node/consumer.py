@@ -19,19 +19,19 @@ from shadho_celery.transport.refused_messages import AreRefused, drop_refused
 
 log = logging.getLogger(__name__)
 
-#: seconds without a message after which a worker with a free slot looks for messages in its queues
+#: seconds without a message after which a worker with a free slot checks its queues for messages
 QUIET_SECONDS = 10.0
 
-#: seconds before a message goes back to its queue that has come to a worker whose slots are all taken
+#: seconds before a message returns to its queue because all slots of the worker are taken
 FULL_SECONDS = 1.0
 
 
 class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
-    """Celery's consumer, which outlives messages whose headers it cannot read, and takes no more than it has slots.
+    """Celery's consumer that skips messages with unreadable headers, and takes no more messages than it has slots.
 
-    Such a message would end the worker, go back to its queue, and end the next one. From RabbitMQ 4 on each queue has
-    a prefetch limit of its own, so that a worker may get as many messages from either of its two queues as it has
-    slots: what came last would wait behind its trials while other workers are free.
+    Such a message would end the worker, return to its queue, and end the next worker. From RabbitMQ 4 on, each queue
+    has its own prefetch limit. A worker could then get as many messages from each of its two queues as it has slots,
+    and the last ones would wait although other workers are free.
     """
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
@@ -42,7 +42,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
         def on_task_received(message: Any) -> None:
             if len(state.reserved_requests) >= self.pool.num_processes:
-                # The pause keeps it from running in a circle.
+                # The pause keeps the message from circulating fast.
                 self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
                 return
             try:
@@ -57,7 +57,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 class Consumer:
     """The queues that a worker consumes: that of its class, and that of its class on its machine.
 
-    Its methods may be called from any thread; the consumer's own thread does the work.
+    Its methods may be called from any thread. The consumer's own thread does the work.
     """
 
     def __init__(self, consumer: Any, queues: Sequence[str], clock: Clock | None = None) -> None:
@@ -65,18 +65,18 @@ class Consumer:
         self._consumer = consumer
         self._queues = queues
         self._clock = clock or SystemClock()
-        #: reasons to take no messages
+        #: reasons for taking no messages
         self._paused: set[str] = set()
         self._waited = False
         self._message_at = self._clock.now()
 
     def note_message(self) -> None:
-        """Record that a message has come."""
+        """Record that a message has arrived."""
         self._message_at = self._clock.now()
         self._waited = False
 
     def pause(self, reason: str = "breaker") -> None:
-        """Take nothing more from the queues, until `resume` is called for each reason."""
+        """Take no more messages until `resume` is called for each reason."""
         if not self._paused:
             for queue in self._queues:
                 self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
@@ -87,15 +87,15 @@ class Consumer:
         if self._paused == {reason}:
             self.note_message()
             for queue in self._queues:
-                # Declares it, too: a machine's queue may have expired in the pause.
+                # This also declares the queue: a machine's queue may have expired during the pause.
                 self._consumer.call_soon(self._consumer.add_task_queue, queue)
         self._paused.discard(reason)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
-        """Reconnect if messages wait in a queue and none comes; to be called now and then while a slot is free.
+        """Reconnect if messages wait in a queue and none arrives. Call this now and then while a slot is free.
 
-        `is_wanted` tells whether any study may have sent messages. After a connection was cut in the middle of an
-        acknowledgement, Celery may wait for that for ever, and count it against its prefetch limit.
+        `is_wanted` tells whether any study may have sent messages. If a connection was cut during an acknowledgement,
+        Celery may wait for it for ever, and count it against its prefetch limit.
         """
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
@@ -105,48 +105,47 @@ class Consumer:
         self.note_message()
         self._waited = waits and not before
         if waits and before:
-            log.warning("messages wait in %s and none comes; connecting to the broker anew", " and ".join(waiting))
+            log.warning("messages wait in %s but none arrives; reconnecting to the broker", " and ".join(waiting))
             self._consumer.call_soon(_break)
             _cut(self._consumer)
 
     def drop_refused(self, are_refused: AreRefused) -> None:
-        """Drop refused messages in bulk, and take none meanwhile: threads that do both halve the speed."""
+        """Delete refused messages in bulk, and take none meanwhile: doing both at the same time halves the speed."""
         self.pause("bulk")
         try:
             connection = self._connection()
             with opened(connection):
                 for queue in self._queues:
                     if dropped := drop_refused(connection, queue, are_refused):
-                        log.warning(
-                            "%d messages in %s were dropped: they were for trials that have ended", dropped, queue
-                        )
+                        log.warning("deleted %d messages in %s: they were for trials that have ended", dropped, queue)
         finally:
             self.resume("bulk")
 
     def _are_waiting(self) -> list[str]:
-        """Return the queues in which messages wait, none if the broker does not tell."""
+        """Return the queues in which messages wait; none if the broker does not answer."""
         try:
             connection = self._connection()
             with opened(connection):
                 return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
-            # No broker, no permission: a new connection cures none of them.
+            # No broker or no permission: a new connection would not help.
             return []
 
     def _connection(self) -> Any:
-        # By its heartbeat RabbitMQ notices that this machine is gone, and has messages that were only looked at again.
+        # Through its heartbeat, RabbitMQ notices that this machine is gone, and takes back messages that were only
+        # examined.
         return self._consumer.app.connection_for_read(
             heartbeat=BROKER_HEARTBEAT_SECONDS, connect_timeout=BROKER_CONNECT_SECONDS
         )
 
 
 def _break() -> None:
-    """End the consumer's loop as a lost connection does: Celery then starts again with a new one."""
-    raise ConnectionResetError("the worker gave its connection up")
+    """End the consumer's loop as if the connection was lost: Celery then starts a new one."""
+    raise ConnectionResetError("the worker closed its connection")
 
 
 def _cut(consumer: Any) -> None:
-    """Shut down the consumer's socket to RabbitMQ: its thread may hang in the middle of a read."""
-    # The socket is no part of py-amqp's interface: without it, the next heartbeat finds the connection dead.
+    """Shut down the consumer's socket to RabbitMQ, because its thread may hang in a read."""
+    # The socket is not part of py-amqp's interface. Without it, the next heartbeat finds the connection dead.
     with suppress(Exception):
         consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Share of its host's cores that a worker gives to its trials, beside the other workers there."""
+"""Share of its host's cores that a worker gives to its trials, beside other workers on the host."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ log = logging.getLogger(__name__)
 
 
 class CoreShare:
-    """The threads of a trial in one of a worker's slots."""
+    """Number of threads of a trial in one of a worker's slots."""
 
     def __init__(self, machine: Machine, slots: int) -> None:
         self._machine = machine
         self._slots = slots
-        #: slots on the host that share its cores, and the threads of a trial; and what was said of them
+        #: slots on the host that share its cores, and threads per trial; and the line that was last logged
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
         self._neighbours: list[tuple[Machine, int]] = []
 
     def follow(self, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores anew, if other workers of the host came or went; return whether the threads have changed."""
+        """Divide the cores again if other workers of the host started or ended. Return whether the threads have
+        changed.
+        """
         before, known = self.threads, self._neighbours
         self._neighbours = [(each.machine, each.slots) for each in neighbours]
         if self._neighbours != known:
@@ -33,7 +35,7 @@ class CoreShare:
         return self.threads != before
 
     def tell(self) -> None:
-        """Log how the cores are divided, unless that was said already."""
+        """Log how the cores are divided, unless that was already logged."""
         if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
             self._said = self._sharing, self.threads
             log.info("%s on this host: %s a trial", _counted(self._sharing, "slot"), _counted(self.threads, "thread"))

@@ -1,4 +1,4 @@
-"""Heartbeat: a worker announces itself, and takes messages only while no study has its circuit breaker open."""
+"""Heartbeat: a worker announces itself, and takes messages only while no study has opened its circuit breaker."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ log = logging.getLogger(__name__)
 #: seconds between two announcements
 ANNOUNCE_EVERY = 5.0
 
-#: milliseconds for which one worker of a class drops refused messages, and no other
+#: milliseconds for which only one worker of a class deletes refused messages
 DROP_MS = 5000
 
 
 class Heartbeat:
-    """One worker's announcements, and its circuit breakers. `beat` is for one thread, the other methods for any."""
+    """One worker's announcements and circuit breakers. `beat` is for one thread, the other methods are for any
+    thread.
+    """
 
     def __init__(
         self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock, *, signer: Signer = UNSIGNED
     ) -> None:
-        """`worker` is announced as `name`, with the number of `leases` and with the state of its breakers."""
+        """Announce `worker` as `name`, with the number of `leases` and the state of its breakers."""
         self._client = client
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
@@ -50,7 +52,7 @@ class Heartbeat:
         self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
-        #: trials that have ended here
+        #: number of trials that have ended here
         self._ended = 0
         self._announced_at = clock.now()
         self._consumer: Consumer | None = None
@@ -59,7 +61,7 @@ class Heartbeat:
         self._breakers: dict[str, Breaker] = {}
 
     def announce(self, consumer: Consumer | None = None) -> None:
-        """Announce this worker to the schedulers, until it is withdrawn; `consumer` brings it messages."""
+        """Announce this worker to the schedulers until it is withdrawn. `consumer` receives its messages."""
         self._consumer = consumer
         self._is_announced.set()
         self._announce_now()
@@ -67,7 +69,8 @@ class Heartbeat:
             self._meet_neighbours()
 
     def check(self) -> None:
-        """Look for live studies and neighbours, and withdraw what is not announced yet: what a worker does with Redis.
+        """Use Redis as a worker does: look for live studies and neighbours, and withdraw an announcement that does not
+        exist.
 
         Raises redis-py's errors.
         """
@@ -82,24 +85,24 @@ class Heartbeat:
             self._announce_now()
 
     def withdraw(self) -> None:
-        """Withdraw the announcement: the schedulers send nothing new."""
+        """Withdraw the announcement, so that schedulers send no new trials."""
         self._is_announced.clear()
         try:
             self._workers.withdraw(self._name)
             if self._may_look:
                 self._host.leave()
         except redis.RedisError:
-            log.warning("could not sign off; the schedulers will notice")
+            log.warning("could not withdraw the announcement; it expires by itself")
 
     def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
-        """Announce the code of the study modules from now on, and why which shipped code cannot run here."""
+        """Announce from now on the code of the study modules, and why shipped code cannot run here."""
         with self._lock:
             self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
         if self._is_announced.is_set():
             self._announce_now()
 
     def note_message(self) -> None:
-        """Record that a message has come."""
+        """Record that a message has arrived."""
         if self._consumer is not None:
             self._consumer.note_message()
 
@@ -109,13 +112,17 @@ class Heartbeat:
             self._ended += 1
 
     def drop_refused(self, are_refused: AreRefused) -> None:
-        """Drop refused messages of the worker's queue in bulk, unless another worker of its class has just done so."""
+        """Delete refused messages of the worker's queue in bulk, unless another worker of its class has just done
+        so.
+        """
         name = f"shadho:dropping:{self._worker.compute_class}"
         if self._consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
             self._consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool) -> None:
-        """Announce, and follow the circuit breakers; to be called every second or so. Raises redis-py's errors."""
+        """Announce the worker and follow the circuit breakers. Call this about every second. Raises redis-py's
+        errors.
+        """
         self._follow_breakers()
         if self._consumer is not None and has_free_slot:
             self._consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
@@ -125,10 +132,12 @@ class Heartbeat:
             self._announced_at = self._clock.now()
         if self._studies.refused and not self._has_warned:
             self._has_warned = True
-            log.warning("announcements of studies are refused: they are not signed with our key, or malformed")
+            log.warning(
+                "announcements of studies are refused: they are unsigned, signed with another key, or malformed"
+            )
 
     def pause_for(self, study: str) -> None:
-        """Take no more messages until the study's scheduler has judged the failures."""
+        """Take no more messages until the study's scheduler has examined the failures."""
         with self._lock:
             is_new = study not in self._breakers
             self._breakers.setdefault(study, Breaker.OPEN)
@@ -138,17 +147,19 @@ class Heartbeat:
             self._announce_now()
 
     def _follow_breakers(self) -> None:
-        """Take messages again once the breaker of every study is closed; a quarantine does not end."""
+        """Take messages again once the breaker of every study is closed. A quarantine does not end."""
         living = self._studies.living() if self._breakers else {}
         for study, before in list(self._breakers.items()):
             state = Quarantine(self._client, study).state(self._name)
             if state is Breaker.OPEN and study not in living:
-                # Its scheduler has gone without a judgement; the next one begins with all breakers closed.
+                # Its scheduler has ended without a decision. The next one starts with all breakers closed.
                 state = Breaker.CLOSED
             if state is before:
                 continue
             if state is Breaker.QUARANTINED:
-                log.error("quarantined: this worker fails trials that others finish; repair this machine, restart it")
+                log.error(
+                    "quarantined: this worker fails trials that others finish; repair this machine, then restart it"
+                )
             with self._lock:
                 if state is Breaker.CLOSED:
                     del self._breakers[study]
@@ -159,7 +170,7 @@ class Heartbeat:
                 self._consumer.resume()
 
     def _meet_neighbours(self) -> None:
-        """Look for the other workers on this one's cores, and have them find it if it is announced.
+        """Look for other workers on this worker's cores, and make it visible to them if it is announced.
 
         Raises redis-py's errors.
         """
@@ -172,8 +183,8 @@ class Heartbeat:
         except redis.exceptions.NoPermissionError:
             self._may_look = False
             log.warning(
-                "this worker's Redis user may not use shadho:host:*, so that trials of other workers on this host are "
-                "given the same cores as those here; load deploy/redis/users.acl anew, or set SHADHO_CORES"
+                "this worker's Redis user may not use shadho:host:*, so trials of other workers on this host may get "
+                "the same cores as those here; load deploy/redis/users.acl again, or set SHADHO_CORES"
             )
 
     def _announce(self) -> None:
@@ -190,6 +201,6 @@ class Heartbeat:
         self._workers.announce(self._name, worker)
 
     def _announce_now(self) -> None:
-        """Announce a change at once if Redis answers; else the next announcement carries it."""
+        """Announce a change at once if Redis answers; otherwise the next announcement contains it."""
         with suppress(redis.RedisError):
             self._announce()

@@ -1,4 +1,6 @@
-"""Leases of a worker's running attempts: renewed while an attempt runs; an attempt whose lease is gone is stopped."""
+"""Leases of a worker's running attempts. A lease is renewed while its attempt runs; without a lease, the attempt
+stops.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat, WorkerSeats
 
-#: what `stopped` says of an attempt that is given back: its worker ends
+#: value of `stopped` for an attempt that is given back because its worker ends
 GIVEN_BACK = "given back"
 
 
@@ -28,15 +30,15 @@ class Lease:
     runner: Runner
     #: the study's name
     name: str = ""
-    #: seconds since the epoch
+    #: start of the run, in seconds since the epoch
     started_at: float = 0.0
-    #: of a replica, its place in the attempt's gang
+    #: the replica's seat in the attempt's gang
     seat: Seat | None = None
-    #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
+    #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not stopped
     stopped: str = ""
-    #: times it has called for replicas
+    #: number of times it has called for replicas
     calls: int = 0
-    #: True once it has reported: it may be pruned at any moment
+    #: True once it has reported, so that it may be pruned at any time
     has_reported: bool = False
 
     @property
@@ -45,13 +47,13 @@ class Lease:
 
     @property
     def running(self) -> RunningTrial:
-        """The trial as it is announced."""
+        """The trial in its announced form."""
         rank = None if self.seat is None else self.seat.rank
         return RunningTrial(number=self.number, started_at=self.started_at, rank=rank)
 
 
 class Leases:
-    """The leases of one worker. Its methods may be called from any thread."""
+    """The leases of one worker. The methods may be called from any thread."""
 
     def __init__(self, channel: WorkerChannel, seats: WorkerSeats) -> None:
         self._channel = channel
@@ -65,7 +67,7 @@ class Leases:
             return len(self._live)
 
     def studies(self) -> dict[str, Share]:
-        """Return by the study's key how many slots run trials of each study, and which trials."""
+        """Return, by the study's key, which trials of each study run and in how many slots."""
         by_study: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
             for lease in self._live.values():
@@ -77,7 +79,7 @@ class Leases:
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
-        """Renew a lease for the length of a `with` block."""
+        """Renew a lease for the duration of a `with` block."""
         with self._lock:
             self._live[lease.key] = lease
             lease.stopped = GIVEN_BACK if self._is_closed else ""
@@ -88,7 +90,7 @@ class Leases:
                 del self._live[lease.key]
 
     def close(self) -> None:
-        """Have all attempts given back that were not stopped before, also those that are about to begin."""
+        """Give back all attempts that were not stopped before, including those that are about to start."""
         with self._lock:
             self._is_closed = True
             for lease in self._live.values():
@@ -119,13 +121,13 @@ class Leases:
                     self.stop(lease, answer)
 
     def stop(self, lease: Lease, why: str) -> None:
-        """Ask the trial to stop; interrupt it unless it does, and then kill its process."""
+        """Ask the trial to stop. If it does not, interrupt it, and then kill its process."""
 
         def ask() -> None:
             lease.stopped = why
             lease.runner.stop_trial()
 
-        # A lease that is gone may be that of a trial which has ended since the request to Redis.
+        # A lease may be gone because its trial has ended since the request to Redis.
         if self._while_live(lease, ask):
             for seconds, act in ((INTERRUPT_SECONDS, lease.runner.interrupt_trial), (STOP_SECONDS, lease.runner.kill)):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))

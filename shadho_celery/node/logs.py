@@ -1,4 +1,4 @@
-"""Logs: a worker's answers to requests for the logs of its trials, and the lines of its own log about them."""
+"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log about trials."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shadho_celery.transport.logs import LogRequest, WorkerLogs
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks for requests; while somebody follows a log, every beat looks for the next one
+#: seconds between two checks for requests; while a client follows a log, every beat checks
 LOOK_SECONDS = 2.0
 
-#: lines on trials between two beats, about a second; of more trials only the number is logged
+#: maximum number of lines about trials between two beats, about a second; only the number of the rest is logged
 MOST_LINES = 100
 
 
@@ -38,7 +38,7 @@ class LogServer:
         self._answering: threading.Thread | None = None
 
     def beat(self) -> None:
-        """Answer what was asked; to be called every second or so. Raises redis-py's errors."""
+        """Answer the requests. Call this about every second. Raises redis-py's errors."""
         now = self._clock.now()
         if not self._was_asked and now - self._looked_at < LOOK_SECONDS:
             return
@@ -54,7 +54,7 @@ class LogServer:
             self._answering.start()
         if self._logs.refused and not self._has_warned:
             self._has_warned = True
-            log.warning("requests for logs are refused: they are not signed with our key, or malformed")
+            log.warning("requests for logs are refused: they are unsigned, signed with another key, or malformed")
 
     def _answer(self, requests: Sequence[LogRequest]) -> None:
         try:
@@ -73,14 +73,14 @@ class LogServer:
 
 
 class TrialLines:
-    """Writes the lines. `beat` is for one thread, `tell` for any."""
+    """Writes the lines. `beat` is for one thread, `tell` is for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told = self._more = 0
 
     def tell(self, payload: Payload, attempt: Attempt, outcome: Outcome) -> None:
-        """Write the line of an attempt that has ended."""
+        """Write the line of an ended attempt."""
         with self._lock:
             self._told += 1
             if self._told > MOST_LINES:
@@ -90,7 +90,7 @@ class TrialLines:
         log.log(level, "%s", line(payload, attempt, outcome))
 
     def beat(self) -> None:
-        """Tell the number of the trials that got no line; to be called every second or so."""
+        """Write the number of trials that got no line. Call this about every second."""
         with self._lock:
             more, self._told, self._more = self._more, 0, 0
         if more:
@@ -98,10 +98,10 @@ class TrialLines:
 
 
 def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
-    """Return the line of an attempt that has ended."""
+    """Return the line of an ended attempt."""
     which = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
     parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
-    # Only the scheduler knows which losses are negative because they are to be maximised.
+    # Only the scheduler knows which losses are negative because they are maximised.
     loss = "" if outcome.loss is None or outcome.losses else f", loss {outcome.loss:.6g}"
     parts.append(f"{outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
     if outcome.state is TrialState.FAILED:

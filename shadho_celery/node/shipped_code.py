@@ -1,7 +1,7 @@
-"""Shipped code: the sources of studies that this worker got through Redis, each version in a folder of its own.
+"""Shipped code: the sources of studies that this worker got through Redis, with one folder per version.
 
-The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest once more after the import. A
-version that cannot be imported, or is not what its digest says, is refused for a while; then it is written again.
+The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
+version that cannot be imported, or does not have its digest, is refused for a while and then written again.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ AGAIN_SECONDS = 60.0
 
 
 class ShippedCode:
-    """Folders of shipped code. Its methods may be called from any thread."""
+    """Folders of shipped code. The methods may be called from any thread."""
 
     def __init__(self, shipping: Shipping, folder: Path, clock: Clock) -> None:
-        """`folder` is that of all studies."""
+        """`folder` contains the folders of all studies."""
         self._shipping = shipping
         self._folder = folder
         self._clock = clock
         #: folders that this worker has written
         self._written: set[Path] = set()
-        #: by digest, why a version cannot run here, and the moment at which that was found
+        #: reason why a version cannot run here, and the time at which that was found, by digest
         self._unfit: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
 
     @property
     def unfit(self) -> dict[str, str]:
-        """By digest, why versions cannot run here."""
+        """Reasons why versions cannot run here, by digest."""
         now = self._clock.now()
         with self._lock:
             self._unfit = {code: each for code, each in self._unfit.items() if now - each[1] < AGAIN_SECONDS}
             return {code: reason for code, (reason, _) in self._unfit.items()}
 
     def refuse(self, payload: Payload, reason: str) -> None:
-        """Note that the code of a message cannot run here."""
+        """Record that the code of a message cannot run here."""
         with self._lock:
             self._written.discard(self.folder(payload))
             self._unfit[payload.code] = reason, self._clock.now()
 
     def folder(self, payload: Payload) -> Path:
-        """Return the folder of a message's code."""
+        """Return the folder for a message's code."""
         return self._folder / payload.study / payload.code
 
     def lacks(self, payload: Payload) -> str:
-        """Return why this worker cannot run a message's code, "" if it can or may; write it, if it is not there.
+        """Return why this worker cannot run a message's code, or "" if it can. Write the code if it is not there.
 
         Raises redis-py's errors.
         """
@@ -69,7 +69,7 @@ class ShippedCode:
             if self.folder(payload) in self._written:
                 return ""
             sources = self._shipping.fetch(payload.study)
-            # Somebody may have laid down an earlier version again, which is signed too.
+            # A client may have stored an earlier version again, which is signed too.
             if sources is None or sources.code != payload.code:
                 return "its study's code is not in Redis"
             try:
@@ -85,41 +85,41 @@ class ShippedCode:
         for name, content in files.items():
             path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In one step: a process may be reading it.
+            # In one step, because a process may be reading it.
             with replacing(path) as file:
                 file.write(content)
 
 
 class Codes:
-    """Versions of a worker's study modules. `follow` is for one thread, the other methods for any.
+    """Versions of a worker's study modules. `follow` is for one thread, the other methods are for any thread.
 
-    A version is known from the newest process that has imported the module, until one of its files is edited: nobody
-    knows then what the next process will find.
+    The version is that of the newest process that has imported the module. It becomes unknown when one of its files is
+    edited, because the next process imports the edited files.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, CodeVersion] = {}
-        #: by slot, what its process had imported at the last look
+        #: what each slot's process had imported at the last look
         self._seen: dict[int, Mapping[str, CodeVersion]] = {}
         self._disk = DiskWatch()
         self._lock = threading.Lock()
 
     @property
     def known(self) -> dict[str, CodeVersion]:
-        """The known versions by module."""
+        """Known versions by module."""
         with self._lock:
             return dict(self._known)
 
     def learn(self, codes: Mapping[str, CodeVersion]) -> None:
-        """Note what a new process has imported; log what it could not import."""
+        """Record what a new process has imported. Log what it could not import."""
         with self._lock:
             for module, code in codes.items():
                 if code.problem and self._known.get(module) != code:
-                    log.warning("no trials of %s run here until that is fixed: %s", module, code.problem)
+                    log.warning("no trials of %s run here until this is fixed: %s", module, code.problem)
                 self._known[module] = code
 
     def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
-        """Learn what each slot's process has `imported`, and forget the versions whose files were edited."""
+        """Learn what each slot's process has `imported`, and forget versions whose files were edited."""
         for slot, codes in enumerate(imported):
             if codes and codes is not self._seen.get(slot):
                 self._seen[slot] = codes
@@ -127,12 +127,12 @@ class Codes:
         edited = {module: path for module, code in self.known.items() if (path := self._disk.edited(code))}
         with self._lock:
             for module, path in edited.items():
-                log.info("%s was edited: trials for its new version get new processes", path)
+                log.info("%s was edited; trials of its new version get new processes", path)
                 del self._known[module]
 
     def lacks(self, module: str, digest: str) -> str:
-        """Return why trials for the code with this digest cannot run here; "" if they can, or that is not known."""
+        """Return why trials of the code with this digest cannot run here, or "" if they can or if that is not known."""
         code = self.known.get(module)
         if code is None or code.is_usable(digest):
             return ""
-        return code.problem or f"{module} has version {code.digest} here, and they are for version {digest}"
+        return code.problem or f"{module} has version {code.digest} here, but the trials need version {digest}"

@@ -1,7 +1,7 @@
 """Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
 
-Celery's own handlers do the first as well. At the second they end tasks in ways that its pool of threads does not have,
-and know nothing of the slots' processes and of claimed attempts.
+Celery's own handlers also do the first. For a second signal, they end tasks in ways that its thread pool does not
+support, and they do not know the slots' processes and the claimed attempts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from celery.worker import state
 from shadho_celery.node.slots import Slots
 from shadho_celery.node.worker_lines import tell
 
-#: seconds after the second signal within which trials are given back; servers may not answer, and then the process
-#: ends without them: the leases run out
+#: seconds after the second signal within which trials are given back; if servers do not answer, the process ends
+#: without that, and the leases run out
 END_SECONDS = 10.0
 
-#: name of the threads that do what a signal asks for
+#: name of the threads that carry out a signal
 THREAD = "shadho-shutdown"
 
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     """Handles SIGINT, SIGTERM and SIGQUIT from before the worker connects until its process has ended.
 
-    A SIGQUIT, and a SIGINT after any other signal, end the worker at once; more signals change nothing.
+    SIGQUIT, and SIGINT after any other signal, end the worker at once. Further signals change nothing.
     """
 
     def start(self, worker: Any) -> None:
@@ -43,7 +43,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
-        # After a SIGHUP Celery would restart the worker at its end.
+        # After a SIGHUP, Celery would restart the worker at its end.
         atexit.unregister(_reload_current_worker)
         is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping)
         if is_second and not self._is_ending:
@@ -54,17 +54,17 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             self._stop(0, self._drain)
 
     def _stop(self, code: int, work: Callable[[], None]) -> None:
-        """Have Celery stop as soon as no task runs, with an exit code; do the `work` in a thread.
+        """Make Celery stop with an exit code as soon as no task runs. Do the `work` in a thread.
 
-        This thread was interrupted anywhere: it may hold a lock that the work needs.
+        The signal may interrupt this thread anywhere, so it may hold a lock that the work needs.
         """
         state.should_stop = self._worker.exitcode = code
-        # Python starts no threads any more when it ends, and nothing is left to do then.
+        # Python starts no new threads while it exits, and nothing is left to do then.
         with suppress(RuntimeError):
             threading.Thread(target=work, name=THREAD, daemon=True).start()
 
     def _drain(self) -> None:
-        tell("stopping: running trials finish first; Ctrl-C again gives them back and stops at once")
+        tell("stopping after the running trials; press Ctrl-C again to give them back and stop at once")
         self._slots.drain()
 
     def _end(self) -> None:
@@ -72,5 +72,5 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         limit.daemon = True
         limit.start()
         running = self._slots.running
-        tell("stopping at once" + (f"; running trials that are given back: {running}" if running else ""))
+        tell("stopping at once" + (f"; running trials to give back: {running}" if running else ""))
         self._slots.close()

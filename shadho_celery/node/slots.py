@@ -1,4 +1,4 @@
-"""Slots of a worker, each with a process of its own: they run the attempts of the worker's messages."""
+"""Slots of a worker, each with its own process. They run the attempts of the worker's messages."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: seconds between two renewals of the running trials' leases, which also bring their cancel flags; and between two
-#: looks for those of trials that report, which may be pruned
+#: seconds between two renewals of the running trials' leases, which also return their cancel flags; and seconds between
+#: two checks whether reporting trials were pruned
 BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
-#: seconds before a message goes back to the queue whose module this worker was not started with
+#: seconds before a message for a module that this worker was not started with returns to the queue
 REQUEUE_SECONDS = 1.0
 
-#: refused messages and claims in a row after which more messages are looked at in bulk
+#: refused messages and claims in a row after which further messages are examined in bulk
 MANY_REFUSALS = 10
 
-#: seconds of a trial after which the rest of its message is claimed at once
+#: a trial shorter than this many seconds makes the worker claim the rest of its message at once
 QUICK_SECONDS = 0.02
 
 
 class NotMine(Exception):
-    """A message that this worker must not act on, but another worker of its class may."""
+    """A message that this worker must not act on, but that another worker of its class may use."""
 
 
 class Slots:
@@ -98,10 +98,10 @@ class Slots:
         signer: Signer = UNSIGNED,
         code_folder: Path | None = None,
     ) -> None:
-        """`imports` are the modules whose objectives may run here; no others, but for the code that studies ship.
+        """`imports` are the only modules whose objectives may run here, except code that studies ship.
 
-        That is accepted only with a `code_folder`, and kept there. `address` is the one by which the fleet's other
-        machines reach this machine. Raises UsageError for a name that cannot be announced.
+        Shipped code is accepted only with a `code_folder`, and stored there. `address` is the one by which the fleet's
+        other machines reach this machine. Raises UsageError for a name that cannot be announced.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
@@ -112,7 +112,7 @@ class Slots:
         self._clock = SystemClock()
         self._lines = TrialLines()
         self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
-        #: what was said already of logs that are not complete
+        #: warnings about incomplete logs that were already logged
         self._complaints: set[str] = set()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, self._complain) for each in environments]
@@ -120,17 +120,17 @@ class Slots:
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
-        #: by slot, whether its last trial was quick and ended well; and its bundle, while it has one
+        #: by slot: whether its last trial was quick and succeeded, and its current bundle
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
         self._closing = threading.Event()
-        #: messages and claims in a row that were refused
+        #: number of messages and claims in a row that were refused
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
         self._codes = Codes()
-        #: the announced code, and why which shipped code cannot run here
+        #: the announced code, and why shipped code cannot run here
         self._told: tuple[dict[str, CodeVersion], dict[str, str]] = {}, {}
         self._shipped_code = (
             None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
@@ -158,7 +158,7 @@ class Slots:
 
     @property
     def running(self) -> int:
-        """Number of the attempts, and replicas of some, that run."""
+        """Number of attempts and replicas that run."""
         return len(self._leases)
 
     @property
@@ -168,35 +168,35 @@ class Slots:
 
     @property
     def codes(self) -> dict[str, CodeVersion]:
-        """Their versions, as far as they are known."""
+        """Versions of these modules, as far as they are known."""
         return self._codes.known
 
     def check(self) -> None:
-        """Do with Redis what a worker does, to no effect. Raises ServiceError unless Redis lets it."""
+        """Use Redis as a worker does, without effect. Raises ServiceError unless Redis allows it."""
         with refusals():
             self._heartbeat.check()
             self._channel.are_refused("0", [])
 
     def start(self) -> None:
-        """Start the slots' processes, and the thread that renews leases."""
+        """Start the slots' processes and the thread that renews leases."""
         self._share_cores()
         for runner in self._runners:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
     def announce(self, consumer: Consumer | None = None) -> None:
-        """Announce this worker to the schedulers, until it is closed or withdrawn; `consumer` brings it messages."""
+        """Announce this worker to the schedulers until it is closed or withdrawn. `consumer` receives its messages."""
         self._heartbeat.announce(consumer)
 
     def drain(self) -> None:
-        """Announce that this worker drains: the schedulers send nothing new, running trials go on."""
+        """Announce that this worker drains: schedulers send no new trials, and running trials continue."""
         self._heartbeat.drain()
 
     def close(self) -> None:
-        """End the processes, and withdraw. The slots' threads give back the attempts that still run."""
+        """End the processes and withdraw the announcement. The slots' threads give back attempts that still run."""
         self._closing.set()
         self._leases.close()
-        # Each takes some hundredths of a second.
+        # Each takes a few hundredths of a second.
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
             killer.start()
@@ -205,10 +205,10 @@ class Slots:
             killer.join()
 
     def run(self, payload: Payload) -> None:
-        """Run a message's attempts one after another, without those that this worker declines.
+        """Run a message's attempts one after another, except those that this worker declines.
 
-        Raises NotMine if this worker was not started with their module, has another version of its code, or if its
-        circuit breaker is open.
+        Raises NotMine if this worker was not started with their module, has another version of its code, or has an open
+        circuit breaker.
         """
         self._heartbeat.note_message()
         if self._closing.is_set():
@@ -216,10 +216,10 @@ class Slots:
         if reason := self._lacks(payload):
             if self._is_void(payload):
                 return
-            # Another worker of the class may have it; the pause keeps the message from running in a circle.
+            # Another worker of the class may run it. The pause keeps the message from circulating fast.
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(reason)
-        # A replica is part of an attempt that another worker has claimed.
+        # A replica belongs to an attempt that another worker has claimed.
         ours = [
             each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
         ]
@@ -232,15 +232,18 @@ class Slots:
         except redis.RedisError as error:
             if not self._closing.is_set():
                 raise
-            log.warning("Redis does not answer (%s); what this worker ran is lost when its lease runs out", error)
+            log.warning(
+                "Redis does not answer (%s); the attempts that this worker ran are lost when their leases run out",
+                error,
+            )
         finally:
             self._bundles.pop(slot, None)
             self._free.put(slot)
 
     def note_refusal(self) -> None:
-        """Note that a message or a claim was refused. After MANY_REFUSALS in a row drop more messages at once.
+        """Record that a message or a claim was refused. After MANY_REFUSALS in a row, delete further messages in bulk.
 
-        An ended study may have left very many.
+        An ended study may have left very many messages.
         """
         self._refusals += 1
         if self._refusals < MANY_REFUSALS:
@@ -249,11 +252,11 @@ class Slots:
         try:
             self._heartbeat.drop_refused(self._channel.are_refused)
         except Exception as error:
-            # Any broker's error: the messages are refused one by one as well, only slower.
-            log.warning("refused messages could not be dropped at once: %s", headline(str(error)))
+            # Any broker's error: without this, the messages are refused one by one, which is only slower.
+            log.warning("refused messages could not be deleted in bulk: %s", headline(str(error)))
 
     def _lacks(self, payload: Payload) -> str:
-        """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
+        """Return why this worker cannot run a message's attempts, or "" if it can or if that is not known yet."""
         try:
             study_folder(self._checkpoints, payload.study)
         except UsageError as error:
@@ -261,15 +264,15 @@ class Slots:
         if (shipped := self._shipped_with(payload)) is not None:
             return self._persist(lambda: shipped.lacks(payload))
         if payload.module not in self._worker.imports:
-            return f"this worker was not started with {payload.module}; it has {', '.join(self._worker.imports)}"
+            return f"this worker was not started with {payload.module}, only with {', '.join(self._worker.imports)}"
         return self._codes.lacks(payload.module, payload.code)
 
     def _shipped_with(self, payload: Payload) -> ShippedCode | None:
-        """Return what has a message's code if its study ships it and this worker accepts it; else None."""
+        """Return the store of shipped code if the study ships its code and this worker accepts it, else None."""
         return self._shipped_code if payload.is_shipped else None
 
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
-        """Claim and run the attempts of a message, one after another, and send their results."""
+        """Claim and run the attempts of a message one after another, and send their results."""
         self._bundles[slot] = bundle
         while bundle.unclaimed:
             if self._was_quick[slot]:
@@ -293,14 +296,14 @@ class Slots:
         self._exchange(bundle, 0)
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
-        """Give back attempts for another version of the code than the one on this machine's disk."""
-        # First: the scheduler is to know before it sends them again.
+        """Give back attempts that need another version of the code than the one on this machine's disk."""
+        # Announce the code first, so the scheduler knows it before it sends the attempts again.
         reason = self._note_code(bundle.payload, code)
         log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
         self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
 
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
-        """Note and announce the code that a new process has found in place of a message's; return what is wrong."""
+        """Record and announce the code that a new process has found instead of a message's. Return what is wrong."""
         reason = code.problem or "its code was edited meanwhile"
         if (shipped := self._shipped_with(payload)) is not None:
             shipped.refuse(payload, reason)
@@ -311,7 +314,7 @@ class Slots:
         return reason
 
     def _tell_codes(self) -> None:
-        """Announce which code this worker has, and which it cannot run, if that has changed."""
+        """Announce which code this worker has and which it cannot run, if that has changed."""
         found = self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit
         if found != self._told:
             self._told = found
@@ -328,40 +331,41 @@ class Slots:
             self._is_refused(answer, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
-        """Decline an attempt that is for another machine or worker; return whether it is.
+        """Decline an attempt that is for another machine or worker. Return whether it is.
 
-        It does not go back to its queue: there it would be the first again, and hold up all messages behind it.
+        It does not return to its queue, where it would be first again and block all messages behind it.
         """
         if attempt.only_on not in (None, self._host):
-            reason = f"it is for {attempt.only_on}, and came to {self._host}"
+            reason = f"it is for {attempt.only_on}, but was delivered to {self._host}"
         elif attempt.not_on == self._host:
-            reason = f"its trial runs on {self._host}, and a copy is for another machine"
+            reason = f"its trial runs on {self._host}, and a copy must run on another machine"
         elif self.name in attempt.failed_on:
-            reason = f"it has failed on {self.name}, and is for another worker"
+            reason = f"it has failed on {self.name}, and must run on another worker"
         else:
             return False
         number, which = attempt.number, attempt.attempt
         log.info("trial %s, attempt %s is for another machine or worker", number, which)
         decline = partial(self._channel.decline, study, number, which, reason)
         if attempt.failed_on:
-            # The scheduler sends it again at once, and no other worker may be free: the beat says so, once a second.
+            # The scheduler sends it again at once, and no other worker may be free, so this is done once a second in
+            # the beat.
             self._declined.append(decline)
         else:
             self._persist(decline)
         return True
 
     def _result(self, payload: Payload, attempt: Attempt, outcome: Outcome, stopped: str) -> Result | None:
-        """Return the result of an attempt, None if it lost its lease."""
+        """Return the result of an attempt, or None if it has lost its lease."""
         number, which = attempt.number, attempt.attempt
         if stopped == "gone":
             log.warning(REFUSED, number, which)
-            # It is not even sent: Redis may have lost the data by which it would refuse it.
+            # It is not sent, because Redis may have lost the data by which it would refuse it.
             with suppress(redis.RedisError):
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
         self._heartbeat.note_end()
-        # For the scheduler, who knows the loss of its last report, it was stopped; a person is told why.
+        # For the scheduler, which knows the loss of its last report, it was stopped. For people, the reason is given.
         self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
             number=number,
@@ -375,12 +379,12 @@ class Slots:
         )
 
     def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat, delivery: str) -> None:
-        """Run a replica of an attempt, if that runs and the seat is free. Its findings reach its gang alone."""
+        """Run a replica if its attempt runs and the seat is free. What it finds is sent only to its gang."""
         [attempt] = payload.attempts
         seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
         claim = self._persist(lambda: self._seats.take(payload.study, seat, delivery))
         if self._is_refused(claim, payload.study):
-            log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
+            log.info("replica %s of trial %s, attempt %s does not run", seat.rank, seat.number, seat.attempt)
             return
         try:
             token = self._seats.token(payload.study, seat, replica.token)
@@ -394,7 +398,7 @@ class Slots:
                 error = f"another version of {payload.module} is here: {self._note_code(payload, other.code)}"
                 outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
-        # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
+        # A replica that its gang does not need any more ends as CANCELLED. One that returns took no part in a gang.
         failure = None
         if has_ended and outcome.state is not TrialState.CANCELLED:
             error = outcome.error or "its objective returned without taking part in a gang"
@@ -409,9 +413,7 @@ class Slots:
         """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""
         if claim is Claim.BREAKER_OPEN:
             self._heartbeat.pause_for(study)
-            raise NotMine(
-                "this worker takes no trials for now: its last ones failed in ways that no other worker has seen"
-            )
+            raise NotMine("this worker pauses: its last trials failed in ways that no other worker has seen")
         if claim is not Claim.REFUSED:
             self._refusals = 0
             return False
@@ -419,7 +421,7 @@ class Slots:
         return True
 
     def _is_void(self, payload: Payload) -> bool:
-        """Return whether all of a message's attempts would be refused at their claim: no other worker needs it."""
+        """Return whether claims of all attempts in a message would be refused, so that no other worker needs it."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             refused = self._channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
@@ -432,7 +434,7 @@ class Slots:
     ) -> tuple[Outcome, str]:
         """Run an attempt, or its replica on `seat`, while its lease is renewed.
 
-        Returns the outcome, and the reason why it was stopped, "" if it was not.
+        Returns the outcome, and the reason why it was stopped or "".
         """
         number, which, runner = attempt.number, attempt.attempt, self._runners[slot]
         lease = Lease(
@@ -458,7 +460,7 @@ class Slots:
                     self._leases.stop(lease, answer)
             except redis.RedisError:
                 unsent += 1
-                log.warning("a report of trial %s did not get through", number)
+                log.warning("a report of trial %s could not be sent", number)
 
         def on_gang(gang: GangCall) -> None:
             lease.calls += not gang.assembled
@@ -468,12 +470,12 @@ class Slots:
         with self._leases.holding(lease):
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         if unsent:
-            warning = f"{unsent} reports were lost: Redis did not take them, or its scheduler was away for long"
+            warning = f"{unsent} reports were lost: Redis did not accept them, or the scheduler was away for too long"
             outcome = replace(outcome, warning=joined(outcome.warning, warning))
         return outcome, lease.stopped
 
     def _order(self, slot: int, payload: Payload, attempt: Attempt) -> RunAttempt:
-        """Return an attempt of a message as the order for a slot's process."""
+        """Return the order to a slot's process for an attempt of a message."""
         whose = attempt.number if attempt.origin is None else attempt.origin
         rank = 0 if payload.replica is None else payload.replica.rank
         return RunAttempt(
@@ -492,13 +494,13 @@ class Slots:
         )
 
     def _complain(self, text: str) -> None:
-        """Say once why logs of trials are not complete."""
+        """Log once why logs of trials are incomplete."""
         if text not in self._complaints:
             self._complaints.add(text)
             log.warning("%s", text)
 
     def _persist(self, call: Callable[[], T]) -> T:
-        """Try `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
+        """Repeat `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
         wait = 0.1
         while True:
             try:
@@ -510,7 +512,7 @@ class Slots:
                 wait = min(5.0, wait * 2)
 
     def _beat(self) -> None:
-        """Renew leases, stop cancelled trials, announce, until the worker closes."""
+        """Renew leases, stop cancelled trials and announce the worker, until it closes."""
         renewed_at = self._clock.now()
         while not self._closing.wait(LOOK_SECONDS):
             is_due = self._clock.now() - renewed_at >= BEAT_SECONDS
@@ -525,10 +527,10 @@ class Slots:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:
                 # Without this thread all leases would run out.
-                log.exception("the beat failed, and goes on; this is a bug")
+                log.exception("the beat failed and continues; this is a bug")
 
     def _share_cores(self) -> None:
-        """Give trials, each slot's next one first, their share of the cores beside the other workers of the host."""
+        """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
         if self._core_share.follow(self._heartbeat.neighbours):
             for runner in self._runners:
                 runner.set_threads(self._core_share.threads)
@@ -541,7 +543,7 @@ class Slots:
             bundle.relieve(self._runners[slot].recall)
         self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
         self._share_cores()
-        # Not at the start: the log is not set up then.
+        # Not at the start, because the log is not set up then.
         self._core_share.tell()
         self._logs.beat()
         flush(self._declined)

@@ -1,6 +1,6 @@
-"""Storage of checkpoints: a token in their folder, by which workers find out whether they share it.
+"""Storage of checkpoints: a token file in their folder, by which workers detect whether they share it.
 
-The first worker that finds no token makes one. Workers that read the same token see the same folder.
+The first worker that finds no token creates one. Workers that read the same token see the same folder.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ TOKEN = ".storage"
 
 
 def storage_id(folder: Path) -> str:
-    """Return the id of the storage that a folder of checkpoints lies on; make the folder and its token if need be.
+    """Return the id of the storage of a folder of checkpoints. Create the folder and its token if needed.
 
-    Returns "" where the folder cannot be read or written, or its file system has no hard links: the worker's
+    Returns "" if the folder cannot be read or written, or if its file system has no hard links. The worker's
     checkpoints are then its own.
     """
     token = folder / TOKEN
@@ -32,7 +32,7 @@ def storage_id(folder: Path) -> str:
 
 
 def _make(token: Path) -> None:
-    """Make a token, unless another process does so first: a link is made with the whole file, or not at all."""
+    """Create a token, unless another process is faster: a hard link appears with the whole file or not at all."""
     draft = token.with_name(f"{TOKEN}.{uuid.uuid4().hex}")
     try:
         draft.write_text(uuid.uuid4().hex)
@@ -43,7 +43,7 @@ def _make(token: Path) -> None:
 
 
 def _read(token: Path) -> str:
-    # Trials may write here: it must not wait for a pipe's other end.
+    # Trials may write here, so this must not block on a named pipe.
     descriptor = os.open(token, os.O_RDONLY | os.O_NONBLOCK)
     try:
         content, found = os.read(descriptor, 100).decode("ascii", "replace"), os.fstat(descriptor)
@@ -51,5 +51,5 @@ def _read(token: Path) -> str:
         os.close(descriptor)
     if not (stat.S_ISREG(found.st_mode) and re.fullmatch(r"[0-9a-f]{32}", content)):
         return ""
-    # With its number in the file system: a copy of the folder on another disk has the same token, and is not shared.
+    # The id includes the inode number: a copy of the folder on another disk has the same token but is not shared.
     return f"{content}-{found.st_ino:x}"

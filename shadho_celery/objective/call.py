@@ -24,10 +24,10 @@ Objective = Callable[..., Any]
 #: folder of this package
 _PACKAGE = Path(__file__).parent.parent
 
-#: most characters of a traceback; its end is kept
+#: maximum number of characters of a traceback; its end is kept
 MAX_ERROR = 8000
 
-#: most exceptions of a chain of causes in a traceback, and most frames of each: the last ones
+#: maximum number of exceptions of a chain of causes in a traceback, and of frames in each; the last ones are kept
 MAX_CAUSES, MAX_FRAMES = 20, 50
 
 
@@ -47,9 +47,9 @@ def call(
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     objectives: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Call `objective` on the params that `make_params` builds; return the outcome, unless the process ends.
+    """Call `objective` on the params that `make_params` builds. Return the outcome, unless the process ends.
 
-    `objectives` are those of the study, if its losses have names. Only `fatal` exceptions pass through: Ctrl-C is meant
+    `objectives` are those of the study, if its losses have names. Only `fatal` exceptions are raised: Ctrl-C is meant
     for the whole process.
     """
     outcome = _call(objective, make_params, context, clock or SystemClock(), fatal, objectives=objectives)
@@ -77,7 +77,7 @@ def _call(
     except fatal:
         raise
     except BaseException as error:
-        # An unreadable return value needs no traceback, which would show this package's code.
+        # An unreadable return value needs no traceback, which would only show this package's code.
         text = str(error) if isinstance(error, Unreadable) else describe(error)
         if isinstance(error, AttributeError) and str(error.name).startswith("suggest_"):
             text = f"{text.rstrip()}; {OTHER_SPACE}"
@@ -85,12 +85,12 @@ def _call(
             text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
         seconds, lacking = max(0.0, clock.now() - began), exhausted(error)
         return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
-    cut_off = f"cut off at its time limit of {context.timeout or 0:g} s" if context.timed_out() else None
+    cut_off = f"stopped at its time limit of {context.timeout or 0:g} s" if context.timed_out() else None
     return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
 
 
 def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outcome:
-    """Return what an objective has returned that was to stop, nothing where that cannot be read."""
+    """Return what a stopped objective has returned, or nothing if that cannot be read."""
     try:
         return read(returned, objectives)
     except Exception:
@@ -98,14 +98,14 @@ def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outco
 
 
 def joined(*warnings: str | None) -> str | None:
-    """Return the warnings in one line, without those that are None; None for no warning at all."""
+    """Return the warnings in one line, without those that are None, or None if there is none."""
     return "; ".join(filter(None, warnings)) or None
 
 
 def check_objective(objective: object, name: str) -> None:
-    """Raises UsageError for an objective, called `name`, that cannot be called with the values of a trial."""
+    """Raise UsageError for an objective, called `name`, that cannot be called with the values of a trial."""
     if not callable(objective):
-        raise UsageError(f"{name} is no function but {type(objective).__name__}")
+        raise UsageError(f"{name} is not a function but {type(objective).__name__}")
     if _is_suspended(objective):
         raise UsageError(
             f"{name} is a coroutine or a generator, whose call returns no loss; write a function that runs it, such as "
@@ -115,7 +115,7 @@ def check_objective(objective: object, name: str) -> None:
         return
     signature = inspect.signature(objective)
     if not signature.parameters:
-        raise UsageError(f"{name} takes no argument; it gets the values of a trial: objective(params)")
+        raise UsageError(f"{name} takes no argument, but it gets the values of a trial; write objective(params)")
     raise UsageError(
         f"{name} takes {signature}, but it is called with the values of a trial as its one argument, or with a context "
         "as the second; write objective(params), or pass lambda params: f(**params)"
@@ -123,7 +123,7 @@ def check_objective(objective: object, name: str) -> None:
 
 
 def _is_suspended(objective: Any) -> bool:
-    """Return whether a call of `objective` only makes a coroutine or a generator."""
+    """Return whether a call of `objective` only creates a coroutine or a generator."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(kind(function) for kind in kinds for function in (objective, type(objective).__call__))
 
@@ -139,7 +139,7 @@ def wants_context(objective: Objective) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error with its traceback, a long one without its first frames and the middle of its message.
+    """Return the error with its traceback. A long one lacks its first frames and the middle of its message.
 
     Never raises.
     """
@@ -152,14 +152,14 @@ def describe(error: BaseException) -> str:
         text = f"{type(error).__name__} (its message cannot be printed)"
         message = text
     text = text if len(text) <= MAX_ERROR else _shortened(text, message)
-    # Half a surrogate pair can be neither printed nor sent.
+    # An unpaired surrogate cannot be printed or sent.
     return text.encode("utf-8", "replace").decode()
 
 
 def _shortened(text: str, message: str) -> str:
-    """Return the end of a traceback with the head and the tail of the message that it ends with."""
+    """Return the end of a traceback, with the beginning and the end of the message at its end."""
     if not text.endswith(message):
-        # That of a group ends with its members.
+        # The traceback of an exception group ends with its members.
         return "..." + text[-MAX_ERROR:]
     frames, most = text[: -len(message)], MAX_ERROR // 2
     if len(message) > most:
@@ -170,7 +170,7 @@ def _shortened(text: str, message: str) -> str:
 
 
 def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its first frames, those of this package; all of it if it has no others."""
+    """Return a traceback without the first frames, which are in this package; all of it if there are no others."""
     rest = trace
     while rest is not None and Path(rest.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
         rest = rest.tb_next
@@ -178,7 +178,7 @@ def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _cut_short(error: BaseException) -> None:
-    """Cut a long chain of causes: formatting takes time that grows with the square of its length."""
+    """Cut a long chain of causes, because formatting takes time that grows with the square of its length."""
     for _ in range(MAX_CAUSES):
         cause = error.__cause__ or error.__context__
         if cause is None:

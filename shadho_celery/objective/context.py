@@ -1,4 +1,4 @@
-"""Context of a trial: the objective's second argument, beside the params."""
+"""Context of a trial: the objective's second argument, besides the params."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
-#: reports of an attempt that are sent on before it is thinned out
+#: number of reports of an attempt that are all sent; further ones are thinned out
 MAX_REPORTS = 1000
 
 
 class TrialTimeout(Exception):
-    """The trial has reached its time limit. Raised inside the objective, which has seconds left to return.
+    """The trial has reached its time limit. Raised inside the objective, which has a few seconds left to return.
 
     An objective may catch it to save a checkpoint and return its loss so far, which then counts.
     """
 
 
 class TrialStopped(BaseException):
-    """The trial was cancelled or pruned, and has not returned. Raised inside the objective, whose result is not wanted.
+    """The trial was cancelled or pruned and has not returned. Raised inside the objective, whose result is discarded.
 
     It passes through ``except Exception``.
     """
@@ -56,59 +56,63 @@ class Context(Protocol):
     compute_class: str
     #: number of the slot on its worker, from 0
     slot: int
-    #: slots that are reserved for the trial, this one included
+    #: slots that are reserved for the trial, including this one
     slots: int
     #: the seat of this process in the trial's gang; None in the trial itself
     replica: ReplicaSeat | None
-    #: True if another attempt of the trial runs, maybe in the same `checkpoint_dir`: leave its files as they are
+    #: True if another attempt of the trial is running, maybe in the same `checkpoint_dir`: do not change its files
     is_copy: bool
-    #: trainings of gangs that this attempt has begun so far
+    #: number of gangs that this attempt has started so far
     gangs: int
-    #: True if the fleet has a signing key: what the processes of a gang send one another is then encrypted
+    #: True if the fleet has a signing key, so that the processes of a gang encrypt what they exchange
     encrypted: bool
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Folder in which this trial keeps its checkpoints; a later attempt finds them there."""
+        """Folder for this trial's checkpoints; a later attempt finds them there."""
 
     def report(self, step: int, loss: float) -> None:
-        """Tell the scheduler the loss reached at `step` (a whole number that grows); from any thread.
+        """Send the loss at `step` to the scheduler. Steps are whole numbers that increase. May be called from any
+        thread.
 
-        In a study whose (first) objective is to be maximised it is the number to be maximised, as it is returned.
-        More than MAX_REPORTS reports of an attempt are thinned out evenly; the trial's warning says so.
-        Raises TypeError or ValueError if they are no such numbers.
+        If the (first) objective is maximised, this is the number to maximise, as the objective returns it. If an
+        attempt sends more than MAX_REPORTS reports, they are thinned out evenly, and the trial gets a warning. Raises
+        TypeError or ValueError if the arguments are not such numbers.
         """
 
     def should_stop(self) -> bool:
-        """Return whether the trial was cancelled or pruned, or its time is up; then the objective should return.
+        """Return whether the trial was cancelled or pruned, or its time is up. If so, the objective should return at
+        once.
 
-        At once: a cancelled or pruned trial that goes on gets a TrialStopped, and is killed half a second later.
+        A cancelled or pruned trial that continues gets a TrialStopped exception, and is killed half a second later.
         """
 
     def should_prune(self) -> bool:
         """Return the same as `should_stop`, under the name that Optuna has for it."""
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
-        """Have the other slots of the trial, and as many idle ones as `backups`, join the gang at `address`.
+        """Have the other slots of the trial, and up to `backups` idle slots, join the gang at `address`.
 
-        ``shadho_celery.training.gang`` does so for a trial with more than one slot.
+        ``shadho_celery.training.gang`` calls this for a trial with more than one slot.
         """
 
     def gang_assembled(self) -> None:
-        """Tell the scheduler that all replicas have joined; without it the gang's slots are given back after a while.
+        """Tell the scheduler that all replicas have joined. Without this, the gang's slots are given back after a
+        while.
 
-        ``shadho_celery.training.gang`` does so.
+        ``shadho_celery.training.gang`` calls this.
         """
 
 
-#: what an objective may use of its context
+#: names that an objective may use of its context
 CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
 
 
 class Thinning:
-    """Even thinning of an attempt's reports: whenever MAX_REPORTS are kept, forget every second and double the stride.
+    """Even thinning of an attempt's reports: whenever MAX_REPORTS are kept, drop every second one and double the
+    stride.
 
-    What was sent stays sent, so that a pruner sees it at once: of a million reports 6000 are sent.
+    Reports that were sent are not withdrawn, so a pruner sees them at once. Of a million reports, 6000 are sent.
     """
 
     def __init__(self) -> None:
@@ -116,7 +120,7 @@ class Thinning:
         self._stride = 1
 
     def keeps_next(self) -> bool:
-        """Count a report; return whether it is to be sent."""
+        """Count a report. Return whether to send it."""
         self._made += 1
         if (self._made - 1) % self._stride:
             return False
@@ -128,13 +132,13 @@ class Thinning:
 
     @property
     def warning(self) -> str | None:
-        """The numbers of reports made and sent; None if all were sent."""
+        """Numbers of reports made and sent, or None if all were sent."""
         if self._sent == self._made:
             return None
-        return f"of {self._made} reports {self._sent} were sent, in the end every {self._stride}th"
+        return f"of {self._made} reports {self._sent} were sent, at the end every {self._stride}th"
 
 
-#: what other tools call a part of the context
+#: names that other tools use for a part of the context
 _ELSEWHERE = {
     "get_checkpoint": "checkpoint_dir",
     "number": "trial",
@@ -143,12 +147,12 @@ _ELSEWHERE = {
 
 
 def _refuse_call(address: str, token: str, backups: int) -> None:
-    raise RuntimeError("no replicas can be called from here: only trials of a fleet have slots beside their own")
+    raise RuntimeError("replicas cannot be called from here; only trials of a fleet have further slots")
 
 
 @dataclass(kw_only=True)
 class LocalContext:
-    """Context without a network: reports go to a function, and the stop flag comes from one."""
+    """Context without a network: reports go to a function, and the stop flag comes from a function."""
 
     study: str = ""
     trial: int = 0
@@ -165,28 +169,28 @@ class LocalContext:
     gangs: int = 0
     encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
-    #: those of the study; the first one is reported, in its own direction
+    #: the study's objectives; the first one is reported, in its own direction
     objectives: Mapping[str, str] | None = None
     thinning: Thinning = field(default_factory=Thinning)
     stopped: Callable[[], bool] = lambda: False
-    #: seconds the trial may take; None for no limit
+    #: time limit of the trial in seconds; None for no limit
     timeout: float | None = None
-    #: tells whether they have passed
+    #: returns whether the time is up
     timed_out: Callable[[], bool] = lambda: False
     on_call_replicas: Callable[[str, str, int], None] = _refuse_call
     on_gang_assembled: Callable[[], None] = lambda: None
 
     def __dir__(self) -> list[str]:
-        """Return the names of `Context`: what is documented, and not what connects it to its caller."""
+        """Return the names of `Context`: what is documented, without what connects it to its caller."""
         return sorted(CONTEXT_NAMES)
 
     def __getattr__(self, name: str) -> Any:
         here = f"; here it is context.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"a trial's context has no {name!r}{here}")
+        raise AttributeError(f"a trial's context has no attribute {name!r}{here}")
 
     @property
     def checkpoint_dir(self) -> Path:
-        # Made at the first use: most objectives keep no files.
+        # Created at the first use, because most objectives keep no files.
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         return self.checkpoints
 
@@ -230,5 +234,5 @@ def _number(value: object, what: str, *, finite: bool = True) -> float:
     try:
         return number(value, what, finite=finite)
     except Unreadable as error:
-        kind = TypeError if "is no number" in str(error) else ValueError
+        kind = TypeError if "is not a number" in str(error) else ValueError
         raise kind(str(error)) from None

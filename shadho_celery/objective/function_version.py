@@ -1,8 +1,9 @@
-"""Version of a function that runs in the process that defines it: what it would compute, as far as that can be read.
+"""Version of a function that runs in the process that defines it: what it would compute, as far as can be determined.
 
-A study file has the digests of its sources. A function may be one of a script or a notebook, whose text changes with
-each run, so that its compiled code decides, with the functions and the plain values of its own module that it names.
-Lists, and what the function itself writes, are no part of it: they may be results that are gathered.
+For a study file, the version is the digest of its sources. A function may be in a script or a notebook, whose text
+changes with each run. Its version therefore depends on its compiled code, and on the functions and plain values of its
+own module that it names. Lists, and whatever the function itself writes, are not included, because they may collect
+results.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from typing import Any
 
 from shadho_celery.core.code import Digest, digest_of
 
-#: values whose text says all of them
+#: types whose values are fully described by their text
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 #: instructions that write a name outside of the function
 _WRITES = frozenset({"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
 
 
 def function_version(function: Callable[..., Any]) -> Digest:
-    """Return the digest of a function's compiled code; "" for one that is not written in Python."""
+    """Return the digest of a function's compiled code, or "" if it is not written in Python."""
     parts = [*_parts(function, set())]
     return digest_of("\n".join(parts).encode("utf-8", "surrogatepass")) if parts else ""
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Yield what makes a value what it is; nothing of one that cannot be told from others."""
+    """Yield what identifies a value; nothing for a value that cannot be distinguished from others."""
     if isinstance(value, _PLAIN):
         yield repr(value)
     elif isinstance(value, tuple):
@@ -64,20 +65,20 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
     yield from _parts((function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())), seen)
     written = _written(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # A name that is not bound yet, of a function that is defined further down, has an empty cell.
+        # The cell of a name is empty if the name is not bound yet, as for a function that is defined further down.
         with suppress(ValueError):
             yield from () if name in written else _parts(cell.cell_contents, seen)
     for name in _names(function.__code__):
         if name in written:
             continue
         found = function.__globals__.get(name)
-        # Other modules are libraries, or told by their own versions.
+        # Other modules are libraries, or have their own versions.
         if isinstance(found, (*_PLAIN, tuple)) or getattr(found, "__module__", None) == function.__module__:
             yield from _parts(found, seen)
 
 
 def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
-    """Yield the instructions and constants of code, without its name, its place in a file, and its docstring."""
+    """Yield the instructions and constants of code, without its name, its position in a file, and its docstring."""
     yield code.co_code.hex()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -96,6 +97,6 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _written(code: CodeType) -> set[str]:
-    """Return the names outside of a function that it writes, such as a counter of its calls: they are no part of it."""
+    """Return the names outside of a function that it writes, such as a counter of its calls. They are not included."""
     found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _WRITES}
     return found.union(*(_written(constant) for constant in code.co_consts if isinstance(constant, CodeType)))

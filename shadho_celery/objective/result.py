@@ -17,19 +17,19 @@ from shadho_celery.core.trial import Outcome, TrialState
 #: hyperopt's statuses of a result; a loss counts only with the last one, or without a status
 STATUSES = ("new", "running", "suspended", "fail", "ok")
 
-#: bytes of JSON that the metrics of a trial may take in all
+#: maximum bytes of JSON for all metrics of a trial together
 MAX_METRICS = 1_000_000
 
-#: most metrics that are read
+#: maximum number of metrics that are read
 MAX_KEYS = 20_000
 
-#: most levels of a nested metric
+#: maximum depth of a nested metric
 MAX_DEPTH = 100
 
-#: most characters of the names and reasons in a warning about dropped metrics
+#: maximum number of characters of the names and reasons in a warning about dropped metrics
 MAX_WARNING = 500
 
-#: most constraints of a trial, and most characters of the name of one
+#: maximum number of constraints of a trial, and of characters of a constraint's name
 MOST_NUMBERS, MAX_NAME = 100, 60
 
 #: what an objective returns in a study without objectives
@@ -43,28 +43,26 @@ class Unreadable(ValueError):
 
 
 class _Unfit(Exception):
-    """JSON cannot represent a metric; the message says why."""
+    """JSON cannot represent a metric. The message gives the reason."""
 
 
 def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
-    """Return the COMPLETE outcome that an objective has returned: a number, or a mapping with the key `loss`.
+    """Return the COMPLETE outcome for an objective's return value: a number, or a mapping with the key `loss`.
 
-    In a study with `objectives` it is a mapping with the key `losses`, which has a number for each of them; of a single
-    one the number itself will do. Metrics that JSON cannot represent are dropped with a warning.
-    Raises Unreadable, with a message for the user; also for any `status` but hyperopt's "ok".
+    In a study with `objectives` it is a mapping with the key `losses`, which has a number for each of them. For a
+    single objective, a plain number is enough. Metrics that JSON cannot represent are dropped with a warning. Raises
+    Unreadable with a message for the user, also for any `status` except hyperopt's "ok".
     """
     try:
         if isinstance(returned, Mapping):
             return _read_mapping(returned, objectives)
         if returned is None:
-            raise Unreadable(
-                f"the objective's return value is None; let it return {_form(objectives) or NO_OBJECTIVES}"
-            )
+            raise Unreadable(f"the objective's return value is None; return {_form(objectives) or NO_OBJECTIVES}")
         found = number(returned, "the objective's return value")
         if not objectives:
             return Outcome(state=TrialState.COMPLETE, loss=found)
         if len(objectives) > 1:
-            raise Unreadable(f"the objective returned one number; let it return {_form(objectives)}")
+            raise Unreadable(f"the objective returned one number; return {_form(objectives)}")
         return Outcome(state=TrialState.COMPLETE, **_minimised(dict.fromkeys(objectives, found), objectives))
     except Unreadable:
         raise
@@ -74,26 +72,26 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
 
 
 def number(value: Any, what: str, *, finite: bool = True) -> float:
-    """Return `value` as a float, a finite one by default. Raises Unreadable, naming the value as `what`."""
+    """Return `value` as a float, by default a finite one. Raises Unreadable, which names the value as `what`."""
     # numpy itself would convert its masked constant to 0.0.
     if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")
     value = scalar(value)
     if not isinstance(value, (float, numbers.Real, Decimal)):
-        raise Unreadable(f"{what} is no number but {type(value).__name__}: {short(value)}")
+        raise Unreadable(f"{what} is not a number but {type(value).__name__}: {short(value)}")
     try:
         found = float(value)
     except OverflowError:
         raise Unreadable(f"{what} is too large for a float: {short(value)}") from None
     except Exception as error:
-        raise Unreadable(f"{what} cannot be made a float: {short(error)}") from None
+        raise Unreadable(f"{what} cannot be converted to a float: {short(error)}") from None
     if finite and not math.isfinite(found):
         raise Unreadable(f"{what} is {found}")
     return found
 
 
 def scalar(value: Any) -> Any:
-    """Return the number in a numpy scalar, a 0-d array or a tensor; any other value as it is."""
+    """Return the number in a numpy scalar, a 0-d array or a tensor; any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
@@ -102,7 +100,7 @@ def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | N
     facts: dict[str, Any] = _losses(returned, objectives) if objectives else {"loss": _loss(returned)}
     if "constraints" in returned:
         facts["constraints"] = _numbers(returned["constraints"], "constraints")
-    # Not by its length: this also ends for a mapping whose length is wrong, or which never ends.
+    # Not by its length: this also ends for a mapping with a wrong length or without an end.
     keys = list(islice(returned, MAX_KEYS + 1))
     metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key in facts)}
     kept, dropped = _fitting(metrics)
@@ -115,8 +113,8 @@ def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | N
 def _loss(returned: Mapping[Any, Any]) -> float:
     if "losses" in returned:
         raise Unreadable(
-            "the objective returned 'losses', and the study names none; give it objectives, such as "
-            'STUDY["objectives"] = {"error": "minimize", "accuracy": "maximize"}, or let it return a \'loss\''
+            "the objective returned 'losses', but the study has no objectives; name them, such as "
+            'STUDY["objectives"] = {"error": "minimize", "accuracy": "maximize"}, or return a \'loss\''
         )
     if "loss" not in returned:
         has = ", ".join(map(short, islice(returned, 20)))
@@ -125,10 +123,10 @@ def _loss(returned: Mapping[Any, Any]) -> float:
 
 
 def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[str, Any]:
-    """Return the losses of an outcome, by the objectives' order. Raises Unreadable unless each of them has a number."""
+    """Return the losses of an outcome, in the objectives' order. Raises Unreadable unless each of them has a number."""
     if "loss" in returned or "losses" not in returned:
         has = "with 'loss'" if "loss" in returned else "without 'losses'"
-        raise Unreadable(f"the objective returned a dict {has}; let it return {_form(objectives)}")
+        raise Unreadable(f"the objective returned a dict {has}; return {_form(objectives)}")
     found = _numbers(returned["losses"], "losses")
     lacking = [name for name in objectives if name not in found]
     if lacking or (more := [name for name in found if name not in objectives]):
@@ -145,9 +143,11 @@ def _minimised(losses: Mapping[str, float], objectives: Mapping[str, str]) -> di
 
 
 def _numbers(returned: Any, what: str) -> dict[str, float]:
-    """Return finite numbers by name. Raises Unreadable, naming the first that is none."""
+    """Return finite numbers by name. Raises Unreadable, which names the first value that is not a finite number."""
     if not isinstance(returned, Mapping):
-        raise Unreadable(f"{what!r} is no dict but {type(returned).__name__}: {short(returned)}; give numbers by name")
+        raise Unreadable(
+            f"{what!r} is not a dict but {type(returned).__name__}: {short(returned)}; give numbers by name"
+        )
     keys = list(islice(returned, MOST_NUMBERS + 1))
     if len(keys) > MOST_NUMBERS:
         raise Unreadable(f"{what!r} has more than {MOST_NUMBERS} numbers; give fewer")
@@ -157,7 +157,7 @@ def _numbers(returned: Any, what: str) -> dict[str, float]:
 
 
 def _form(objectives: Mapping[str, str] | None) -> str:
-    """Return what an objective should return, in words; "" for one loss without a name."""
+    """Return a description of what an objective should return; "" for one loss without a name."""
     return f"{{'losses': {{{', '.join(f'{name!r}: ...' for name in objectives)}}}}}" if objectives else ""
 
 
@@ -173,17 +173,17 @@ def _check_status(status: Any) -> None:
 
 
 def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics that are kept, and for each of the others the reason why it is dropped."""
+    """Return the metrics that are kept, and the reason for each of the others that is dropped."""
     kept: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     dropped: dict[str, str] = {}
-    # Metrics that are far too large in all are not all read.
+    # Metrics that are far too large together are not all read.
     in_all = _Allowance(4 * MAX_METRICS)
     for key, value in items.items():
         try:
             name = _name(key)
             if name in kept or (not isinstance(key, str) and name in items):
-                raise _Unfit("the key is there twice")
+                raise _Unfit("the key occurs twice")
             plain = _plain(value, _Allowance(MAX_METRICS, in_all))
             sizes[name] = len(_encode({name: plain}).encode(errors="replace"))
             kept[name] = plain
@@ -195,7 +195,7 @@ def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for name in sorted(kept, key=sizes.__getitem__, reverse=True):
         if total <= MAX_METRICS:
             break
-        dropped[short(name)] = f"{sizes[name]} bytes, and {MAX_METRICS} are the limit for all"
+        dropped[short(name)] = f"{sizes[name]} bytes, and the limit for all metrics is {MAX_METRICS}"
         total -= sizes[name]
         del kept[name]
     return kept, dropped
@@ -211,7 +211,7 @@ def _warning(dropped: Mapping[str, str]) -> str:
 
 
 class _Allowance:
-    """Bytes that may still be read."""
+    """Number of bytes that may still be read."""
 
     def __init__(self, left: int, of: _Allowance | None = None) -> None:
         self._left = left
@@ -232,13 +232,13 @@ def _plain(value: Any, left: _Allowance, depth: int = 0) -> Any:
     if value is None or isinstance(value, (int, float, str, numbers.Real, Decimal)):
         return _leaf(value, left)
     if depth > MAX_DEPTH:
-        raise _Unfit("it is nested too deeply, or in a circle")
+        raise _Unfit("it is nested too deeply, or is circular")
     if isinstance(value, Mapping):
         pairs = {}
         for key in value:
             name = _name(key)
             if name in pairs:
-                raise _Unfit(f"the key {short(name)} is there twice")
+                raise _Unfit(f"the key {short(name)} occurs twice")
             left.take(len(name))
             pairs[name] = _plain(value[key], left, depth + 1)
         return pairs
@@ -276,4 +276,4 @@ def _name(key: Any) -> str:
         return str.__str__(key)
     if key is None or isinstance(key, numbers.Real):
         return str(key)
-    raise _Unfit(f"a key may be text or a number, not {type(key).__name__}")
+    raise _Unfit(f"a key must be a text or a number, not {type(key).__name__}")

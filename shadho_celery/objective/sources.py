@@ -1,9 +1,9 @@
 """Sources of a study: read once, digested, and imported as they were read.
 
-A study's own sources are its module and the modules that it imports, as far as they lie below the working directory or
-the folder that the study is imported from. They are found by their import statements, those inside functions too.
-Python compiles them from the bytes that were digested. It does not read the files again, which may have been edited
-meanwhile. It does not use its cached bytecode, which an edit of the same size within the same second leaves as it was.
+A study's own sources are its module and the modules that it imports from the working directory or from the folder of
+the study. They are found by their import statements, including those inside functions. Python compiles them from the
+bytes that were digested. The files are not read again, because they may have been edited meanwhile. Cached bytecode is
+not used, because an edit that keeps the size within the same second does not invalidate it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from shadho_celery.core.code import CodeVersion, digest_of
 #: folders of installed libraries
 _INSTALLED = {"site-packages", "dist-packages"}
 
-#: this package, which is not the user's code although a checkout has it beside the studies
+#: this package is not the user's code, although in a checkout it lies beside the studies
 _OURS = __name__.partition(".")[0]
 
 
 def read(module: str, origin: str) -> CodeVersion:
-    """Read the sources of the study `module`, whose own is `origin`; imports get them as they were read.
+    """Read the sources of the study `module`, whose own file is `origin`. Imports then use these sources.
 
-    The version lacks the space. A file that cannot be read has the digest "": its import will say why.
+    The version does not include the space. A file that cannot be read has the digest ""; its import will give the
+    reason.
     """
     root = _root(module, Path(origin).absolute())
-    # A study in a folder of its own may have that folder searched, too.
+    # For a study in its own folder, that folder may be searched too.
     folders = [*dict.fromkeys([*_below(root), root, Path(origin).absolute().parent])]
     finder = _finder()
     files: dict[str, str] = {}
@@ -68,9 +69,9 @@ def contents(code: CodeVersion) -> dict[str, bytes]:
 
 
 def edited_since_import(code: CodeVersion) -> str | None:
-    """Return the path of the first source that is edited since this process has imported it; None if all are as then.
+    """Return the path of the first source of `code` that was edited after this process imported it, or None.
 
-    Of `code`, which was just read.
+    `code` was just read.
     """
     imported = _finder().imported
     files = {name: digest for name, digest in code.files.items() if Path(code.root, name) in imported}
@@ -78,19 +79,19 @@ def edited_since_import(code: CodeVersion) -> str | None:
 
 
 def absent(module: str) -> CodeVersion:
-    """Return the version of a module that is not there: its file is looked for in the working directory."""
+    """Return the version of a module that does not exist; its file is looked for in the working directory."""
     return CodeVersion(root=str(Path.cwd()), files={f"{module.replace('.', '/')}.py": ""})
 
 
 class DiskWatch:
-    """Compares sources with their files as they are now; it reads those only whose time or size has changed."""
+    """Compares sources with their current files. It reads only files whose time or size has changed."""
 
     def __init__(self) -> None:
-        #: by path and digest, the state of the file in which it had the digest
+        #: state of the file in which it had the digest, by path and digest
         self._same: dict[tuple[Path, str], tuple[int, ...] | None] = {}
 
     def edited(self, code: CodeVersion) -> str | None:
-        """Return the path of the first file that is not as in `code` any more; None if all are."""
+        """Return the path of the first file that differs from `code`, or None."""
         for name, digest in code.files.items():
             path = Path(code.root, name)
             state = _state(path)
@@ -119,21 +120,21 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules whose sources were read, where Python's own search finds the same files."""
+    """Finds the modules whose sources were read, if Python's own search finds the same files."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Path, bytes]] = {}
-        #: files that were imported already when they were last asked for
+        #: files that were already imported when they were last asked for
         self.imported: set[Path] = set()
 
     def sources(self) -> Iterable[tuple[Path, bytes]]:
-        """Return the files that were read, and their contents."""
+        """Return the files that were read and their contents."""
         return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
         """Return the source of a module as it is imported: read now, unless it was imported already.
 
-        None if it cannot be read, or Python itself has imported it before it was edited.
+        Returns None if it cannot be read, or if Python itself imported it before it was edited.
         """
         known, module = self._sources.get(name), sys.modules.get(name)
         self.imported.discard(path)
@@ -155,7 +156,7 @@ class _Finder(MetaPathFinder):
             return None
         source, content = self._sources[fullname]
         if target is not None and (edited := _content(source)) is not None:
-            # importlib.reload, which is to read the file again.
+            # importlib.reload should read the file again.
             content = edited
             self._sources[fullname] = source, content
         found = PathFinder.find_spec(fullname, path, target)
@@ -167,25 +168,26 @@ class _Finder(MetaPathFinder):
 
 
 def _finder() -> _Finder:
-    """Return this process's finder; add it in front of Python's search of files, if it is not there."""
+    """Return this process's finder. Add it in front of Python's search of files if it is missing."""
     for each in sys.meta_path:
         if isinstance(each, _Finder):
             return each
     finder = _Finder()
-    # Behind those for built-in modules, and behind those that tools such as pytest add for files of their own.
+    # Behind the finders for built-in modules, and behind those that tools such as pytest add.
     place = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
     sys.meta_path.insert(place, finder)
     return finder
 
 
 def _root(module: str, origin: Path) -> Path:
-    """Return the folder from which a module is imported: where the file or folder of its first name lies."""
+    """Return the folder from which a module is imported: the one that contains the file or folder of its first name."""
     depth = module.count(".") + (origin.name == "__init__.py")
     return origin.parents[depth]
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Yield the folders that Python searches below the working directory and below `root`, without those of libraries.
+    """Yield the folders on Python's search path below the working directory and below `root`, except those of
+    libraries.
 
     `root` may be the folder of a library itself.
     """
@@ -200,7 +202,7 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
-    """Return the source of a module in one of the user's folders if it is the study's own."""
+    """Return the source of a module in one of the user's folders if it belongs to the study."""
     top = name.partition(".")[0]
     if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
         return None
@@ -212,7 +214,7 @@ def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
 
 
 def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
-    """Yield the modules that a source may import, each after the packages around it."""
+    """Yield the modules that a source may import, each after its parent packages."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     with warnings.catch_warnings():
         # Python warns when it compiles the source.
@@ -220,7 +222,7 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
         try:
             tree = ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            # Its import will say so.
+            # Its import will give the reason.
             return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -240,7 +242,7 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
 
 
 def _all_of(package: str, folder: Path) -> Iterator[str]:
-    """Yield the modules of a package whose ``__all__`` may name them: so many a star imports."""
+    """Yield the modules of a package that its ``__all__`` may name, for a star import."""
     base = folder.joinpath(*package.split("."))
     if b"__all__" in (_content(base / "__init__.py") or b""):
         yield from (f"{package}.{path.stem}" for path in sorted(base.glob("*.py")) if path.stem != "__init__")
@@ -252,9 +254,9 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _is_edited_since_compiled(module: ModuleType, path: Path) -> bool:
-    """Return whether the bytecode that Python cached when it imported a module is of an earlier state of its file.
+    """Return whether the bytecode that Python cached when it imported a module is from an earlier state of the file.
 
-    False where that cannot be known: without such a cache, or after another process has compiled the file again.
+    False if that cannot be known: without a cache, or after another process has compiled the file again.
     """
     cached = getattr(module.__spec__, "cached", None)
     if cached is None or sys.dont_write_bytecode or not os.access(cached, os.W_OK):
@@ -274,7 +276,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written; None if there is none."""
+    """Return what changes when a file is written, or None if there is no file."""
     with suppress(OSError):
         found = os.stat(path)  # noqa: PTH116 -- called every second
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

@@ -25,8 +25,8 @@ from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective
 
-#: environment variable that says what runs this process's code, and that of the processes that it starts: the import of
-#: a study file, or a trial
+#: environment variable that says what runs the code of this process and its children: the import of a study file, or a
+#: trial
 WITHIN = "SHADHO_WITHIN"
 
 
@@ -37,9 +37,9 @@ class StudyFile:
     module: str
     space: Any
     objective: Callable[..., Any]
-    #: called after each trial, in the scheduler's process; None if there is none
+    #: called after each trial in the scheduler's process; None if there is none
     on_trial: Callable[..., Any] | None = None
-    #: settings in STUDY; options of the command line override those of the same names
+    #: settings in STUDY; command-line options with the same names override them
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
@@ -51,14 +51,14 @@ class StudyFile:
 
 
 def load(module: str) -> StudyFile:
-    """Import `module` and read it. Raises UsageError, naming cause and remedy, if it is no study file."""
+    """Import `module` and read it. Raises UsageError with cause and remedy if it is not a study file."""
     name = module_name(module)
     _refuse_no_module(name)
     refuse_libraries([name])
     spec = _found(name)
     if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
-    # Before the import, which gets the sources as they are read now.
+    # Before the import, which uses the sources as they are read now.
     code = _read(name, spec)
     if edited := sources.edited_since_import(code):
         # Its workers would have other code than this process, which takes SPACE from what it has imported.
@@ -80,15 +80,15 @@ def load(module: str) -> StudyFile:
         line = line_of(error, str(spec.origin))
         raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line}") from error
     finally:
-        # Store and state lie in the folder of the command, also if the file changes the folder for its data.
+        # Store and state are in the folder of the command, even if the file changes the working directory for its data.
         os.chdir(here)
-    # Not hasattr: a module may compute its attributes, and fail at it.
+    # Not with hasattr: a module may compute its attributes and fail.
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
-        raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
+        raise UsageError(f"{name} is not a study file: it lacks {' and '.join(missing)}; see the README's first study")
     if not any(code.files.values()):
         raise UsageError(
-            f"the source of {name} cannot be read: {spec.origin} is no Python file; workers must compare it"
+            f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"
         )
     check_objective(imported.objective, f"objective of {name}")
     _refuse_twice(Path(str(spec.origin)))
@@ -105,7 +105,7 @@ def load(module: str) -> StudyFile:
 
 @contextmanager
 def within(what: str) -> Iterator[None]:
-    """Tell `refuse_nested` what is going on, in this process and in those that it starts."""
+    """Record what is running in this process and its children, for `refuse_nested`."""
     before = os.environ.get(WITHIN)
     os.environ[WITHIN] = what
     try:
@@ -118,45 +118,47 @@ def within(what: str) -> Iterator[None]:
 def refuse_nested(module: str = "") -> None:
     """Raise NestedStart if a study on workers, or a worker, is started where each of its trials would start another.
 
-    That is within a trial, while a study file is imported, and while `module`, which it is to run, is imported.
+    This is the case within a trial, during the import of a study file, and during the import of the study's `module`.
     """
     what = os.environ.get(WITHIN, f"the import of {module}" if is_starting(module) else "")
     if what.startswith("the import"):
         raise NestedStart(
-            f"a study on workers is started during {what}, and every worker imports that file: put the call under "
+            f"a study on workers is started during {what}, and every worker imports that file; put the call under "
             'if __name__ == "__main__":'
         )
     if what:
         raise NestedStart(
-            f"a study on workers is started within {what}, where each trial would start workers of its own: start it "
+            f"a study on workers is started within {what}, where each trial would start its own workers; start it "
             "outside, or search within the trial without workers"
         )
 
 
 def is_starting(module: str) -> bool:
-    """Return whether the import of `module` has begun in this process and not ended."""
+    """Return whether the import of `module` has started in this process and not ended."""
     return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
 
 
 def is_program(module: str) -> bool:
-    """Return whether `module` is the file of the running program, or is what that is importing at this moment."""
+    """Return whether `module` is the file of the running program, or is just importing."""
     program, spec = getattr(sys.modules.get("__main__"), "__file__", None), _found(module_name(module))
     is_file = program is not None and spec is not None and str(Path(program).absolute()) == spec.origin
     return is_file or is_starting(module)
 
 
 def read_sources(module: str) -> CodeVersion:
-    """Return the version of a study's sources, without its space, whether it can be imported or not."""
+    """Return the version of a study's sources, without its space. The study need not be importable."""
     spec = _found(module)
     return sources.absent(module) if spec is None else _read(module, spec)
 
 
 def module_name(given: str) -> str:
-    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``, ``my_study/`` too."""
+    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``, ``my_study/`` works
+    too.
+    """
     if given.endswith((".py", "/")):
         if (place := Path(os.path.relpath(given))).parts[0] == os.pardir:
             raise UsageError(
-                f"{short(given, 200)} lies outside of this folder, whose studies are named by their place in it; "
+                f"{short(given, 200)} is outside this folder, but studies are named by their path in it; "
                 f"go to {place.parent} and give {place.name}"
             )
         given = ".".join(Path(os.path.relpath(given.removesuffix(".py"))).parts)
@@ -166,7 +168,7 @@ def module_name(given: str) -> str:
 def cores_per_trial(modules: Iterable[str]) -> int:
     """Return the largest STUDY["cores"] of `modules`, read from their text without importing them; at least 1.
 
-    A worker's own process imports no study, to save the memory and the start-up time of torch and the like.
+    A worker's own process imports no study, to save the memory and start-up time of torch and similar libraries.
     """
     origins = [spec.origin for spec in map(_spec, modules) if spec is not None]
     return max([1, *(_literal_cores(Path(origin)) for origin in origins if origin and origin.endswith(".py"))])
@@ -207,7 +209,7 @@ def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
 
 
 def failed_sources(module: str, error: BaseException) -> CodeVersion:
-    """Return the version of a study whose import has failed; it lists the file of a module that was not found, too."""
+    """Return the version of a study whose import has failed. It also lists the file of a module that was not found."""
     code = read_sources(module).with_problem(error)
     cause = error.__cause__
     if isinstance(cause, ModuleNotFoundError) and cause.name:
@@ -216,26 +218,26 @@ def failed_sources(module: str, error: BaseException) -> CodeVersion:
 
 
 def _refuse_no_module(name: str) -> None:
-    """Raise UsageError for the running program, a notebook, and a name that no import statement can have."""
+    """Raise UsageError for the running program, a notebook, and a name that cannot be imported."""
     if name == "__main__" or name.endswith(".ipynb"):
         raise UsageError(
-            f"{name} is no module that a worker could import; save SPACE and objective in a file of their own, such as "
+            f"{name} is not a module that a worker could import; save SPACE and objective in their own file, such as "
             "my_study.py, and give that"
         )
     if bad := [part for part in name.split(".") if part and not part.isidentifier()]:
         because = "" if bad[0] == name else f", because of {short(bad[0], 60)!r}"
         raise UsageError(
-            f"{short(name, 200)} is no name of a module{because}; rename the file so that it has letters, digits and "
-            "underscores only, such as my_study.py"
+            f"{short(name, 200)} is not a module's name{because}; rename the file so that it has only letters, digits "
+            "and underscores, such as my_study.py"
         )
 
 
 def refuse_libraries(modules: Iterable[str]) -> None:
-    """Raise UsageError for a study that has the name of a library: one of them would be imported for the other."""
+    """Raise UsageError for a study with the name of a library, because one would be imported instead of the other."""
     for name in modules:
         top = name.partition(".")[0]
         if (library := library_named(top)) and (file := _own_file(name)) and not _is_copy(name, file):
-            # Of a study in a package, the package's folder.
+            # For a study in a package, the package's folder.
             place = file if name == top else next(each for each in file.parents if each.name == top)
             raise UsageError(hides(place, library))
 
@@ -250,18 +252,18 @@ def _own_file(name: str) -> Path | None:
 
 
 def _is_copy(name: str, file: Path) -> bool:
-    """Return whether a study is installed, too, from an earlier state of its folder perhaps."""
+    """Return whether a study is also installed, perhaps from an earlier state of its folder."""
     installed = installed_file(name)
     return bool(installed and ("." in name or installed.read_bytes() == file.read_bytes()))
 
 
 def _found(name: str) -> ModuleSpec | None:
-    # The folder first: a search for a module in a missing one raises.
+    # The folder first: searching for a module in a missing folder raises.
     return _spec(name) if _spec(name.partition(".")[0]) else None
 
 
 def _read(name: str, spec: ModuleSpec) -> CodeVersion:
-    """Read the sources of a module that was found; a folder without ``__init__.py`` has none of its own."""
+    """Read the sources of a module that was found. A folder without ``__init__.py`` has no source of its own."""
     return sources.read(name, spec.origin) if spec.origin and spec.has_location else CodeVersion()
 
 
@@ -275,9 +277,9 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _checked(name: str, stated: object) -> dict[str, object]:
-    """Return the settings in STUDY, converted to their types. Raises UsageError, naming the key that does not fit."""
+    """Return the settings in STUDY, converted to their types. Raises UsageError, which names the key that is wrong."""
     if not isinstance(stated, Mapping):
-        raise UsageError(f"STUDY of {name} is no dict")
+        raise UsageError(f"STUDY of {name} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
         raise UsageError(f'{name}: STUDY["classes"]: a set has no order; {SETTINGS["classes"].meaning}')
     try:

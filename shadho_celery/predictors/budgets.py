@@ -1,11 +1,11 @@
-"""What the earlier runs of its params tell of a trial's seconds: start-up and hand-over, and what is the trial's own.
+"""What earlier runs of the same params say about a trial's seconds: start-up, hand-over, and the trial's own effect.
 
 Start-up and the hand-over of a checkpoint are the part that does not grow with the budget.
 
-A trial that trains u units takes s + r u seconds, with s the start-up and r the seconds of a unit. Two runs of the same
-params on one class, y for u units and y' for u', have the same r, whatever the params do to it, so that
-s = (y u' - y' u) / (u' - u). Each promotion within a class gives one such estimate; a weighted median over many is
-robust to stragglers. It counts by its lower confidence bound, so that what the runs do not bear out is none.
+A trial that trains u units takes s + r u seconds, where s is the start-up and r the seconds per unit. Two runs of the
+same params on one class, y seconds for u units and y' for u', have the same r, whatever the params are. Therefore s =
+(y u' - y' u) / (u' - u). Each promotion within a class gives one such estimate. A weighted median over many of them is
+robust to stragglers. Its lower confidence bound is used, so a start-up without evidence counts as 0.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.features import Array
 
-#: latest pairs of runs that are looked at, and the pairs of a group before it is believed by itself
+#: number of latest pairs of runs that are used, and of pairs that a group needs for its own estimate
 LATEST, ENOUGH = 64, 6
-#: latest pairs of runs of a trial that the correlation is taken from, and the least number of them
+#: number of latest pairs of runs of a trial for the correlation, and the minimum number
 LATEST_DEPARTURES, ENOUGH_DEPARTURES = 128, 12
-#: change of a start-up, as a part of it, that is news
+#: relative change of a start-up that counts as a change
 NEWS = 0.2
-#: standard error of a median beside that of a mean, and a normal law's standard deviation beside its median deviation
+#: ratio of the standard errors of median and mean, and ratio of a normal distribution's standard and median deviation
 OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
 
 
 class Work(NamedTuple):
     """Work of a trial."""
 
-    #: budget that it did not find in a checkpoint; None for a trial without a budget
+    #: part of its budget that no checkpoint covered; None for a trial without a budget
     units: float | None
     #: True if it found the checkpoint of a run on another machine
     is_handed_over: bool = False
@@ -51,17 +51,17 @@ class _Run(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Estimate of the start-up by two runs of the same params on one class."""
+    """Estimate of the start-up from two runs of the same params on one class."""
 
     startup: float
-    #: standard deviation of the estimate, for runs whose seconds vary by their own size
+    #: standard deviation of the estimate, if the deviation of seconds is in proportion to them
     deviation: float
-    #: the seconds of a hand-over that lower the estimate by one second; 0 without a hand-over
+    #: hand-over seconds that lower the estimate by one second; 0 without a hand-over
     per_handover: float
 
 
 class BudgetCosts:
-    """Learns start-up and hand-over from promoted trials, and knows which budget lies behind a set of params."""
+    """Learns start-up and hand-over from promoted trials, and knows which budget was already computed for params."""
 
     def __init__(self) -> None:
         #: by origin
@@ -94,14 +94,14 @@ class BudgetCosts:
         return Work(units, self.host(trial.origin) not in (None, trial.host))
 
     def startup(self, subspace: str, compute_class: str) -> float:
-        """Return the start-up seconds of a subspace's trials on a class, by the narrowest group with enough pairs."""
+        """Return the start-up seconds of a subspace's trials on a class, from the narrowest group with enough pairs."""
         for key in ((subspace, compute_class), ("", compute_class), ("", "")):
             if key in self._startups:
                 return self._startups[key]
         return 0.0
 
     def tell(self, trial: Trial, work: Work) -> bool:
-        """Learn from a complete trial with a budget; return whether the belief has changed remarkably."""
+        """Learn from a complete trial with a budget. Return whether the estimate has changed much."""
         assert trial.budget is not None
         seconds = trial.outcome.seconds
         assert seconds is not None
@@ -143,7 +143,7 @@ class BudgetCosts:
 
 
 def _pair(low: _Run, high: _Run) -> _Pair | None:
-    """Return the estimate of two runs of one class; None where they tell nothing."""
+    """Return the estimate from two runs on one class, or None if they do not determine it."""
     more = high.units - low.units
     if low.compute_class != high.compute_class or low.is_handed_over or more <= 0:
         return None
@@ -153,9 +153,9 @@ def _pair(low: _Run, high: _Run) -> _Pair | None:
 
 
 def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
-    """Return the weighted median of estimates less its standard error, 0 for a negative one.
+    """Return the weighted median of estimates minus its standard error, or 0 if that is negative.
 
-    The deviations are in proportion to those of the estimates; their common factor follows from the estimates.
+    The deviations are in proportion to those of the estimates. Their common factor is computed from the estimates.
     """
     found, spread = np.asarray(values), np.asarray(deviations)
     order = np.argsort(found)
@@ -167,19 +167,20 @@ def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
 
 
 class OwnRuns:
-    """Learns how much of its departure from the expected seconds a trial's next run repeats.
+    """Learns how much of a trial's departure from the expected seconds recurs in its next run.
 
-    What the params do to the seconds is learned from many trials; what else is a trial's own, such as the data that it
-    takes, shows in its first run. A departure is a + e, a the trial's own and e new in each run. After n runs with the
-    mean departure m the next one is expected to depart by n r m / (1 + (n - 1) r), where r is a's part of the variance:
-    the correlation of two runs of a trial (best linear prediction: Searle, Casella, McCulloch, "Variance Components",
-    1992, chapter 7). Departures are from the present expectation: early ones knew little.
+    The effect of the params on the seconds is learned from many trials. Other effects belong to a single trial, such as
+    its data, and show in its first run. A departure is a + e, with a constant for the trial and e new in each run.
+    After n runs with mean departure m, the expected departure of the next run is n r m / (1 + (n - 1) r). Here r is the
+    part of a in the variance, which is the correlation of two runs of a trial (best linear prediction: Searle, Casella,
+    McCulloch, "Variance Components", 1992, chapter 7). Departures are from the current expectation, because early
+    expectations knew little.
     """
 
     def __init__(self) -> None:
-        #: by origin, column of the class and log seconds of a unit of work of each run
+        #: column of the class and log seconds per unit of work of each run, by origin
         self._runs: dict[int, list[tuple[int, float]]] = {}
-        #: departures of a trial's latest run and the mean of those before
+        #: departure of a trial's latest run, and mean departure of its earlier runs
         self._pairs: deque[tuple[float, float]] = deque(maxlen=LATEST_DEPARTURES)
         self._correlation = 0.0
 
@@ -188,9 +189,9 @@ class OwnRuns:
         return origin in self._runs
 
     def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:
-        """Learn a run's log seconds of a unit of work on a class.
+        """Learn a run's log seconds per unit of work on a class.
 
-        `expected` are those without regard to earlier runs, by column; they are needed where there are earlier ones.
+        `expected` are the expectations without earlier runs, by column. They are needed if there are earlier runs.
         """
         if expected is not None and origin in self._runs:
             self._pairs.append((work - float(expected[column]), self._mean(origin, expected)))
@@ -198,7 +199,7 @@ class OwnRuns:
         self._runs.setdefault(origin, []).append((column, work))
 
     def departure(self, origin: int, expected: Array) -> float:
-        """Return the departure that is expected of an origin's next run; 0 without earlier ones."""
+        """Return the expected departure of an origin's next run; 0 without earlier ones."""
         if origin not in self._runs:
             return 0.0
         count, correlation = len(self._runs[origin]), self._correlation

@@ -1,4 +1,4 @@
-"""Cost of a trial on a class of machines, in seconds and in memory: predicted from the trials that have finished."""
+"""Cost of a trial on a class of machines, in seconds and memory, predicted from finished trials."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from shadho_celery.predictors.neighbours import MEMORY, Neighbours
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.space.split import Subspace
 
-#: (subspace, params) -> a number that the seconds are thought to be in proportion to
+#: (subspace, params) -> a number to which the seconds are assumed to be proportional
 DeclaredCost = Callable[[str, Params], float]
 
 QUANTILES = (0.1, 0.5, 0.9)
 
-#: trials shorter than this are all alike to a scheduler
+#: differences between shorter trials do not matter to a scheduler
 LEAST_SECONDS = 1e-3
-#: prior seconds of the most complex subspace over those of the simplest one, if no cost is declared
+#: prior ratio of seconds of the most complex to the simplest subspace, if no cost is declared
 COMPLEXITY_RATIO = 4.0
-#: memory has no groups: its trials depart from one value
+#: memory has no groups: its departures are from one value
 _ONE_GROUP = np.zeros(1)
 #: prior standard deviation of log bytes within a subspace
 _MEMORY_SPREAD = 0.5
-#: logarithm of the largest usual budget: the budget's feature then lies in about [0, 1]
+#: logarithm of the largest usual budget, so that the budget's feature is about in [0, 1]
 _BUDGETS = math.log(1000.0)
-#: latest trials with budgets that are learned from anew when the belief in the start-up has changed
+#: number of latest trials with budgets that are learned again when the start-up estimate has changed
 RELEARNED = 1000
-#: least part of a trial's seconds that is work, and the part from which on they tell what its params do
+#: minimum part of a trial's seconds that is work, and part above which the seconds show the effect of the params
 LEAST_PART, TELLING_PART = 0.02, 0.5
 
 
 class Beginning(str, Enum):
-    """Where a promoted trial begins: beside its checkpoint, with one from another machine, or without one."""
+    """How a promoted trial starts: on the machine of its checkpoint, with one from another machine, or without one."""
 
     HOME = "home"
     ELSEWHERE = "elsewhere"
@@ -51,33 +51,33 @@ class Beginning(str, Enum):
 
 
 class _Timing(NamedTuple):
-    """Seconds of a trial in the form that the predictors take."""
+    """Seconds of a trial in the form that the predictors use."""
 
     row: int
     column: int
-    #: log seconds of a unit of work at declared cost 1, and their weight
+    #: log seconds per unit of work at declared cost 1, and their weight
     work: float
     weight: float
-    #: the same with all of the departure from the expected seconds
+    #: the same, including all of the departure from the expected seconds
     whole: float
 
 
 class CostModel:
-    """Learns online from finished trials, in the order in which they come.
+    """Learns online from finished trials, in order of their end.
 
-    Log seconds of a trial = those of its subspace and class (`Durations`) + log declared cost + log budget + departure
-    of trials with alike params (`Neighbours`). The budget is what a trial does not find in a checkpoint, and where
-    trials have a start-up (`BudgetCosts`) all this is said of the rest of their seconds. Failed and pruned trials teach
-    nothing: they end at any time.
+    Log seconds of a trial are a sum: those of its subspace and class (`Durations`), the log of the declared cost, the
+    log of the budget, and the departure of trials with similar params (`Neighbours`). The budget is the part that no
+    checkpoint covers. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
+    ignored, because they end at any time.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        #: by subspace, its row in `log_seconds`
+        #: row in `log_seconds`, by subspace
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         self._declared = declared or _by_complexity(subspaces)
-        #: by row, sum of the logs of declared costs, and the number of trials
+        #: sum of the logs of declared costs and number of trials, by row
         self._declared_logs = np.zeros((2, len(subspaces)))
         self._budgets = BudgetCosts()
         self._own_runs = OwnRuns()
@@ -86,10 +86,10 @@ class CostModel:
         self._durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
-        #: subspaces of which the effects of params have been asked for, and those of them with news
+        #: subspaces whose effects of params have been asked for, and those with new trials
         self._asked: set[str] = set()
         self._due: set[str] = set()
-        #: number of changes of the belief in the effects
+        #: number of changes of the estimated effects
         self._reads = 0
         #: by subspace, class and kind
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
@@ -99,12 +99,12 @@ class CostModel:
 
     @property
     def version(self) -> int:
-        """Number that changes with the belief about the classes' speeds."""
+        """Number that changes with the estimates of the classes' speeds."""
         return self._durations.version
 
     @property
     def effects_version(self) -> int:
-        """Number that changes with the belief about the effects of params."""
+        """Number that changes with the estimated effects of params."""
         for name in sorted(self._due & self._asked) if self._due else ():
             self._effects[name].read(self._durations.estimate().mean[self.row_of[name]])
             self._due.remove(name)
@@ -112,14 +112,14 @@ class CostModel:
         return self._reads
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
-        """Learn from finished trials in their order; from many at once far faster than from one after the other.
+        """Learn from finished trials in order. Many at a time are much faster than one by one.
 
-        `following` are the trials by subspace that come after these in the same history.
+        `following` is the number of trials that come after these in the same history, by subspace.
         """
         rows: dict[int, Array] = {}
         for name, told in groupby(sorted(trials, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
             if name in self._subspaces:
-                # Older ones would only be dropped again.
+                # Older ones would be dropped again.
                 latest = list(told)
                 latest = latest[max(0, len(latest) + (following or {}).get(name, 0) - MEMORY) :]
                 latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
@@ -128,7 +128,7 @@ class CostModel:
             self._tell(trial, rows.get(trial.number))
 
     def _tell(self, trial: Trial, row: Array | None) -> None:
-        """Learn from one trial; without its row of features only the seconds of its subspace on its class."""
+        """Learn from one trial. Without its row of features, learn only the seconds of its subspace on its class."""
         for name, memory in shortages(trial.outgrown, trial.outgrown_memory):
             self.tell_out_of_memory(trial, name, memory)
         outcome, compute_class = trial.outcome, trial.compute_class
@@ -181,7 +181,7 @@ class CostModel:
             self._relearn()
 
     def _relearn(self) -> None:
-        """Learn anew from the latest trials: their start-up is another than was believed."""
+        """Learn again from the latest trials, because their start-up estimate has changed."""
         self._durations.forget()
         self._own_runs.forget()
         self._declared_logs[:] = 0.0
@@ -193,7 +193,7 @@ class CostModel:
             self._tell_seconds(trial, row, work)
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
-        """Learn from the trials that run now, which take at least the seconds beside them: those they have run."""
+        """Learn from running trials, which take at least the seconds beside them: those they have run."""
         timings = (
             self._timing(trial, seconds, Work(trial.budget))
             for trial, seconds in running
@@ -202,10 +202,10 @@ class CostModel:
         self._durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
 
     def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
-        """Return a trial's pair, and its log seconds beside declared cost and budget.
+        """Return a trial's pair, and its log seconds without declared cost and budget.
 
-        With a start-up s the seconds are y = s + w. They are made linear in log w about what is believed,
-        d log y / d log w = w / y: a trial that consists of start-up says little of w, and so has a low weight.
+        With a start-up s the seconds are y = s + w. They are linearised in log w around the current estimate, d log y /
+        d log w = w / y. A trial that consists mostly of start-up says little about w, and so has a low weight.
         """
         compute_class = str(trial.compute_class)
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
@@ -241,8 +241,8 @@ class CostModel:
     ) -> Array:
         """Return the predicted seconds of n sets of params on a class, shape (n, q): quantiles, ascending with q.
 
-        `behind` is the part of the budget that lies in checkpoints. Raises KeyError for an unknown subspace. Before
-        there are trials, a second in the middle.
+        `behind` is the part of the budget covered by checkpoints. Raises KeyError for an unknown subspace. Before there
+        are trials, the median is one second.
         """
         row, column = self.row_of[subspace], self._column_of(compute_class)
         estimate = self._durations.estimate()
@@ -266,9 +266,9 @@ class CostModel:
         quantile: float = 0.5,
         budget: float | None = None,
     ) -> Array | None:
-        """Return the predicted peak bytes of n sets of params, shape (n,); None before a trial has measured any.
+        """Return the predicted peak bytes of n sets of params, shape (n,), or None before a trial has measured any.
 
-        `classes` are those on which a trial takes as much of the memory; the one that took most is believed.
+        `classes` are those on which a trial takes the same memory. The one with the largest prediction is used.
         """
         keys = [(subspace, name, memory) for name in classes]
         pasts = [self._memory[key] for key in keys if key in self._memory]
@@ -281,7 +281,7 @@ class CostModel:
         return np.asarray(np.exp(np.max(logs, axis=0)))
 
     def tell_out_of_memory(self, trial: Trial, compute_class: str, memory: Memory) -> None:
-        """Learn that a trial did not fit a memory of a class; a second call for it has no effect."""
+        """Record that a trial did not fit a memory of a class. A second call for the same trial has no effect."""
         told = trial.number, compute_class, memory
         if trial.subspace in self._subspaces and told not in self._outgrown:
             self._outgrown.add(told)
@@ -290,18 +290,18 @@ class CostModel:
     def outgrows(
         self, subspace: str, params: Params, compute_class: str, classes_by_memory: Sequence[str], memory: Memory
     ) -> float:
-        """Return the chance that a trial runs out of a memory on a class; `classes_by_memory` begin with the smallest.
+        """Return the probability that a trial runs out of a memory on a class. `classes_by_memory` start with the
+        smallest.
 
-        0 as long as no trial of the subspace ran out of it on the class or a larger one.
+        It is 0 as long as no trial of the subspace ran out of it on the class or a larger one.
         """
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
     def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
 
-        They are beside declared cost and budget, which are the same on all classes. With `optimism` a pair counts as so
-        many standard deviations faster than it is believed to be, so that little known pairs get tried (an upper
-        confidence bound).
+        Declared cost and budget, which are the same on all classes, are left out. With `optimism` a pair counts as
+        faster by that many standard deviations, so that pairs with little evidence get tried (a confidence bound).
         """
         columns = [self._column_of(name) for name in classes]
         estimate = self._durations.estimate()
@@ -318,13 +318,13 @@ class CostModel:
 
     def _log_startups(self, classes: Sequence[str]) -> Array:
         seconds = [[self._budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
-        # Nothing is a logarithm of 0, and this much less than a trial takes.
+        # The logarithm of 0 is undefined, and no trial takes this little.
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to begin.
+        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to start.
 
-        Of a subspace that the space has no more nothing is known: a second everywhere.
+        For a subspace that the space no longer has, nothing is known, and the result is one second everywhere.
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
@@ -345,7 +345,7 @@ class CostModel:
         return np.array(found)
 
     def _rates(self, trial: Trial) -> Array:
-        """Return the log seconds of a unit of a trial's work by class, as its subspace and params foretell them."""
+        """Return the log seconds per unit of a trial's work by class, predicted from its subspace and params."""
         rates = self._durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
         return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
@@ -355,14 +355,14 @@ class CostModel:
         return self._budgets.host(origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        """Return what `departures` needs to know of n sets of params, shape (n, functions); it does not change."""
+        """Return the values that `departures` needs for n sets of params, shape (n, functions). They do not change."""
         self._asked.add(subspace)
         return self._effects[subspace].functions(params_list)
 
     def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
-        """Return by how much n sets of params depart from `log_seconds` on classes, shape (n, classes).
+        """Return the departures of n sets of params from `log_seconds` on classes, shape (n, classes).
 
-        That is as believed at the last `effects_version`.
+        They are estimates as of the last `effects_version`.
         """
         columns = [self._column_of(name) for name in classes]
         found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
@@ -374,12 +374,12 @@ class CostModel:
         return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
 
     def slowness(self, compute_class: str) -> float:
-        """Return the log seconds of a class beside the mean of all classes, its slowness in any subspace."""
+        """Return the log seconds of a class minus the mean of all classes: its slowness in any subspace."""
         column = self._column_of(compute_class)
         return float(self._durations.estimate().by_class[column])
 
     def timed(self, compute_class: str) -> int:
-        """Return the number of a class's trials that the model has learned from."""
+        """Return the number of a class's trials from which the model has learned."""
         return self._durations.by_column[self._column_of(compute_class)]
 
     def _column_of(self, compute_class: str) -> int:
@@ -389,19 +389,19 @@ class CostModel:
         return self._column[compute_class]
 
     def _rows(self, subspace: str, params_list: Sequence[Params], budgets: Sequence[float | None]) -> Array:
-        """Return rows of `features` and the budgets' logarithms, one for all or each its own; shape (n, d + 1)."""
+        """Return rows of `features` and the budgets' logarithms, one for all or one each; shape (n, d + 1)."""
         rows = np.empty((len(params_list), len(self._subspaces[subspace].domains) + 1))
         rows[:, :-1] = features(params_list, self._subspaces[subspace].domains)
         rows[:, -1] = [math.log(budget) / _BUDGETS if budget else 0.0 for budget in budgets]
         return rows
 
     def _offset(self, subspace: str, params: Params, budget: float | None) -> float:
-        """Return the log of declared cost and budget, known before any trial."""
+        """Return the log of declared cost and budget, which are known before any trial."""
         return (math.log(budget) if budget else 0.0) + math.log(self._declared(subspace, params))
 
 
 def _by_complexity(subspaces: Sequence[Subspace]) -> DeclaredCost:
-    """Return seconds by the rank of the complexities, from simple to complex in equal steps of their logarithm."""
+    """Return seconds by the rank of the complexities, from simple to complex, in equal steps of their logarithm."""
     ordered = sorted(subspaces, key=lambda subspace: complexity(subspace.domains.values()))
     middle = (len(ordered) - 1) / 2
     relative = {s.name: COMPLEXITY_RATIO ** ((place - middle) / max(1, 2 * middle)) for place, s in enumerate(ordered)}

@@ -1,4 +1,4 @@
-"""Declared cost: the cost of trials by the study file, in the form that the cost model takes."""
+"""Declared cost: the cost of trials in the study file, in the form that the cost model uses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> DeclaredCost:
     """Return `cost` as a function of subspace and drawn params.
 
-    Raises UsageError for an unknown subspace, and for a cost that is no positive number for params drawn from the
-    space; one that fails later on counts as the subspace's typical cost.
+    Raises UsageError for an unknown subspace, and if the cost of params drawn from the space is not a positive number.
+    If it fails later, the subspace's typical cost is used.
     """
     if not callable(cost):
         return _by_name(cost, [subspace.name for subspace in subspaces])
@@ -36,7 +36,7 @@ def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> De
             return _positive(costs(space.evaluate(params)))
         except Exception as error:
             if not failed:
-                log.warning("STUDY['cost'] failed and is left out where it does: %s: %s", type(error).__name__, error)
+                log.warning("STUDY['cost'] failed and is ignored for these trials: %s: %s", type(error).__name__, error)
                 failed.append(subspace)
             return typical[subspace]
 
@@ -47,7 +47,7 @@ def _by_name(costs: Mapping[str, float], names: Sequence[str]) -> DeclaredCost:
     known: dict[str, float] = {}
     for name, value in costs.items():
         if name not in names:
-            raise UsageError(f"STUDY['cost'] names {name!r}, which is no subspace; there are {', '.join(names)}")
+            raise UsageError(f"STUDY['cost'] names {name!r}, which is not a subspace; there are {', '.join(names)}")
         try:
             known[name] = _positive(value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -71,5 +71,5 @@ def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -
 def _positive(value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{number} is no number above 0")
+        raise ValueError(f"{number} is not a number above 0")
     return number

@@ -1,8 +1,8 @@
-"""Chance of an outcome by the params, a failure or too small a memory, learned from trials with and without it.
+"""Probability of an outcome by the params, such as a failure or too little memory, learned from finished trials.
 
-A Gaussian process classifier at its mode: the log odds are a sum of functions of one label and of pairs of labels, so
-that one bad option among ten labels is found as fast as one of three, and a limit on a product of two is found too.
-Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and 3.2.
+A Gaussian process classifier at its mode. The log odds are a sum of functions of one label and of pairs of labels. One
+bad option among ten labels is therefore found as fast as among three, and a limit on a product of two labels is found
+too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from shadho_celery.predictors.features import Array, features
 from shadho_celery.predictors.likeness import likeness
 from shadho_celery.space.domains import Domain
 
-#: variances of the log odds: of their level, of the sum of one label's functions, of the sum of the pairs'
+#: variances of the log odds: of their level, of the sum of the one-label functions, of the sum of the pair functions
 LEVEL, SINGLE, PAIR = 4.0, 100.0, 50.0
-#: Newton steps at most, and the step below which the mode is reached
+#: maximum number of Newton steps, and step size below which the mode is reached
 STEPS, SMALL_STEP = 30, 1e-3
-#: trials that are remembered, with those that have come since the last fit: a fit then takes a millisecond or two, and
-#: no linear algebra library puts its threads to work on it
+#: number of trials kept, with those since the last fit: a fit then takes a millisecond or two, and linear algebra
+#: libraries do not use threads for it
 MEMORY, MOST = 50, 60
-#: a trial with a smaller pull at the log odds, of 1, adds little to the others
+#: a trial with a smaller effect on the log odds (at most 1) adds little information
 LITTLE_PULL = 0.05
-#: a fit is made anew for each trial with the outcome, and once those without it have grown by this share
+#: a new fit is made after each trial with the outcome, and when trials without it have grown by this fraction
 GROWTH = 0.1
-#: prior chance that a trial does not fit a class's memory, once one did not
+#: prior probability that a trial does not fit a class's memory, after a first one did not
 TOO_LARGE = 0.1
-#: latest trials that a new compute class is judged by
+#: number of latest trials used for a new compute class
 LOG = 200
 
 
 class Classifier:
-    """The chance of an outcome by rows of features; `prior` is the chance before any trial."""
+    """Probability of an outcome by rows of features. `prior` is the probability before any trial."""
 
     def __init__(self, is_numeric: Sequence[bool], prior: float) -> None:
         self._is_numeric = is_numeric
@@ -49,9 +49,9 @@ class Classifier:
         self._pulls = np.empty(0)
 
     def fit(self, rows: Array, outcomes: NDArray[np.bool_]) -> Array:
-        """Learn from n trials, shapes (n, labels) and (n,), and from nothing before.
+        """Learn from n trials, shapes (n, labels) and (n,), and forget earlier ones.
 
-        Returns each trial's pull at the log odds, from -1 to 1: the less, the better it was expected.
+        Returns each trial's effect on the log odds, from -1 to 1. It is small if the trial was expected.
         """
         kernel, values = self._kernel(rows, rows), outcomes.astype(float)
         odds = pulls = np.zeros(len(rows))
@@ -69,7 +69,7 @@ class Classifier:
         return pulls
 
     def chances(self, rows: Array) -> Array:
-        """Return the chance of the outcome for n rows, shape (n,)."""
+        """Return the probability of the outcome for n rows, shape (n,)."""
         return np.asarray(expit(self._level + self._kernel(rows, self._rows) @ self._pulls))
 
     def _kernel(self, left: Array, right: Array) -> Array:
@@ -79,7 +79,7 @@ class Classifier:
 
 
 class FailureModel:
-    """The trials of one subspace that had an outcome, a failure say, and those that had not; fitted when asked."""
+    """Trials of one subspace with and without an outcome, such as a failure. The model is fitted when needed."""
 
     def __init__(self, domains: Mapping[str, Domain], prior: float) -> None:
         self._domains = domains
@@ -92,7 +92,7 @@ class FailureModel:
         self._due = False
 
     def tell(self, params: Params, outcome: bool) -> None:
-        """Learn from a trial that has ended."""
+        """Learn from an ended trial."""
         self._rows.append(self._features([params])[0])
         self._outcomes.append(outcome)
         self.any |= outcome
@@ -102,7 +102,7 @@ class FailureModel:
             self._fit() if self.any else self._forget(np.ones(len(self._rows)))
 
     def chances(self, params_list: Sequence[Params]) -> Array:
-        """Return the chance of the outcome for n sets of params, shape (n,); 0 before the first trial with it."""
+        """Return the probability of the outcome for n sets of params, shape (n,); 0 before the first trial with it."""
         if not self.any:
             return np.zeros(len(params_list))
         if self._due:
@@ -118,7 +118,9 @@ class FailureModel:
         self._forget(np.abs(pulls))
 
     def _forget(self, pulls: Array) -> None:
-        """Drop the trial that pulls least; if all pull, the oldest, for the share of the outcome to stay."""
+        """Drop the trial with the least effect. If all have an effect, drop the oldest, keeping the ratio of
+        outcomes.
+        """
         kept = list(range(len(pulls)))
         while len(kept) > MEMORY:
             least = int(pulls[kept].argmin())
@@ -128,19 +130,20 @@ class FailureModel:
 
 
 class MemoryBound:
-    """The params of one subspace that run out of memory, by compute class; no byte needs to be known.
+    """The params of one subspace that run out of memory, by compute class. The number of bytes need not be known.
 
-    A trial too large for a class is too large for every smaller one; a trial that fits it fits every larger one.
+    A trial that is too large for a class is too large for every smaller one. A trial that fits a class fits every
+    larger one.
     """
 
     def __init__(self, domains: Mapping[str, Domain]) -> None:
         self._domains = domains
-        #: of the latest trials: params, class, True if it ran out of memory there
+        #: of the latest trials: params, class, and True if it ran out of memory there
         self._log: deque[tuple[Params, str, bool]] = deque(maxlen=LOG)
         self._told = 0
         #: True once a trial has run out of memory
         self._any = False
-        #: by a class and the larger ones, and by it and the smaller ones: its model, and the number of trials read
+        #: for a class with the larger ones, and for it with the smaller ones: its model, and the number of trials read
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[FailureModel, int]] = {}
 
     def tell(self, params: Params, compute_class: str, *, fits: bool) -> None:
@@ -150,13 +153,13 @@ class MemoryBound:
         self._any |= not fits
 
     def chance(self, params: Params, compute_class: str, classes_by_memory: Sequence[str]) -> float:
-        """Return the chance that params run out of memory on a class; 0 before a trial that ran out there."""
+        """Return the probability that params run out of memory on a class; 0 before a trial ran out there."""
         if not self._any:
             return 0.0
         return float(self._model(compute_class, classes_by_memory).chances([params])[0])
 
     def _model(self, compute_class: str, classes_by_memory: Sequence[str]) -> FailureModel:
-        """Return the model of a class, after it has read the log's new trials."""
+        """Return the model of a class after reading the new trials."""
         order = tuple(classes_by_memory) if compute_class in classes_by_memory else (compute_class,)
         place = order.index(compute_class)
         upwards, downwards = order[place:], order[: place + 1]

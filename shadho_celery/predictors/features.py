@@ -13,16 +13,16 @@ from shadho_celery.space.domains import Domain
 
 Array = NDArray[np.float64]
 
-#: feature of an inactive label: the middle, which is far from no value
+#: feature of an inactive label: the middle, which is not far from any value
 INACTIVE = 0.5
 
 
 def complexity(domains: Iterable[Domain], mass: float = 0.999) -> float:
-    """Return the size of a subspace: the product over its leaves of a factor for each domain; 1 for no leaves.
+    """Return the size of a subspace: the product over its leaves of a factor for each domain; 1 without leaves.
 
-    A continuous domain counts 2 + |b - a|, where (a, b) is the central interval of its unscaled law that holds `mass`;
-    a discrete one with n values 2 - 1/n; so a constant counts 1. No unit: it depends on the params' own units.
-    Source: SHADHO, arXiv 1707.01428.
+    A continuous domain has the factor 2 + |b - a|, where (a, b) is the central interval of its unscaled distribution
+    that holds `mass`. A discrete domain with n values has 2 - 1/n, so a constant has 1. The size has no unit, but
+    depends on the units of the params. Source: SHADHO, arXiv 1707.01428.
     """
     return math.prod(_factor(domain, mass) for domain in domains)
 
@@ -35,10 +35,10 @@ def _factor(domain: Domain, mass: float) -> float:
 
 
 def features(params_list: Sequence[Params], domains: Mapping[str, Domain], inactive: float = INACTIVE) -> Array:
-    """Return the params of n trials as an array of shape (n, d) in [0, 1]: one column per domain, in their order.
+    """Return the params of n trials as an array of shape (n, d) in [0, 1]: one column per domain, in order.
 
-    A label that is not active in a trial (absent from its params) has the value `inactive` there. Rows do not depend on
-    one another, so a caller with a long history makes each row once, when the trial ends.
+    A label that is not active in a trial (missing in its params) has the value `inactive`. Rows are independent, so
+    with a long history each row can be computed once, when the trial ends.
     """
     columns = np.full((len(params_list), len(domains)), inactive)
     for column, (label, domain) in enumerate(domains.items()):

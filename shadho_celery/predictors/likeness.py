@@ -1,7 +1,7 @@
-"""Likeness of trials by their params: the kernel of the models that learn a function of params.
+"""Similarity of trials by their params: the kernel of the models that learn a function of params.
 
-A function of params is taken for a sum of functions of one label and of pairs of labels, so that one option of ten
-labels is learned as fast as one of three, and a product of two labels is found too. Source: Duvenaud, Nickisch,
+A function of params is modelled as a sum of functions of one label and of pairs of labels. One option of ten labels is
+therefore learned as fast as one of three, and a product of two labels is found too. Source: Duvenaud, Nickisch,
 Rasmussen, "Additive Gaussian Processes", NeurIPS 2011.
 """
 
@@ -14,21 +14,21 @@ import numpy as np
 
 from shadho_celery.predictors.features import Array
 
-#: reach of a numeric label's function, in units of its range; and the part of it that is a straight line
+#: length scale of a numeric label's function in units of its range, and the part of it that is linear
 LENGTH, STRAIGHT = 0.2, 0.5
-#: likenesses in one label that are computed at a time
+#: number of similarities in one label that are computed at a time
 CELLS = 2**20
 
 
 def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Array, Array]:
-    """Return how alike trials are in one label and in a pair of labels: means over labels and over pairs.
+    """Return how similar trials are in one label and in a pair of labels: means over labels and over pairs.
 
-    `left` and `right` are rows of features, shapes (n, labels) and (m, labels), NaN for an inactive label; both results
+    `left` and `right` are rows of features, shapes (n, labels) and (m, labels), NaN for an inactive label. Both results
     have shape (n, m).
     """
     labels = len(is_numeric)
     single, squares = np.zeros((2, len(left), len(right)))
-    # Some labels at a time: memory would grow with labels times trials squared.
+    # A few labels at a time, because memory would grow with labels times trials squared.
     step = max(1, CELLS // max(1, single.size))
     for first in range(0, labels, step):
         some = slice(first, first + step)
@@ -40,7 +40,7 @@ def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Arr
 
 
 def _alike(left: Array, right: Array, is_numeric: Sequence[bool]) -> Array:
-    """Return the likeness in each label: 1 for the same option, and if the label is inactive in both."""
+    """Return the similarity in each label: 1 for the same option, and if the label is inactive in both."""
     if all(is_numeric):
         alike = _near(left, right)
     else:
@@ -54,7 +54,7 @@ def _alike(left: Array, right: Array, is_numeric: Sequence[bool]) -> Array:
 
 
 def _near(left: Array, right: Array) -> Array:
-    """Return the likeness of numbers: a curve around each, and a straight line."""
+    """Return the similarity of numbers: a curve around each, plus a linear part."""
     curve = np.exp(-0.5 * ((left - right) / LENGTH) ** 2)
     line = 4.0 * (left - 0.5) * (right - 0.5)
     return np.asarray((1.0 - STRAIGHT) * curve + STRAIGHT * line)

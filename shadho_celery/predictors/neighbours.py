@@ -1,4 +1,4 @@
-"""Prediction for certain params from the past trials whose params were most alike."""
+"""Prediction for given params from the past trials with the most similar params."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from numpy.typing import NDArray
 
 from shadho_celery.predictors.features import Array
 
-#: past trials that a prediction is made of
+#: number of past trials used for a prediction
 NEIGHBOURS = 20
-#: latest trials that are remembered: 100 predictions then take about two milliseconds
+#: number of latest trials kept, so that 100 predictions take about two milliseconds
 MEMORY = 2000
-#: with fewer trials all of them are neighbours
+#: with fewer trials, all of them are neighbours
 MIN_TRIALS = 2 * NEIGHBOURS
-#: after this many trials only each eighth is used to compare the two ways of predicting
+#: after this many trials, only every eighth is used to compare the two ways of predicting
 EXAMINED, EXAMINED_LATER = 200, 8
-#: weight of the newest error in the record of past errors
+#: weight of the newest error in the average of past errors
 DECAY = 0.02
-#: normal quantiles that stand in for trials while there are few
+#: normal quantiles that replace missing trials while there are few
 STANDING_IN = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
-#: with at least so many trials they are not needed any more
+#: with this many trials they are not needed any more
 ENOUGH = 20
 
 
 class Neighbours:
-    """The latest trials of one subspace: a row of features in [0, 1], a value, and the group the value belongs to.
+    """The latest trials of one subspace: a row of features in [0, 1], a value, and the group of the value.
 
-    Values are judged as departures from their group's centre, which the caller knows best at the time of asking: here
-    a compute class's log seconds. Params count only once they have shown that they help: each trial is first predicted
-    from its neighbours and from all trials, and the way with the smaller recent error is used (prequential; Dawid
-    1984).
+    Values are used as departures from their group's centre, which the caller gives at the time of the query; here, a
+    compute class's log seconds. Params are used only after they have improved predictions: each trial is first
+    predicted from its neighbours and from all trials, and the way with the smaller recent error is used (prequential;
+    Dawid 1984).
     """
 
     def __init__(self, dimensions: int) -> None:
-        # Reserved at once: pages that are never written take no memory.
+        # Reserved at once, because pages that are never written take no memory.
         self._features = np.empty((MEMORY, dimensions))
         self._values = np.empty(MEMORY)
         self._groups = np.empty(MEMORY, dtype=np.intp)
         self._told = 0
-        #: what was asked last of all trials, and its answer: it is asked of each waiting trial in each turn
+        #: last query about all trials and its answer: it is made for each waiting trial in each turn
         self._typical: tuple[object, Array] | None = None
-        #: mean absolute errors of late: from the neighbours, from all
+        #: mean absolute errors of recent predictions: from the neighbours, from all
         self._errors = np.zeros(2)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Neighbours:
 
     @property
     def are_useful(self) -> bool:
-        """Sign that the params tell more than the subspace as a whole."""
+        """Whether the params predict better than the subspace as a whole."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
     @property
@@ -63,7 +63,7 @@ class Neighbours:
         self._errors[:] = 0.0
 
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
-        """Remember a trial; `row` of shape (d,), `centres` of shape (groups,) as of now."""
+        """Store a trial. `row` has shape (d,); `centres` have shape (groups,), as of now."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):
             self._examine(row, value - float(centres[group]), centres)
         place = self._told % MEMORY
@@ -74,7 +74,7 @@ class Neighbours:
     def departures(self, rows: Array, quantiles: Array, centres: Array, spread: float) -> Array:
         """Return quantiles, shape (n, q), of the values' departures from their centre at `rows`, shape (n, d).
 
-        `spread` is the standard deviation that is believed in as long as there are few trials.
+        `spread` is the standard deviation that is assumed as long as there are few trials.
         """
         if not self.are_useful:
             return np.tile(self._typical_departures(quantiles, centres, spread), (len(rows), 1))
@@ -104,12 +104,12 @@ class Neighbours:
     def _nearest(self, rows: Array) -> NDArray[np.intp]:
         """Return the places of the nearest trials, shape (n, NEIGHBOURS)."""
         known = self._features[: len(self)]
-        squares = np.square(known).sum(axis=1) - 2.0 * rows @ known.T  # but for a constant of each row
+        squares = np.square(known).sum(axis=1) - 2.0 * rows @ known.T  # up to a constant for each row
         return np.argpartition(squares, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
 
 
 def median(values: Array) -> float:
-    """Return the median of finite values, to the bit that of `np.median`, in a third of its time."""
+    """Return the median of finite values. It equals that of `np.median` to the bit, in a third of the time."""
     low, high = (len(values) - 1) // 2, len(values) // 2
     ordered = np.partition(values, (low, high))
     return float(ordered[low] + ordered[high]) / 2.0

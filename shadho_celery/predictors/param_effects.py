@@ -1,9 +1,9 @@
 """Effects of params on the seconds of a subspace's trials, which differ between compute classes.
 
-Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, g_c is class c's own:
-where g_c is flat for all c, the classes differ in speed only. Both are Gaussian processes of the kernel in `likeness`,
-written as linear in a few functions, and the variances of f, of g_c and of the noise are estimated from the trials
-(empirical Bayes), so params that tell nothing are left out by themselves. Sources: Williams, Seeger, "Using the Nyström
+Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, and g_c belongs to
+class c. If g_c is flat for all c, the classes differ only in speed. Both are Gaussian processes with the kernel in
+`likeness`, written as linear models in a few functions. The variances of f, of g_c and of the noise are estimated from
+the trials (empirical Bayes), so params without effect are left out. Sources: Williams, Seeger, "Using the Nyström
 Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006, sections
 3.3 and 9.3.4.
 """
@@ -22,25 +22,25 @@ from shadho_celery.predictors.features import Array, features
 from shadho_celery.predictors.likeness import likeness
 from shadho_celery.space.split import Subspace
 
-#: draws of the subspace that its functions are made of; the share of a function's variance that they hold, and the most
-#: of them
+#: number of draws of the subspace from which its functions are made; part of a function's variance that they hold; and
+#: their maximum number
 DRAWS, MASS, MOST = 200, 0.995, 100
 #: part of pairs of labels in a function of params
 PAIRS = 0.3
-#: prior belief in the variances of f, of g_c and of the noise; and the number of functions or trials each counts for
+#: prior variances of f, of g_c and of the noise; and the number of functions or trials for which each counts
 SHARED, OWN, NOISE, BELIEF = 0.5, 0.1, 0.25, 4.0
 #: prior variances of the common and of a class's own departure from the centre
 LEVEL, OWN_LEVEL = 100.0, 0.5
-#: a trial further out than this many standard deviations counts as one just so far out: stragglers happen
+#: a trial further out than this many standard deviations counts as exactly that far out, because of stragglers
 FAR_OUT = 4.0
-#: trials before any of them counts as far out
+#: number of trials before any of them counts as far out
 MIN_TRIALS = 30
-#: a fit is made anew once the trials have grown by this share; by so many at least, and at most
+#: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
 
 
 class Basis:
-    """Functions of one subspace's params, of which the kernel is made: a pivoted Cholesky decomposition over draws."""
+    """Functions of one subspace's params that span the kernel: a pivoted Cholesky decomposition over draws."""
 
     def __init__(self, subspace: Subspace) -> None:
         self._domains = subspace.domains
@@ -66,10 +66,11 @@ class Basis:
         return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
 
     def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
-        """Return the places of the draws that the others follow from, and their factor, shape (draws, pivots).
+        """Return the places of the draws that determine the others, and their factor, shape (draws, pivots).
 
-        The draw of which least is known is taken next, until they hold nearly all of the kernel's variance. Source:
-        Harbrecht, Peters, Schneider, "On the Low-Rank Approximation by the Pivoted Cholesky Decomposition", 2012.
+        The draw with the largest remaining variance is taken next, until nearly all of the kernel's variance is
+        covered. Source: Harbrecht, Peters, Schneider, "On the Low-Rank Approximation by the Pivoted Cholesky
+        Decomposition", 2012.
         """
         kernel = self._kernel(draws, draws)
         unknown = kernel.diagonal().copy()
@@ -90,7 +91,7 @@ class Basis:
 
 
 class Regression:
-    """Bayesian linear regression with a common part and one of each group; what it has been told is kept as sums."""
+    """Bayesian linear regression with a common part and one part per group. Its data are kept as sums."""
 
     def __init__(self, functions: int, groups: int) -> None:
         size = functions + 1
@@ -100,14 +101,14 @@ class Regression:
         self._squares = np.zeros(groups)
         self._counts = np.zeros(groups)
         self._shared, self._own, self._noise = SHARED, OWN, NOISE
-        #: coefficients by group, shape (groups, functions + 1), the level first; and the centres that they are beside
+        #: coefficients by group, shape (groups, functions + 1), the level first; and the centres that they refer to
         self._coefficients = np.zeros((groups, size))
         #: the common part of the coefficients
         self._common = np.zeros(size)
         self._centres = np.zeros(groups)
 
     def add_groups(self, groups: int) -> None:
-        """Add groups of which only the common part is known, up to so many."""
+        """Add groups, of which only the common part is known, up to this number."""
         more, size = groups - len(self._counts), self._sums.shape[1]
         if more <= 0:
             return
@@ -133,10 +134,11 @@ class Regression:
             self._counts[group] += int(mine.sum())
 
     def fit(self, centres: Array) -> None:
-        """Estimate the coefficients beside each group's centre, and make one step of expectation-maximisation.
+        """Estimate the coefficients relative to each group's centre, and make one step of expectation maximisation.
 
         The groups' own parts v_c are eliminated, then the common part u is solved for: Bishop, equations 3.53 and 3.54,
-        in blocks. The centres may be of today: the sums of departures from them follow from the sums kept.
+        in blocks. Current centres may be used, because the sums of departures from them follow from the sums that are
+        kept.
         """
         self._centres = centres.copy()
         sums = self._sums - centres[:, None] * self._products[:, :, 0]
@@ -163,25 +165,26 @@ class Regression:
         )
 
     def _update(self, shared: Array, own: Array, errors: Array) -> None:
-        """Update the variances by the expected squares of the coefficients, levels apart, and of the errors."""
+        """Update the variances by the expected squares of the coefficients (without levels) and of the errors."""
         functions = len(shared) - 1
         self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
-        # Groups without trials say nothing, and would keep the prior belief up.
+        # Groups without trials have no information, and would keep the estimate at the prior.
         tried = self._counts > 0
         self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
         errors_sum = max(float(errors.sum()), 0.0)
         self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
 
     def predict(self, functions: Array) -> Array:
-        """Return the expected departures from the centres, shape (n, groups), but for each group's own level.
+        """Return the expected departures from the centres, shape (n, groups), without each group's own level.
 
-        A level says how unusual the params are that a group was given, and of a group with few values next to nothing.
+        A level only says how unusual the params are that a group got. For a group with few values it says almost
+        nothing.
         """
         return np.asarray(functions @ self._coefficients[:, 1:].T)
 
 
 class ParamEffects:
-    """What params do to the log seconds of one subspace's trials; made and fitted when it is asked for."""
+    """Effects of params on the log seconds of one subspace's trials, created and fitted when needed."""
 
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
@@ -192,7 +195,7 @@ class ParamEffects:
         self._told = 0
 
     def tell(self, params: Params, column: int, log_seconds: float) -> None:
-        """Learn from a trial that took so long on the class of a column."""
+        """Learn from a trial with this duration on the class of a column."""
         self._untold.append((params, column, log_seconds))
 
     def forget(self) -> None:
@@ -210,11 +213,11 @@ class ParamEffects:
 
     @property
     def is_due(self) -> bool:
-        """Sign that the trials told since the last `read` are many."""
+        """Whether many trials were told since the last `read`."""
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
     def read(self, centres: Array) -> None:
-        """Learn from the trials told since the last call; `centres` are the classes' mean log seconds, by column."""
+        """Learn from the trials told since the last call. `centres` are the classes' mean log seconds, by column."""
         params_list, columns, values = zip(*self._untold, strict=True)
         functions = self.functions(params_list)
         self._regression.add_groups(len(centres))
@@ -224,7 +227,7 @@ class ParamEffects:
         self._untold.clear()
 
     def departures(self, functions: Array, classes: int) -> Array:
-        """Return the departures of log seconds from the centres of so many classes, shape (n, classes)."""
+        """Return the departures of log seconds from the centres of this many classes, shape (n, classes)."""
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
 

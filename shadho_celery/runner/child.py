@@ -1,4 +1,4 @@
-"""Code inside a slot's process: run one attempt after another, as the worker's end (`runner`) sends them."""
+"""Code inside a slot's process: run attempts one after another, as the worker's end (`runner`) sends them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 _INTERRUPT = signal.SIGVTALRM
 
 
-#: the objective of a study, made interruptible, its compiled space, and the names of its losses
+#: the interruptible objective of a study, its compiled space, and the names of its losses
 _Study: TypeAlias = "tuple[Objective, Space, Mapping[str, str] | None]"
 
 
 class Child:
-    """Runs the attempts that a pipe brings."""
+    """Runs the attempts that arrive over a pipe."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -65,42 +65,42 @@ class Child:
         self._timed_out = threading.Event()
         #: True while the objective itself runs: nothing else may be interrupted
         self._is_in_objective = False
-        #: True while its thread sends a record, which must be whole; and if it is to be interrupted afterwards
+        #: True while its thread sends a record, which must not be cut; and True if an interrupt is to follow afterwards
         self._is_sending = self._is_interrupted = False
-        #: True if an import was interrupted: what is half imported fails the next trial
+        #: True if an import was interrupted: a partly imported module would make the next trial fail
         self._is_torn = False
-        #: orders that are not begun, and the number of the one that is; both change under the condition
+        #: orders that have not started, and the number of the one that has; both change under the condition
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = 0
         self._is_recalled = False
-        #: threads of the numerical libraries, and the number that the next trial is to find
+        #: threads of the numerical libraries, and the number of threads for the next trial
         self._threads = self._wanted_threads = os.environ.get(THREAD_VARIABLES[0], "")
         self._changed = threading.Condition()
         self._studies: dict[str, _Study] = {}
         self._cleanup: Cleanup | None = None
-        #: by module, the code as it was imported, or why it could not be
+        #: imported code by module, or the reason why a module could not be imported
         self._codes: dict[str, CodeVersion] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
-        """Import `modules`, then run attempts until the pipe ends."""
+        """Import `modules`, then run attempts until the pipe is closed."""
         os.environ[study_file.WITHIN] = "a trial"
         faulthandler.enable()
         _set_up_output()
         signal.signal(_INTERRUPT, self._interrupt)
         threading.Thread(target=self._listen, daemon=True).start()
         for name in modules:
-            # A module that cannot be imported fails its own trials only.
+            # A module that cannot be imported makes only its own trials fail.
             with suppress(BaseException):
                 self._study(name)
         self._cleanup = Cleanup()
         self._send(protocol.Ready(codes=self._codes))
         while self._serve_one(self._next(), self._cleanup):
             pass
-        # The worker replaces this process; what was sent ahead runs in the next one.
+        # The worker replaces this process. Orders that were sent ahead run in the next one.
         os._exit(0)
 
     def _next(self) -> protocol.RunAttempt:
-        """Return the next order, and begin it: stopping and interrupting are for this one from now on."""
+        """Return the next order and start it: from now on, stops and interrupts refer to this one."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders)
             order = self._orders.popleft()
@@ -110,9 +110,9 @@ class Child:
         return order
 
     def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
-        """Run an attempt and send its end; return whether this process is fit for another one.
+        """Run an attempt and send its end. Return whether this process can run another one.
 
-        It is fit for none that is for another version of the code: a new process reads the files as they are now.
+        It cannot if the attempt needs another version of the code: a new process reads the current files.
         """
         if self._wanted_threads != self._threads:
             self._change_threads(cleanup)
@@ -130,18 +130,18 @@ class Child:
         cleanup.divide_output(protocol.boundary(self._mark, order.order))
         outcome = self._outcome(order, tell, cleanup.spares[2])
         if os.getpid() != self._pid:
-            # The trial has forked, and this is its child, which has returned too.
+            # The trial has forked, and this is the child process, which has also returned.
             os._exit(0)
         try:
             left = cleanup.clear()
         except Exception as error:
-            left = [f"changes that cannot be undone: {type(error).__name__}: {short(error)}"]
+            left = [f"changes that could not be undone: {type(error).__name__}: {short(error)}"]
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
         cleanup.divide_output(protocol.boundary(self._mark, protocol.NO_ORDER))
         with self._sending:
             is_over = True
-            # A process that has run out of memory may still hold some.
+            # A process that has run out of memory may still hold some of it.
             is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
             record = protocol.Ended(
                 order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=self._is_recalled
@@ -150,15 +150,15 @@ class Child:
         return not is_unfit
 
     def _change_threads(self, cleanup: Cleanup) -> None:
-        """Give trials the number of threads that the worker has told last."""
+        """Give trials the number of threads that the worker has sent last."""
         wanted = self._wanted_threads
         change_threads(self._threads, wanted)
         self._threads = wanted
-        # The new number is the one to restore.
+        # The new number is the one to restore after a trial.
         cleanup.note()
 
     def _listen(self) -> None:
-        """Read the pipe; end this process when either end of it is closed."""
+        """Read the pipe. End this process when either end of it is closed."""
         with suppress(OSError, ValueError):
             for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
                 with self._changed:
@@ -171,13 +171,13 @@ class Child:
             self._is_recalled = False
             self._changed.notify()
         elif isinstance(record, protocol.Recall):
-            # The order itself may not have begun: a new process imports its modules first.
+            # The order itself may not have started: a new process imports its modules first.
             self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
         elif isinstance(record, protocol.Threads):
             self._wanted_threads = str(record.threads)
         elif record.order != self._current:
-            # Its trial ended while it was on its way.
+            # Its trial ended while the record was on its way.
             return
         elif isinstance(record, protocol.TimeUp):
             self._timed_out.set()
@@ -206,30 +206,30 @@ class Child:
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
-            # A replica computes for the trial; its coordinator sends the reports.
+            # A replica computes for the trial, whose coordinator sends the reports.
             if seat is None:
                 tell(protocol.Reported(order=order.order, step=step, loss=loss))
 
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:
-                raise UsageError("no replicas can be called: this is one; look at context.replica first")
+                raise UsageError("replicas cannot be called from a replica; check context.replica first")
             if attempt.slots < 2:
-                raise UsageError('no replicas can be called: the trial has one slot; see STUDY["slots"]')
+                raise UsageError('replicas cannot be called: the trial has one slot; see STUDY["slots"]')
             if order.encrypted and find_spec("cryptography") is None:
-                # The worker lacks it too: it seals the token.
+                # The worker lacks it too, which encrypts the token.
                 raise UsageError(
-                    "no replicas can be called: the fleet has a signing key, so the gang is encrypted, and that needs "
+                    "replicas cannot be called: the fleet has a signing key, so the gang is encrypted, which needs "
                     'cryptography; install it on all workers, in the checkout: pip install -e ".[torch]"'
                 )
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"
             called.append(as_record(call, GangCall, "context.call_replicas", form))
-            # The trial's limit is paused while it waits for replicas; the dump of `_run` would come too early.
+            # The time limit is paused while the trial waits for replicas, so the dump of `_run` would come too early.
             faulthandler.cancel_dump_traceback_later()
             tell(protocol.Gang(order=order.order, call=called[-1]))
 
         def gang_assembled() -> None:
-            # A gang without a call has no replicas of the fleet.
+            # A gang without a call has no replicas on the fleet.
             if called:
                 tell(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
@@ -260,7 +260,8 @@ class Child:
             study = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
-        # Python shows a warning once a process: within this block, once a trial. Context variables are the trial's own.
+        # Python shows a warning once per process. Within this block it is once per trial. Context variables are reset
+        # per trial.
         with warnings.catch_warnings():
             return copy_context().run(self._run, study, order, tell, output)
 
@@ -278,16 +279,16 @@ class Child:
         peak = PeakMemory()
         _seed(context.seed)
         if timeout is not None:
-            # This traceback tells where a trial hangs in C, even if Python cannot raise an exception in it.
+            # This traceback shows where a trial hangs in C, even if Python cannot raise an exception there.
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
         fatal = () if order.replica is None else (ReplicaDone,)
         try:
-            # A replica's loss is nobody's: its coordinator returns the trial's.
+            # A replica's loss is not used: its coordinator returns the trial's loss.
             named = context.objectives if order.replica is None else None
             make_params = partial(space.evaluate, order.attempt.params)
             outcome = call(objective, make_params, context, fatal=fatal, objectives=named)
         except ReplicaDone:
-            outcome = Outcome(state=TrialState.CANCELLED, error="its gang needs it no more", seconds=0.0)
+            outcome = Outcome(state=TrialState.CANCELLED, error="its gang does not need it any more", seconds=0.0)
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
@@ -295,7 +296,7 @@ class Child:
         return replace(outcome, continued=continued, **facts)
 
     def _interruptible(self, objective: Objective) -> Objective:
-        """Return the objective as a function that a time limit may interrupt."""
+        """Return the objective as a function that a time limit can interrupt."""
         limit = sys.getrecursionlimit()
 
         def run(*arguments: Any) -> Any:
@@ -304,18 +305,18 @@ class Child:
                 return objective(*arguments)
             finally:
                 self._is_in_objective = False
-                # At once: with a limit set too low every other call here fails.
+                # Immediately: if the trial has set a low limit, every other call here fails.
                 sys.setrecursionlimit(limit)
 
         with suppress(TypeError, ValueError):
-            # Computing it again for each trial would take as long as the rest of the call.
+            # Computing this again for each trial would take as long as the rest of the call.
             run.__signature__ = inspect.signature(objective)  # type: ignore[attr-defined]
         return run
 
     def _has(self, order: protocol.RunAttempt) -> bool:
-        """Return whether an order is for the code that this process has imported."""
+        """Return whether this process has imported the code of an order."""
         if order.folder and order.folder != sys.path[0]:
-            # A process is for one folder. It comes before the working directory, which may have an old copy.
+            # A process uses one folder. It comes before the working directory, which may contain an old copy.
             sys.path.insert(0, order.folder)
         if not order.code:
             return True
@@ -324,9 +325,9 @@ class Child:
         return self._codes[order.module].digest == order.code
 
     def _study(self, module: str) -> _Study:
-        """Return the objective of `module`, made interruptible, its compiled space, and the names of its losses."""
+        """Return the interruptible objective of `module`, its compiled space, and the names of its losses."""
         if module not in self._studies:
-            # hyperopt takes long to import: not before the first study.
+            # hyperopt takes long to import, so this waits for the first study.
             from shadho_celery.space.compile import compile_space
 
             try:
@@ -338,7 +339,7 @@ class Child:
                 raise
             finally:
                 if self._cleanup is not None:
-                    # What a study file sets at its top is for all of its trials.
+                    # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
             self._studies[module] = (self._interruptible(file.objective), space, file.settings.objectives)
         return self._studies[module]
@@ -346,7 +347,7 @@ class Child:
     def _send(self, record: protocol.FromChild) -> None:
         with self._sending:
             if identity(self._pipe.fileno()) != self._pipe_identity:
-                # The descriptor is now a file of the trial's own.
+                # The descriptor now belongs to a file of the trial.
                 with suppress(OSError):
                     os.write(2, b"the trial closed the descriptor of the pipe between its process and the worker\n")
                 os._exit(protocol.PIPE_LOST)
@@ -359,12 +360,12 @@ class Child:
 
 
 def _set_up_output() -> None:
-    """Have all that a trial says reach its log line by line, before a module is imported that may decide otherwise."""
+    """Send all output to the trial's log line by line. This comes before modules are imported, which may change it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False)
-    # Python shows no message below WARNING unless a program has it do so; this is what a study without such a program
-    # gets. A study's own logging.basicConfig replaces it.
+    # Python shows no message below WARNING unless a program configures logging; this is the default for studies. A
+    # study's own logging.basicConfig replaces it.
     logging.getLogger().setLevel(logging.INFO)
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.INFO)
@@ -372,17 +373,17 @@ def _set_up_output() -> None:
 
 
 def _seed(seed: int) -> None:
-    """Seed the global random generators, so that no trial continues the draws of another."""
+    """Seed the global random generators, so that no trial continues the random stream of another."""
     random.seed(seed)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(seed % 2**32)
     if (torch := sys.modules.get("torch")) is not None:
-        # Not torch.manual_seed: it takes a fifth of a millisecond without a GPU.
+        # torch.manual_seed is avoided: it takes a fifth of a millisecond without a GPU.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve on the socket whose descriptor is the first argument; the others are the modules."""
+    """Serve on the socket whose descriptor is the first argument. The other arguments are the modules."""
     Child(socket.socket(fileno=int(arguments[0]))).serve(arguments[1:])

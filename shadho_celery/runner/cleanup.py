@@ -15,7 +15,7 @@ from contextlib import suppress
 from shadho_celery.runner.process_state import ProcessState, identity
 from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_all
 
-#: seconds that threads are given to end, and killed children to disappear
+#: seconds for threads to end, and for killed children to disappear
 GRACE_SECONDS = 0.3
 
 #: child processes that libraries keep for the whole process: module, object in it, attribute with the process id
@@ -25,15 +25,15 @@ _HELPERS = (
     ("joblib.externals.loky.backend.resource_tracker", "_resource_tracker", "_pid"),
 )
 
-#: classes of threads that a library starts once and keeps: tqdm's monitor of its progress bars
+#: classes of threads that a library starts once and keeps, such as tqdm's monitor of its progress bars
 _HELPER_THREADS = {"TMonitor"}
 
 
 class Cleanup:
-    """Records the state of the process at its creation, and restores it after each trial."""
+    """Records the state of the process when created, and restores it after each trial."""
 
     def __init__(self) -> None:
-        #: copies of the standard descriptors, beyond the low numbers that trials close
+        #: copies of the standard descriptors, above the low numbers that trials may close
         self.spares = [os.dup(number) for number in range(3)]
         self._output = identity(self.spares[1])
         self._state = ProcessState(self.spares)
@@ -44,12 +44,12 @@ class Cleanup:
         self._free = _free_descriptor()
 
     def clear(self) -> list[str]:
-        """Restore everything; return names of the remains that only the end of this process can remove."""
+        """Restore everything. Return names of what remains and can only be removed by ending this process."""
         left = [f"a changed {name}" for name in self._state.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
         if _free_descriptor() - self._free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 > 0:
-            left.append("open files, so many that later trials may lack them")
+            left.append("so many open files that later trials may lack them")
         try:
             # The output so far belongs to this trial.
             sys.stdout.flush()
@@ -60,28 +60,28 @@ class Cleanup:
         return list(dict.fromkeys(left))
 
     def note(self) -> None:
-        """Note the state of now as the one to restore: after the import of a study."""
+        """Record the current state as the one to restore: after the import of a study."""
         self._state.note()
 
     def divide_output(self, boundary: bytes) -> None:
-        """Write a boundary between the output so far and that of what follows."""
+        """Write a boundary between the output so far and the output that follows."""
         with suppress(OSError):
-            # A trial may have closed the descriptor, and opened a file of its own under the number.
+            # A trial may have closed the descriptor and opened its own file under the same number.
             if identity(self.spares[1]) == self._output:
-                # Of all that have the pipe, one may have set it non-blocking for all of them.
+                # Any process that has the pipe may have made it non-blocking for all.
                 os.set_blocking(self.spares[1], True)
                 os.write(self.spares[1], boundary)
 
     def _end_children(self) -> list[str]:
-        """Kill the child processes and their descendants; return their names as one phrase, if there were any.
+        """Kill the child processes and their descendants. Return their names as one phrase, or None if there were none.
 
-        Their libraries may be out of order afterwards, so the caller replaces this process.
+        Their libraries may be broken afterwards, so the caller replaces this process.
         """
         if self._left():
             _stop_loky()
-            # An object that is only not collected yet, a DataLoader perhaps, ends its children in good order.
+            # An object that is only not collected yet, such as a DataLoader, ends its children itself.
             gc.collect()
-        # A library's own handler might raise here.
+        # A library's own signal handler might raise here.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         names = kill_all(self._left, GRACE_SECONDS)
         _reap(self._children | _helpers())
@@ -93,7 +93,9 @@ class Cleanup:
         return {pid: name for pid, name in descendants(os.getpid()).items() if pid not in kept}
 
     def _await_threads(self) -> list[str]:
-        """Wait for the threads that are about to end; return the names of the others as one phrase, if any."""
+        """Wait for threads that are about to end. Return the names of the others as one phrase, or None if there are
+        none.
+        """
         deadline = time.monotonic() + GRACE_SECONDS
         while (left := self._left_threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -107,7 +109,7 @@ class Cleanup:
         """Return the names of threads that a trial started."""
         running = threading.enumerate()
         helpers = {thread for thread in running if type(thread).__name__ in _HELPER_THREADS}
-        # A C thread that has called Python once looks like one of Python's, and cannot be ended.
+        # A C thread that has called Python once looks like a Python thread, and cannot be ended.
         new = [
             thread.name
             for thread in running
@@ -118,7 +120,7 @@ class Cleanup:
 
 
 def _free_descriptor() -> int:
-    """Return the least number that no open file has: about as many as there are open files."""
+    """Return the smallest unused descriptor, which is about the number of open files."""
     try:
         number = os.dup(0)
     except OSError:
@@ -128,9 +130,9 @@ def _free_descriptor() -> int:
 
 
 def _is_childless() -> bool:
-    """Return whether this process has no children, and so no descendants: their orphans would become its children."""
+    """Return whether this process has no children, and so no descendants: orphans would become its children."""
     if sys.platform != "linux":
-        # There the system adopts orphans, and the reaper ends children.
+        # Elsewhere the system adopts orphans, and the reaper ends children.
         return True
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -145,14 +147,16 @@ def _helpers() -> set[int]:
 
 
 def _stop_loky() -> None:
-    """Have joblib end the process pool that it keeps for the next call: it would go on computing after the trial."""
+    """Stop the process pool that joblib keeps for its next call, which would otherwise go on computing after the
+    trial.
+    """
     pool = getattr(sys.modules.get("joblib.externals.loky.reusable_executor"), "_executor", None)
     if pool is not None:
         pool.shutdown(wait=True, kill_workers=True)
 
 
 def _reap(helpers: set[int]) -> None:
-    """Collect the exit status of children that nothing has waited for, above all of orphans."""
+    """Collect the exit status of children that nothing has waited for, mostly orphans."""
     if not hasattr(os, "waitid"):
         # macOS before Python 3.13: there the system adopts orphans, and this process is replaced if it had children.
         return

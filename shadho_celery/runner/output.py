@@ -1,8 +1,8 @@
-"""Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
+"""Output of a slot's process and all its children: read from one pipe, and written to the log of each trial.
 
-The process writes a boundary into the pipe where a trial begins and where it has ended (`protocol.boundary`): what lies
-between them is that trial's, whenever it is read. A trial that prints faster than its output is read waits for room in
-the pipe, and nobody else does.
+The process writes a boundary into the pipe when a trial starts and when it has ended (`protocol.boundary`). The output
+between two boundaries belongs to that trial, whenever it is read. A trial that prints faster than its output is read
+waits for room in the pipe; other trials do not wait.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from shadho_celery.runner.trial_log import TrialLog
 
 log = logging.getLogger(__name__)
 
-#: bytes read at once: as many as a pipe holds
+#: bytes read at a time: as many as a pipe holds
 READ = 1 << 16
 
-#: seconds of rest after each read, in which output gathers: at least, as a multiple of the work before, and at most
+#: seconds to wait after each read, so that output accumulates: minimum, multiple of the work before, and maximum
 REST_SECONDS, REST_FACTOR, MAX_REST_SECONDS = 0.002, 4.0, 0.1
 
 #: seconds to wait for output that is on its way
 LAST_SECONDS = 2.0
 
-#: trials that have ended, and whose last lines are kept for the worker
+#: number of ended trials whose last lines are kept for the worker
 KEPT = 256
 
 
 class Output:
-    """Reader of one process's output, in a thread of its own. Its methods may be called from any thread."""
+    """Reads one process's output in its own thread. The methods may be called from any thread."""
 
     def __init__(self, mark: str, complain: Callable[[str], None]) -> None:
-        """`mark` makes the boundaries unlike anything that a trial prints.
+        """`mark` makes the boundaries different from anything that a trial prints.
 
-        `complain` is told why a log is not complete. The writing end of the pipe is `end`, to be closed once the
-        process has it.
+        `complain` is called with the reason why a log is incomplete. The writing end of the pipe is `end`; close it
+        once the process has it.
         """
         reading, end = os.pipe()
         self._reading, self.end = os.fdopen(reading, "rb", buffering=0), os.fdopen(end, "wb", buffering=0)
@@ -52,13 +52,13 @@ class Output:
         prefix = re.escape(boundary(mark, NO_ORDER).partition(b" ")[0])
         self._boundary = re.compile(prefix + rb" (\d+)\0")
         self._longest = len(boundary(mark, 10**18))
-        #: read bytes that may be the beginning of a boundary
+        #: bytes that were read and may be the beginning of a boundary
         self._held = b""
         #: paths of the logs of orders that have not ended
         self._paths: dict[int, str] = {}
-        #: log of the order that runs; None while it has printed nothing
+        #: log of the running order; None while it has printed nothing
         self._log: TrialLog | None = None
-        #: order that runs; the last ones that have begun and ended; and the last lines of those that have printed
+        #: running order; last orders that have started and ended; and last lines of those that have printed
         self._current = self._begun = self._ended = NO_ORDER
         self._last_lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._is_over = False
@@ -66,7 +66,7 @@ class Output:
         self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def abandon(self) -> None:
@@ -74,12 +74,13 @@ class Output:
         self._reading.close()
 
     def expect(self, order: int, path: str) -> None:
-        """Note the log of an order; to be called before it is sent."""
+        """Record the log of an order. Call this before the order is sent."""
         with self._changed:
             self._paths[order] = path
 
     def last_lines(self, order: int) -> str:
-        """Return the last lines that a trial has printed, "" if none; of a process that died before it, its own.
+        """Return the last lines that a trial has printed, or "". If the process died before it started, return the
+        process's own.
 
         Waits for output that is on its way.
         """
@@ -89,7 +90,7 @@ class Output:
             return found.get(order, "" if self._begun >= order else found.get(NO_ORDER, ""))
 
     def join(self) -> None:
-        """Wait until all output has been read; to be called once the process and its children have ended."""
+        """Wait until all output has been read. Call this after the process and its children have ended."""
         self._thread.join(LAST_SECONDS)
 
     def _read(self) -> None:
@@ -99,9 +100,9 @@ class Output:
                 try:
                     self._divide(part)
                 except Exception:
-                    # Unread, the pipe would be full soon, and every trial of the slot would wait for it.
+                    # If the pipe were not read, it would soon be full, and every trial of the slot would wait for it.
                     log.exception("output of a trial was lost; this is a bug")
-                # Not more than a fifth of the worker's time for a trial that prints without end.
+                # At most a fifth of the worker's time for a trial that prints without end.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()
@@ -112,7 +113,7 @@ class Output:
             self._changed.notify_all()
 
     def _divide(self, part: bytes) -> None:
-        """Give each trial its part of the output."""
+        """Divide the output among the trials."""
         *before, rest = self._boundary.split(self._held + part)
         for output, order in zip(before[::2], before[1::2], strict=True):
             self._write(output)
@@ -121,7 +122,7 @@ class Output:
         self._held = rest[held:] if held >= 0 else b""
         self._write(rest[:held] if held >= 0 else rest)
         with self._changed:
-            # Those that have ended, and those that were recalled before they began.
+            # Those that have ended, and those that were recalled before they started.
             while self._paths and (first := next(iter(self._paths))) < self._begun:
                 del self._paths[first]
             self._changed.notify_all()
@@ -134,15 +135,15 @@ class Output:
             self._log.write(output)
 
     def _turn(self, order: int) -> None:
-        """End the log of the order that ran, and begin another one."""
+        """End the log of the previous order and begin another one."""
         if self._log is not None:
             self._log.close()
             if self._log.trouble:
-                self._complain(f"logs of trials are not complete: {self._log.trouble}")
+                self._complain(f"logs of trials are incomplete: {self._log.trouble}")
             with self._changed:
                 self._last_lines.append((self._current, self._log.last_lines))
             self._log = None
-        # After its last lines: who waits for its end asks for them.
+        # After the last lines, because a waiting worker asks for them.
         self._ended = max(self._ended, self._current)
         self._begun = max(self._begun, order)
         self._current = order

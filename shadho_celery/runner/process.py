@@ -1,4 +1,4 @@
-"""The parent's handle of a process under its reaper: a pipe of records, its output, and the way it ended."""
+"""The parent's handle of a process under its reaper: a pipe of records, its output, and how it ended."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from shadho_celery.runner.protocol import (
 
 log = logging.getLogger(__name__)
 
-#: beginnings of the names of our settings, and of those by which clients of PostgreSQL, Redis and RabbitMQ log in
+#: prefixes of the names of our settings, and of those with which clients of PostgreSQL, Redis and RabbitMQ log in
 _OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
-#: those of them that trials get: addresses of gangs, and the settings of the studies in tasks/
+#: those that trials get: addresses of gangs, and the settings of the studies in tasks/
 _ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
-#: variable that names others, joined by commas, which trials get, too
+#: variable that names further variables for trials, joined by commas
 PASS = "SHADHO_PASS"
 
 #: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
 
-#: Python's arguments for the reaper; unbuffered, so that all that a trial has written is there after its crash
+#: Python's arguments for the reaper; unbuffered, so that a trial's output is complete after its crash
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 
 
@@ -55,7 +55,7 @@ class BrokenRecord(Exception):
 
 
 class TrialProcess:
-    """One process: started at once, and ended once."""
+    """One process, which is started when created and ended once."""
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class TrialProcess:
         environment: Mapping[str, str],
         complain: Callable[[str], None] = log.warning,
     ) -> None:
-        """Start `main` of the module that is the first of `arguments`; `main` gets its pipe's descriptor and the rest.
+        """Start `main` of the module that is the first of `arguments`. `main` gets the pipe's descriptor and the other
+        arguments.
 
-        `complain` is told why the log of a trial is not complete. Raises OSError.
+        `complain` is called with the reason why a trial's log is incomplete. Raises OSError.
         """
         self.was_killed = False
-        #: the code of each study module as it has imported it, once it is ready
+        #: code of each study module as the process has imported it, once it is ready
         self.codes: Mapping[str, CodeVersion] = {}
         self._code: int | None = None
         self._ready = threading.Event()
@@ -103,7 +104,7 @@ class TrialProcess:
         self._output.start()
 
     def is_idle(self) -> bool:
-        """Return whether it lives and has sent nothing; its first record, that it is ready, does not count."""
+        """Return whether it is alive and has sent nothing; its first record, that it is ready, does not count."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
         with suppress(BrokenRecord, OSError, ValueError):
@@ -114,9 +115,9 @@ class TrialProcess:
         return False
 
     def send(self, *records: ToChild) -> None:
-        """Send it records; do nothing if it has died.
+        """Send records to the process, or do nothing if it has died.
 
-        It waits while the pipe is full: a few records always fit, see AHEAD_BYTES.
+        This blocks while the pipe is full. A few records always fit, see AHEAD_BYTES.
         """
         for record in records:
             if isinstance(record, RunAttempt) and record.log:
@@ -125,15 +126,15 @@ class TrialProcess:
             self._pipe.sendall(b"".join(map(encode, records)))
 
     def receive(self, gather: float = 0.0) -> FromChild | None:
-        """Return its next record; None once it has ended. Raises BrokenRecord.
+        """Return its next record, or None after it has ended. Raises BrokenRecord.
 
-        If none is there yet, it lets more of them come for `gather` seconds.
+        If there is none yet, let more of them arrive for `gather` seconds.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
             if searched > MAX_RECORD:
-                raise BrokenRecord("the trial's process sent a record without an end")
+                raise BrokenRecord("the trial's process sent an incomplete record")
             if gather:
                 time.sleep(gather)
             try:
@@ -149,7 +150,7 @@ class TrialProcess:
             record = decode_from_child(line)
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise BrokenRecord(
-                f"the trial's process sent something that is no record ({type(error).__name__})"
+                f"the trial's process sent something that is not a record ({type(error).__name__})"
             ) from error
         if isinstance(record, Ready) and not self._ready.is_set():
             self.codes = record.codes
@@ -157,11 +158,11 @@ class TrialProcess:
         return record
 
     def last_lines(self, order: int) -> str:
-        """Return the last lines that an order has printed, with time stamps; "" if none."""
+        """Return the last lines that an order has printed, with time stamps, or ""."""
         return self._output.last_lines(order)
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until it is ready, `over` is set, or the seconds have passed."""
+        """Wait until it is ready, `over` is set, or the time is up."""
         for _ in range(int(seconds / 0.05)):
             if self._ready.is_set() or over.wait(0.05):
                 return
@@ -172,7 +173,7 @@ class TrialProcess:
         self._end()
 
     def death(self) -> tuple[str, Memory | None]:
-        """Return how it ended, and the memory that ran out, if that was the cause."""
+        """Return how it ended, and which memory ran out if that was the cause."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
@@ -183,17 +184,17 @@ class TrialProcess:
             return "the trial closed the pipe between its process and the worker", None
         if code >= 0:
             return f"the trial's process ended with exit code {code}", None
-        # Real-time signals have numbers and no names.
+        # Real-time signals have numbers but no names.
         name = next((each.name for each in signal.Signals if each == -code), -code)
         text = f"the trial's process ended with signal {name}"
         if code != -signal.SIGKILL:
             return text, None
         if system_kills() > self._system_kills:
             return f"{text}: the system killed it because memory ran out", Memory.HOST
-        return f"{text}, which this worker did not send: perhaps memory ran out", Memory.HOST
+        return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
 
     def _end(self) -> int:
-        """End the process and its reaper in any state; return the reaper's exit code."""
+        """End the process and its reaper in any state. Return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)
@@ -206,7 +207,7 @@ class TrialProcess:
                     self._reaper.kill()
                     self._code = self._reaper.wait()
                 if self._code < 0:
-                    # It exits with its child's signal, unless the child has killed it: then the tree may live on.
+                    # It exits with its child's signal. If the child has killed the reaper, the tree may still be alive.
                     kill_marked(self._mark)
                 self._output.join()
                 self._close()
@@ -214,15 +215,15 @@ class TrialProcess:
 
     def _close(self) -> None:
         with suppress(OSError):
-            # A thread that waits for a record sees the end.
+            # A thread that waits for a record sees the end of the pipe.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
 
 
 def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a trial gets of its worker's environment: the user's variables, and the few of ours that it needs.
+    """Return the environment for a trial: the worker's, without our settings except the few that it needs.
 
-    A variable of the user's that holds one of the passwords that are left out is left out, too.
+    A variable of the user that contains one of the removed passwords is removed too.
     """
     passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
     ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
@@ -235,7 +236,7 @@ def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords(name: str, value: str) -> set[str]:
-    """Return the passwords in a variable: that of each URL in it, or all of it if its name says so."""
+    """Return the passwords in a variable: that of each URL in it, or its whole value if its name says so."""
     found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
     # Several URLs of one broker are joined by semicolons.
     for part in value.split(";") if "://" in value else ():

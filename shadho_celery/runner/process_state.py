@@ -1,8 +1,8 @@
-"""State of a process that trials change: each part is declared once, with its reader and its writer.
+"""State of a process that trials may change. Each part is declared once, with its reader and writer.
 
-`restore` compares what can be read with its value before the first trial, and writes that value back. What Python and
-the system keep is noted at the start; what a library keeps, right after the library's own import, so that a library
-which is first imported in a trial has no trace of that trial.
+`restore` compares what can be read with its value before the first trial, and writes that value back. State of Python
+and the system is recorded at the start. State of a library is recorded right after the library's import, so a library
+that is first imported in a trial is recorded without that trial's changes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from typing import Any
 
 from shadho_celery.core.late_import import is_late
 
-#: the signals that libraries and their users set handlers for
+#: signals for which libraries and users set handlers
 _SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),
 )
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-#: by number: some have two names
+#: by number, because some have two names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _STREAMS = ("stdin", "stdout", "stderr")
 
-#: names in modules that are the process's settings: the module, then its names
+#: names in modules that are settings of the process: the module, then its names
 _NAMES: Sequence[tuple[ModuleType, Sequence[str]]] = (
     (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook", "dont_write_bytecode", "tracebacklimit")),
     (threading, ("excepthook",)),
@@ -55,7 +55,7 @@ _NAMES: Sequence[tuple[ModuleType, Sequence[str]]] = (
     (datetime, ("date", "datetime")),
     (socket, ("socket", "create_connection", "getaddrinfo")),
 )
-#: modules in which tests put other functions, a clock that stands still for example
+#: modules in which tests replace functions, for example by a clock that stands still
 _PATCHED = (builtins, os, os.path, random, time)
 _LISTS = ("path", "meta_path", "path_hooks", "argv")
 
@@ -63,7 +63,7 @@ _ABSENT = object()
 
 
 class _Part:
-    """A part of the process's state: how it is read and written, and the value that each trial finds."""
+    """A part of the process's state: how it is read and written, and its value at the start of each trial."""
 
     def __init__(self, name: str, read: Callable[[], object], write: Callable[..., object]) -> None:
         self.name = name
@@ -72,11 +72,11 @@ class _Part:
         self.note()
 
     def note(self) -> None:
-        """Note the value of now as the one that each trial finds."""
+        """Record the current value as that at the start of each trial."""
         self.initial = self.read()
 
     def restore(self) -> bool:
-        """Write the value back if it has changed; return whether it is as it was."""
+        """Write the value back if it has changed. Return whether that succeeded."""
         if self._is_as_before():
             return True
         with suppress(Exception):
@@ -93,7 +93,7 @@ class ProcessState:
     """All parts of this process's state."""
 
     def __init__(self, spares: Sequence[int]) -> None:
-        """`spares` are copies of the three standard descriptors."""
+        """Use copies of the three standard descriptors as `spares`."""
         self._parts = [*_of_interpreter(spares), *_of_system()]
         for library in [name for name in _LIBRARIES if name in sys.modules]:
             self._note_library(library)
@@ -101,21 +101,21 @@ class ProcessState:
         self.note()
 
     def note(self) -> None:
-        """Note the state of now as the one that each trial finds: after the import of a study."""
+        """Record the current state as that at the start of each trial: after the import of a study."""
         time.tzset()
         for part in self._parts:
             part.note()
         self._list()
 
     def restore(self) -> list[str]:
-        """Restore what has changed; return the names of what could not be restored."""
+        """Restore what has changed. Return the names of what could not be restored."""
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        # Its thread, which no other call knows of, might end the process in the middle of another trial.
+        # Its thread, which cannot be found otherwise, might end the process during another trial.
         faulthandler.cancel_dump_traceback_later()
         is_as_before = self._is_as_before()
         left = [] if is_as_before else [part.name for part in self._parts if not part.restore()]
-        # The C library keeps the zone that the environment had when it was last asked to look, and does not tell it.
+        # The C library caches the time zone of the environment, and has no function that returns it.
         time.tzset()
         if not is_as_before:
             # Imported modules are another value.
@@ -127,7 +127,7 @@ class ProcessState:
         self._initial = [part.initial for part in self._parts]
 
     def _is_as_before(self) -> bool:
-        """Return whether nothing has changed: most trials change nothing, and this takes a third of the time."""
+        """Return whether nothing has changed. Most trials change nothing, and this takes a third of the time."""
         with suppress(Exception):
             return [read() for read in self._reads] == self._initial and len(self._reads) == len(self._parts)
         return False
@@ -143,7 +143,7 @@ _Rule = tuple[str, Callable[[], object], Callable[..., object]]
 
 
 def _of_interpreter(spares: Sequence[int]) -> Iterator[_Part]:
-    # First: with a limit set too low every other call here fails.
+    # First: if the trial has set a low limit, every other call here fails.
     yield _Part("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
     for number, name in enumerate(_STREAMS):
         yield _Part(f"descriptor {number}", partial(identity, number), partial(_reopen, spares[number], number))
@@ -160,9 +160,9 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Part]:
     modules = _Modules()
     yield _Loggers(modules)
     yield _Part("logging.disable", lambda: logging.root.manager.disable, logging.disable)
-    # catch_warnings, within which a trial runs, undoes one half of it.
+    # catch_warnings, within which a trial runs, restores only one half of it.
     yield _Part("logging.captureWarnings", _captures_warnings, logging.captureWarnings)
-    # After the loggers, which ask what was imported since.
+    # After the loggers, which need the modules imported since.
     yield modules
     yield _Part("gc", lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), _set_up_gc)
     yield _Part("socket time-out", socket.getdefaulttimeout, socket.setdefaulttimeout)
@@ -180,10 +180,10 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Part]:
 
 def _of_system() -> Iterator[_Part]:
     yield _Part("working directory", _folder, os.chdir)
-    # The bytes that os.environ keeps: decoding them takes longer than everything else here together.
+    # Compare the bytes that os.environ keeps: decoding them takes longer than everything else here.
     yield _Part("environment", lambda: dict(os.environ._data), _restore_environment)  # type: ignore[attr-defined]
     for number in _SIGNALS:
-        # Not by signal.getsignal, which takes several times as long to make enums.
+        # Not with signal.getsignal, which takes several times as long because it creates enums.
         yield _Part(f"handler of {number.name}", partial(_signal.getsignal, number), partial(signal.signal, number))
     mask = _signal.pthread_sigmask
     yield _Part("signal mask", partial(mask, signal.SIG_BLOCK, ()), partial(mask, signal.SIG_SETMASK))
@@ -206,7 +206,7 @@ def _of_decimal(decimal: Any) -> Iterator[_Rule]:
         make, arguments = before
         decimal.setcontext(make(*arguments))
 
-    # Its flags, too: a trial may ask them whether a result was rounded.
+    # Includes its flags: a trial may check whether a result was rounded.
     yield "decimal context", lambda: decimal.getcontext().__reduce__(), write
 
 
@@ -216,13 +216,13 @@ def _of_multiprocessing(multiprocessing: Any) -> Iterator[_Rule]:
 
 
 def _of_asyncio(asyncio: Any) -> Iterator[_Rule]:
-    # A loop that a trial has closed belongs to its policy; a new policy makes a new loop.
+    # A loop that a trial has closed belongs to its policy. A new policy creates a new loop.
     events, name = asyncio.events, "_event_loop_policy"
     yield "event loop policy of asyncio", partial(getattr, events, name, None), partial(setattr, events, name)
 
 
 def _of_ssl(ssl: Any) -> Iterator[_Rule]:
-    # Set by many a recipe for a download that fails.
+    # Often set as a workaround for failing downloads.
     name = "_create_default_https_context"
     yield "default context of ssl", partial(getattr, ssl, name), partial(setattr, ssl, name)
 
@@ -242,7 +242,7 @@ def _of_sklearn(sklearn: Any) -> Iterator[_Rule]:
 
 def _of_torch(torch: Any) -> Iterator[_Rule]:
     def default_device() -> object:
-        # None unless it was set. Its module is loaded when it first is.
+        # None unless it was set. Its module is loaded when it is first set.
         return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
 
     def is_flushing() -> bool:
@@ -272,7 +272,7 @@ def _of_torch(torch: Any) -> Iterator[_Rule]:
 
 
 def _of_thread_pools(library: str) -> Iterator[_Rule]:
-    """Yield the threads of the pools that are loaded (BLAS, OpenMP), as threadpoolctl finds them."""
+    """Yield the threads of the loaded pools (BLAS, OpenMP), found by threadpoolctl."""
     from threadpoolctl import ThreadpoolController
 
     pools = ThreadpoolController().lib_controllers
@@ -296,7 +296,7 @@ _LIBRARIES: Mapping[str, Callable[[Any], Iterator[_Rule]]] = {
 
 
 class _Libraries(MetaPathFinder):
-    """Has the settings of a library noted right after its import, whoever imports it."""
+    """Records the settings of a library right after its import, wherever it is imported."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -315,16 +315,16 @@ class _Libraries(MetaPathFinder):
                 execute(module)
                 self._note(fullname)
 
-            # This loader is for this one import.
+            # This loader is used for this one import.
             loader.exec_module = execute_and_note
         return spec
 
 
 class _Modules(_Part):
-    """Modules that were imported: a trial may import more of them, and replace or remove none."""
+    """Imported modules: a trial may import more of them, but not replace or remove any."""
 
     def __init__(self) -> None:
-        # The names are left out: reading them takes several times as long.
+        # The names are left out, because reading them takes several times as long.
         super().__init__("sys.modules", lambda: [*sys.modules.values()], _cannot)
 
     def note(self) -> None:
@@ -335,7 +335,7 @@ class _Modules(_Part):
         for name, module in self._known.items():
             if sys.modules.get(name, _ABSENT) is not module and not is_late(module):
                 sys.modules[name] = module
-        # One that is None blocks an import.
+        # A module that is None blocks its import.
         modules: dict[str, ModuleType | None] = {**sys.modules}
         for name in [name for name, module in modules.items() if module is None and name not in self._known]:
             del sys.modules[name]
@@ -343,7 +343,7 @@ class _Modules(_Part):
         return True
 
     def new_names(self) -> set[str]:
-        """Return the names of those that were imported since."""
+        """Return the names of modules imported since."""
         return sys.modules.keys() - self._known.keys()
 
 
@@ -355,7 +355,7 @@ class _Loggers(_Part):
         super().__init__("loggers", lambda: [*map(_logger_state, _loggers())], _cannot)
 
     def note(self) -> None:
-        # Each with lists of its own: those of the loggers change.
+        # Each with copies of its lists, because the loggers' own lists change.
         self._known = {logger: _copied(_logger_state(logger)) for logger in _loggers()}
         self.initial = [*self._known.values()]
 
@@ -363,7 +363,7 @@ class _Loggers(_Part):
         imported = self._modules.new_names()
         for logger in _loggers():
             if logger not in self._known and logger.name.partition(".")[0] in imported:
-                # A library sets up its own loggers when it is imported, which it is once.
+                # A library sets up its own loggers when it is imported, which happens once.
                 continue
             before = self._known.get(logger, _UNTOUCHED)
             if _logger_state(logger) != before:
@@ -375,7 +375,7 @@ class _Loggers(_Part):
 
 
 _LoggerState = tuple[int, bool, bool, list[Any], list[Any]]
-#: state of a logger that no one has set up
+#: state of a logger that nothing has set up
 _UNTOUCHED: _LoggerState = (logging.NOTSET, True, False, [], [])
 
 
@@ -394,7 +394,7 @@ def _copied(state: _LoggerState) -> _LoggerState:
 
 
 def identity(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode of an open descriptor; None if it is closed."""
+    """Return device and inode of an open descriptor, or None if it is closed."""
     with suppress(OSError):
         found = os.fstat(descriptor)
         return found.st_dev, found.st_ino
@@ -408,12 +408,12 @@ def _attribute(module: ModuleType, name: str) -> _Part:
         else:
             setattr(module, name, before)
 
-    # Not by getattr, which takes ten times as long for a name that is absent.
+    # Not with getattr, which takes ten times as long for a missing name.
     return _Part(f"{module.__name__}.{name}", partial(vars(module).get, name, _ABSENT), write)
 
 
 def _list(module: ModuleType, name: str) -> _Part:
-    """Return a list in a module, with what it holds: a trial may put another one in its place."""
+    """Return a list in a module and its contents: a trial may replace either."""
 
     def read() -> tuple[list[Any], int, list[Any]]:
         entries = getattr(module, name)
@@ -480,7 +480,7 @@ def _restore_environment(before: dict[bytes, bytes]) -> None:
 
 
 def _cannot(before: object) -> None:
-    """Leave it: it cannot be written."""
+    """Do nothing: it cannot be written."""
 
 
 def _umask() -> int:
@@ -499,7 +499,9 @@ def _set_scheduler_of(policy: int, thread: int, param: Any) -> None:
 
 
 def _for_all_threads(write: Callable[[int, Any], object], before: object) -> None:
-    """Write a value for each thread: those of a library's pool have got that of the trial that started the pool."""
+    """Write a value for each thread: threads of a library's pool have inherited that of the trial that started the
+    pool.
+    """
     for thread in os.listdir("/proc/self/task") if sys.platform == "linux" else ["0"]:  # noqa: PTH208 -- names alone
         with suppress(ProcessLookupError):
             write(int(thread), before)

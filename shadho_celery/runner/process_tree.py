@@ -1,4 +1,4 @@
-"""Process trees: find the descendants of a process, and kill them.
+"""Process trees: find the descendants of a process and kill them.
 
 psutil is imported in the functions: a trial's process starts without it, and most trials leave no children.
 """
@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-#: environment variable that marks a trial's processes, to find them if their reaper itself was killed
+#: environment variable that marks a trial's processes, so that they can be found if their reaper was killed
 MARK = "SHADHO_RUNNER"
 
-#: seconds after which killing is given up: only a process that hangs in the kernel, or another user's, lives so long
+#: seconds after which killing is given up: only a process that hangs in the kernel, or another user's, survives that
+#: long
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1
@@ -26,7 +27,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process (Linux only)."""
     if sys.platform == "linux":
-        # Imported here alone: nothing else needs it, and it takes a while.
+        # Imported here because nothing else needs it, and it takes time.
         import ctypes
 
         with suppress(OSError, AttributeError):
@@ -34,7 +35,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def hide_memory() -> None:
-    """Have no other process of the same user read this one's memory, environment and files (Linux only).
+    """Prevent other processes of the same user from reading this one's memory, environment and files (Linux only).
 
     A program that it starts can be read again.
     """
@@ -47,7 +48,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(of: int) -> dict[int, str]:
-    """Return the process ids of the live descendants of `of`, each with the name of its program."""
+    """Return the process ids of the live descendants of `of`, each with its program's name."""
     import psutil
 
     found = {}
@@ -60,13 +61,13 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL, unless the process is gone or another user's."""
+    """Send SIGKILL, unless the process is gone or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECONDS) -> set[str]:
-    """Kill the processes that `find` returns until it returns none or the time is up; return their names."""
+    """Kill the processes that `find` returns until it returns none or the time is up. Return their names."""
     deadline = time.monotonic() + seconds
     names: set[str] = set()
     while found := find():
@@ -80,7 +81,7 @@ def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECOND
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process whose environment has `mark` as its MARK, until there is none."""
+    """Kill every process that has `mark` as MARK in its environment, until there is none."""
     import psutil
 
     def marked() -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""Records of the pipe between a worker and a trial's process: one JSON object a line; and constants of both ends."""
+"""Records of the pipe between a worker and a trial's process, one JSON object per line, and constants of both ends."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ HARD_SECONDS = 5.0
 #: exit code of a process whose trial has closed its end of the pipe
 PIPE_LOST = 74
 
-#: bytes that may be sent to a process while it runs a trial and may not read: a socket takes three times as many
+#: bytes that may be sent ahead to a process that runs a trial and may not read; a socket holds three times as many
 AHEAD_BYTES = 64_000
 
-#: bytes that a record may have
+#: maximum bytes of a record
 MAX_RECORD = 16_000_000
 
-#: number of no order: orders are counted from 1
+#: number that stands for no order; orders are counted from 1
 NO_ORDER = 0
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
     """A line of the pipe.
 
-    `order` is the number of a RunAttempt. Several may be sent ahead, to be run one after another, so the records about
-    a trial name the one that they belong to.
+    `order` is the number of a RunAttempt. Several may be sent ahead, to run one after another, so records about a trial
+    contain the number of its order.
     """
 
 
@@ -44,25 +44,25 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     #: name of its study
     study: str = ""
     module: str
-    #: digest of the code that it is for; "" for any
+    #: digest of the code that it needs; "" for any
     code: Digest = ""
     checkpoint_dir: str
     #: folder of its code; "" for the working directory and PYTHONPATH
     folder: str = ""
-    #: file for its output, which is made if there is any; "" for none
+    #: file for its output, created when there is any; "" for none
     log: str = ""
     compute_class: str
     slot: int
-    #: seconds it may take
+    #: its time limit in seconds
     timeout: float | None = None
-    #: set if it is to take part in the attempt's gang
+    #: set if it takes part in the attempt's gang
     replica: ReplicaSeat | None = None
-    #: True if the fleet has a signing key: the gang's connections are encrypted
+    #: True if the fleet has a signing key, so that the gang's connections are encrypted
     encrypted: bool = False
 
 
 class Recall(_Record, frozen=True, kw_only=True):
-    """To the process: forget the attempts that were sent after this order."""
+    """To the process: drop the attempts that were sent after this order."""
 
     order: int
 
@@ -80,19 +80,19 @@ class Interrupt(_Record, frozen=True, kw_only=True):
 
 
 class TimeUp(_Record, frozen=True, kw_only=True):
-    """To the process: interrupt the trial."""
+    """To the process: interrupt the trial, because its time is up."""
 
     order: int
 
 
 class Threads(_Record, frozen=True, kw_only=True):
-    """To the process: give trials so many threads, from the next one on."""
+    """To the process: use this many threads, from the next trial on."""
 
     threads: int
 
 
 class Ready(_Record, frozen=True, kw_only=True):
-    """From the process: the study modules are imported, or cannot be."""
+    """From the process: the study modules were imported, or could not be."""
 
     codes: dict[str, CodeVersion] = {}
 
@@ -106,7 +106,7 @@ class Reported(_Record, frozen=True, kw_only=True):
 
 
 class Gang(_Record, frozen=True, kw_only=True):
-    """From the process: the trial calls for replicas, or its gang is assembled."""
+    """From the process: the trial calls for replicas, or its gang is complete."""
 
     order: int
     call: GangCall
@@ -117,31 +117,31 @@ class Ended(_Record, frozen=True, kw_only=True):
 
     order: int
     outcome: Outcome
-    #: True if the process is not fit for another trial
+    #: True if the process cannot run another trial
     is_unfit: bool = False
-    #: True if the process has got a Recall since the order: it does not begin another one by itself
+    #: True if the process has got a Recall since the order, so it starts no other one by itself
     is_recalled: bool = False
 
 
 class Refused(_Record, frozen=True, kw_only=True):
-    """From the process: the attempt was not begun, for the process has another code."""
+    """From the process: the attempt was not started, because the process has another version of the code."""
 
     order: int
-    #: that of the process
+    #: the version of the process
     code: CodeVersion
 
 
 ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
-# At import: each of a worker's slots decodes what its process sends in a thread of its own.
+# Created at import: each of a worker's slots decodes in its own thread.
 _to_child, _from_child = decoder(ToChild), decoder(FromChild)
 
 
 def boundary(mark: str, order: int) -> bytes:
-    """Return what the process writes into its output where an order begins, or with NO_ORDER where one has ended.
+    """Return what the process writes into its output when an order starts, or with NO_ORDER when one has ended.
 
-    `mark` is the one in the process's environment. It is short enough for a pipe to take it in one piece.
+    `mark` is from the process's environment. The text is short enough for a pipe to take it in one piece.
     """
     return f"\0{mark} {order}\0".encode()
 
@@ -152,15 +152,16 @@ def encode(record: ToChild | FromChild) -> bytes:
 
 
 def decode_to_child(line: str) -> ToChild:
-    """Return the record of a line that the worker wrote."""
+    """Return the record in a line from the worker."""
     record: ToChild = _to_child(line)
     return record
 
 
 def decode_from_child(line: bytes) -> FromChild:
-    """Return the record of a line that the process wrote.
+    """Return the record in a line from the process.
 
-    Raises ValueError for anything else: a trial may have written it. msgspec's ValidationError is one.
+    Raises ValueError for anything else, such as a line that the trial has written. msgspec's ValidationError is a
+    ValueError.
     """
     record: FromChild = _from_child(line)
     if isinstance(record, Ended):
@@ -168,11 +169,11 @@ def decode_from_child(line: bytes) -> FromChild:
         # The worker adds the log.
         outcome = replace(record.outcome, **texts, log=None)
         if not outcome.is_an_end:
-            raise ValueError("no end of a trial")
+            raise ValueError("not the end of a trial")
         record = replace(record, outcome=outcome)
     return record
 
 
 def _fit(text: str | None) -> str | None:
-    """Return a text cut to MAX_TEXT characters, without half surrogate pairs, which cannot be sent on."""
+    """Return a text of at most MAX_TEXT characters, without unpaired surrogates, which cannot be sent on."""
     return None if text is None else text[:MAX_TEXT].encode("utf-8", "replace").decode()

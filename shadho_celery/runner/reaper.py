@@ -1,9 +1,9 @@
 """Reaper: the process that kills a trial's process tree: ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``.
 
-It runs MODULE's `main` in a child and waits for the end of the child or of the lifeline: a pipe from its parent, which
-closes however the parent dies. Then it kills the child's process tree, and exits with the child's status. On Linux it
-adopts every orphan of the tree, also one that has left its session (prctl's PR_SET_CHILD_SUBREAPER); elsewhere it kills
-the child's process group.
+It runs MODULE's `main` in a child process, and waits for the end of the child or of the lifeline. The lifeline is a
+pipe from its parent, which closes when the parent ends for any reason. Then it kills the child's process tree and exits
+with the child's status. On Linux it adopts every orphan of the tree, even one that has left its session (prctl's
+PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def _start_session(reaper: int) -> None:
     if os.getppid() != reaper:
         os._exit(1)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-        # If memory runs out the system is to kill the trial, not its worker.
+        # If memory runs out, the system should kill the trial and not its worker.
         file.write("500")
 
 
 def _wait(child: int, lifeline: int, noticed: int) -> int | None:
-    """Return the child's wait status; None if the lifeline ended first."""
+    """Return the child's wait status, or None if the lifeline ended first."""
     while True:
         readable, _, _ = select.select([lifeline, noticed], [], [])
         with suppress(BlockingIOError):
             os.read(noticed, 4096)
-        # The orphans that this process has adopted end here too.
+        # Orphans that this process has adopted also end here.
         with suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == child:
@@ -63,7 +63,7 @@ def _wait(child: int, lifeline: int, noticed: int) -> int | None:
 
 
 def _end_children(child: int) -> None:
-    """Kill until there is no child left, and so no descendant: this process adopts their orphans."""
+    """Kill children until there are none, and so no descendants, because this process adopts orphans."""
     deadline = time.monotonic() + KILL_SECONDS
     kill(child)
     if sys.platform != "linux":
@@ -81,12 +81,12 @@ def _end_children(child: int) -> None:
 
 
 def _end_like(status: int | None) -> None:
-    """Exit with the child's exit code, or by its signal."""
+    """Exit with the child's exit code, or with its signal."""
     if status is not None and os.WIFSIGNALED(status):
         import resource
 
         number = os.WTERMSIG(status)
-        # A core dump of the child is useful, one of this process is not.
+        # A core dump of the child is useful, but one of this process is not.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
@@ -95,7 +95,7 @@ def _end_like(status: int | None) -> None:
 
 
 def main() -> None:
-    """Run the `main` of the module that the second argument names; the first one is the lifeline's descriptor."""
+    """Run the `main` of the module named by the second argument. The first argument is the lifeline's descriptor."""
     lifeline, module, *arguments = sys.argv[1:]
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -110,7 +110,7 @@ def main() -> None:
         sys.argv = [module, *arguments]
         importlib.import_module(module).main(arguments)
         return
-    # The child's descriptors must be open in no other process, or their readers would not see its end.
+    # The child's descriptors must not be open in another process, or their readers would not see its end.
     for descriptor in {*range(3, 256)} - {int(lifeline), noticed, note}:
         with suppress(OSError):
             os.close(descriptor)

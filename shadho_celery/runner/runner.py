@@ -1,4 +1,4 @@
-"""The worker's end of a slot's process: run one attempt after another in it, and replace it when it has died."""
+"""The worker's end of a slot's process: run attempts one after another, and replace the process when it has died."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds after which a trial whose stop flag was set is interrupted, and seconds after which it is killed: with those
-#: until its worker hears of it, a pruned trial's slot is free within one
+#: seconds from the stop flag until a trial is interrupted, and from then until it is killed. Including the time until
+#: the worker hears of it, a pruned trial's slot is free within a second
 INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 
-#: seconds for the import of the study modules; after that the import counts as part of the trial
+#: seconds for the import of the study modules; after that, the import counts as part of the trial
 IMPORT_SECONDS = 300.0
 
-#: seconds for which the ends of short trials gather while the process has more of them to run
+#: seconds to collect the ends of short trials while the process has more trials to run
 GATHER_SECONDS = 0.001
 
 
 class OtherCode(Exception):
-    """An attempt that was not begun: a process that is fresh from disk has another version of its study's code."""
+    """An attempt was not started, because even a fresh process has another version of the study's code."""
 
     def __init__(self, code: CodeVersion) -> None:
         super().__init__(code.problem or code.digest)
@@ -58,9 +58,9 @@ class OtherCode(Exception):
 
 
 class Runner:
-    """Runs attempts in one slot's process, and starts the process when it needs one.
+    """Runs attempts in one slot's process, and starts the process when needed.
 
-    `send_ahead` and `run` are for the slot's thread, the other methods for any.
+    `send_ahead` and `run` are for the slot's thread, the other methods for any thread.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Runner:
         environment: Mapping[str, str],
         complain: Callable[[str], None] = log.warning,
     ) -> None:
-        """`modules` are imported before the first trial; `environment` is added to that of this process.
+        """Import `modules` before the first trial, and add `environment` to the environment of the process.
 
-        `complain` is told why the log of a trial is not complete.
+        `complain` is called with the reason why a trial's log is incomplete.
         """
         self._modules = modules
         self._environment = dict(environment)
@@ -79,24 +79,24 @@ class Runner:
         self._process: TrialProcess | None = None
         #: folder of the process's code
         self._folder = ""
-        #: numbers of the order that runs, and of the last one that was sent
+        #: numbers of the running order, and of the last one that was sent
         self._current = 0
         self._last = 0
-        #: orders that the process has and that are not begun, each after its number
+        #: orders that the process has but has not started, each after its number
         self._ahead: deque[tuple[int, RunAttempt]] = deque()
-        #: True if some of them were taken back, and the process has not said so yet: it may have begun one
+        #: True if some of them were taken back and the process has not confirmed it; it may have started one
         self._is_recalled = False
         self._is_running = False
         self._is_closed = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process unless it lives, without waiting until it is ready. Raises OSError."""
+        """Start the process unless it is alive. Do not wait until it is ready. Raises OSError."""
         with self._lock:
             self._living("")
 
     def send_ahead(self, orders: Sequence[RunAttempt]) -> None:
-        """Send short attempts that are run next, in this order: each costs no round trip through the pipe then.
+        """Send short attempts that run next, in this order. They then need no round trip through the pipe.
 
         Those that are too long for the pipe are left to `run`.
         """
@@ -106,7 +106,7 @@ class Runner:
             try:
                 process = self._living(orders[0].folder)
             except OSError:
-                # `run` will say so.
+                # `run` will raise it again.
                 return
             numbered, size = [], 0
             for order in orders:
@@ -116,11 +116,11 @@ class Runner:
                     numbered.pop()
                     break
             self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
-        # Not under the lock: whoever stops the trial or kills the process must not wait for the pipe.
+        # Not under the lock: stopping the trial or killing the process must not wait for the pipe.
         process.send(*numbered)
 
     def recall(self) -> None:
-        """Take back the attempts that were sent ahead and are not begun."""
+        """Take back the attempts that were sent ahead and have not started."""
         with self._lock:
             if self._process is None or not self._ahead:
                 return
@@ -130,16 +130,17 @@ class Runner:
         if is_running:
             process.send(Recall(order=current))
         else:
-            # It may have begun one in this moment.
+            # It may have started one just now.
             process.kill()
 
     def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
-        """Run one attempt to its end; return its outcome, also if its process died.
+        """Run one attempt to its end. Return its outcome, even if its process died.
 
-        `on_gang` gets its call for replicas, and a second one when the gang is assembled. The seconds in between do not
+        `on_gang` gets its call for replicas, and a second call when the gang is complete. The seconds in between do not
         count against its timeout.
-        A process that has another version of the study's code is replaced once: its files may have been edited since.
-        Raises OtherCode if the new one has another version too.
+
+        A process that has another version of the study's code is replaced once, because its files may have been edited
+        since. Raises OtherCode if the new process has another version too.
         """
         try:
             return self._run(order, on_report, on_gang)
@@ -160,7 +161,7 @@ class Runner:
             broken = str(error)
             process.kill()
         except BaseException:
-            # The trial must not go on beside the next one.
+            # The trial must not continue beside the next one.
             process.kill()
             raise
         finally:
@@ -185,20 +186,20 @@ class Runner:
         )
 
     def codes(self) -> Mapping[str, CodeVersion]:
-        """Return the code of each study module as the process has imported it; empty until it is ready.
+        """Return the code of each study module as imported by the process; empty until it is ready.
 
-        Code that was shipped is not this machine's, and not among it.
+        Shipped code is not included, because it is not this machine's.
         """
         with self._lock:
             if self._process is None or self._folder:
                 return {}
             if not (self._is_running or self._ahead or self._process.codes):
-                # Nobody else reads the pipe.
+                # Nothing else reads the pipe.
                 self._process.is_idle()
             return self._process.codes
 
     def set_threads(self, threads: int) -> None:
-        """Give trials so many threads, from the next one on."""
+        """Give trials this many threads, from the next one on."""
         with self._lock:
             self._environment |= thread_variables(threads)
             process = self._process
@@ -228,13 +229,13 @@ class Runner:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process and its process tree, and start none again."""
+        """Kill the process and its process tree, and never start another one."""
         with self._lock:
             self._is_closed = True
         self.kill()
 
     def _begin(self, order: RunAttempt) -> tuple[TrialProcess, int, bool]:
-        """Send an order, unless it was sent ahead; return its process, its number, and whether others were sent."""
+        """Send an order, unless it was sent ahead. Return its process, its number, and whether others were sent."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
                 self._is_running = True
@@ -246,7 +247,7 @@ class Runner:
         return process, numbered.order, False
 
     def _end(self, process: TrialProcess, ended: Ended | Refused | None) -> None:
-        """End the process if it is not fit for another trial, or may have begun one that was taken back."""
+        """End the process if it cannot run another trial, or may have started one that was taken back."""
         is_unfit = isinstance(ended, Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._is_running = False
@@ -264,7 +265,7 @@ class Runner:
         return replace(order, order=self._last)
 
     def _living(self, folder: str) -> TrialProcess:
-        """Return the process for code in a folder; a new one if that has died or may run what was taken back.
+        """Return the process for code in a folder. Start a new one if that has died or may run what was taken back.
 
         Raises OSError.
         """
@@ -278,7 +279,7 @@ class Runner:
             self._ahead.clear()
             self._is_recalled = False
             self._folder = folder
-            # Other code comes with its order: this machine's modules are no part of it.
+            # Shipped code comes with its order. This machine's modules are not part of it.
             arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
             self._process = TrialProcess(arguments, self._environment, self._complain)
         return self._process
@@ -291,21 +292,21 @@ class _TimeLimit:
         self._seconds = seconds
         #: number of its order
         self.number = number
-        #: the error of the trial, once the limit has killed its process
+        #: the error of the trial after its process was killed
         self.reason = ""
         self.process = process
         self._over = threading.Event()
         self._is_paused = False
-        #: notified when the limit ends, is paused, or goes on
+        #: notified when the limit ends, pauses or continues
         self._changed = threading.Condition()
 
     def begin(self) -> None:
-        """Start counting."""
+        """Start the clock."""
         if self._seconds is not None:
             threading.Thread(target=self._watch, args=(self._seconds,), daemon=True).start()
 
     def pause(self, *, paused: bool) -> None:
-        """Stop counting, or go on if `paused` is False."""
+        """Pause the clock, or continue if `paused` is False."""
         with self._changed:
             self._is_paused = paused
             self._changed.notify_all()
@@ -327,7 +328,7 @@ class _TimeLimit:
                     left -= time.monotonic() - began
             is_over = self._over.is_set()
         if not is_over:
-            # Not under the condition: a trial that reads nothing would keep its limit from ending.
+            # Not under the condition: a trial that does not read would block the end of its limit.
             self.process.send(TimeUp(order=self.number))
         if self._over.wait(HARD_SECONDS):
             return
@@ -341,9 +342,9 @@ class _TimeLimit:
 
 
 def _converse(limit: _TimeLimit, has_more: bool, on_report: OnReport, on_gang: OnGang) -> Ended | Refused | None:
-    """Receive records until the trial ends, or is refused; return None if the process has died.
+    """Receive records until the trial ends or is refused. Return None if the process has died.
 
-    `has_more` trials follow this one.
+    `has_more` says that further trials follow this one.
     """
     limit.begin()
     while (record := limit.process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:

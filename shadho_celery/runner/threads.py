@@ -1,4 +1,4 @@
-"""Threads of the numerical libraries in a process: their number changes when workers of its host come and go."""
+"""Threads of the numerical libraries in a process. Their number changes when workers on its host start or end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import suppress
 
 from shadho_celery.core.hardware import thread_variables
 
-#: libraries with a setting of their own, beside the pools that threadpoolctl finds (BLAS, OpenMP)
+#: libraries with their own setting, besides the pools that threadpoolctl finds (BLAS, OpenMP)
 _LIBRARIES = ("torch", "numexpr")
 
 
 def change_threads(before: str, after: str) -> None:
-    """Change the number of threads of the libraries that are imported, and of those that will be.
+    """Change the number of threads of the libraries that are imported, and of those imported later.
 
-    A number other than `before` was set by the study, and stays. OpenMP keeps its number by thread: call this in the
-    thread that runs the trials.
+    A number other than `before` was set by the study and is kept. OpenMP stores its number per thread, so call this in
+    the thread that runs the trials.
     """
     os.environ.update({name: told for name, told in thread_variables(after).items() if os.environ.get(name) == before})
     for library in [sys.modules[name] for name in _LIBRARIES if name in sys.modules]:

@@ -1,7 +1,7 @@
-"""Log of one attempt of a trial: the lines of its output with time stamps, the first and the last of them.
+"""Log of one attempt of a trial: the lines of its output with time stamps, limited to the first and the last.
 
-A log lies beside the checkpoints of its study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``. It is plain
-text, and one line that begins with a bracket instead of a time stamp tells how much is left out between its parts.
+A log is beside the checkpoints of its study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``. It is plain
+text. One line that begins with a bracket instead of a time stamp says how much is left out between its two parts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.folders import study_folder
 from shadho_celery.core.trial import MAX_LOG
 
-#: bytes that are kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
+#: bytes kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
 HEAD = TAIL = 256 * 1024
 
-#: bytes of a line, after which it is broken
+#: maximum bytes of a line, after which it is broken
 MAX_LINE = 64 * 1024
 
-#: bytes of the output that are kept in memory; faulthandler's list of extension modules, which is left out, has many
+#: bytes of output kept in memory; faulthandler's list of extension modules, which is left out, is long
 _RECENT = 10 * MAX_LOG
 
-#: what was on a line before the cursor returned to its beginning, as progress bars have it do
+#: text of a line before the cursor returned to its beginning, as progress bars do
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
-#: ANSI's control sequences, such as colours
+#: ANSI control sequences, such as colours
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n"})
 _LEFT_OUT = re.compile(rb"^\[(\d+) bytes are left out here\]\n", re.MULTILINE)
@@ -36,12 +36,12 @@ _EXTENSIONS = re.compile(r"^(\S+ )?Extension modules: .*\n?", re.MULTILINE)
 
 
 def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0) -> Path:
-    """Return the path of an attempt's log below the `folder` of checkpoints, or of its replica `rank`.
+    """Return the path of the log of an attempt, or of its replica `rank`, below the `folder` of checkpoints.
 
-    Raises UsageError if it leads out of that folder.
+    Raises UsageError if it is outside of that folder.
     """
     replica = f".replica{rank}" if rank else ""
-    # In one step: each of its own takes as long, and a worker does this for each trial.
+    # In one step: a worker does this for each trial, and two steps take twice as long.
     return Path(f"{study_folder(folder, study)}/logs/{number}.{attempt}{replica}.log")
 
 
@@ -51,10 +51,10 @@ def unstamped(text: str) -> str:
 
 
 class TrialLog:
-    """Log that is being written. Without any output there is no file."""
+    """A log that is being written. Without any output there is no file."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """Without a `path` only the last lines are kept, in memory."""
+        """Without a `path`, keep only the last lines in memory."""
         self._path = path
         self._clock = clock
         self._file: int | None = None
@@ -62,16 +62,16 @@ class TrialLog:
         self._size = self._head = self._gap = 0
         #: bytes left out so far
         self._left_out = 0
-        #: bytes that could not be written since a write last succeeded
+        #: bytes that could not be written since the last successful write
         self._unwritten = 0
-        #: the first reason why something could not be written; "" if all was
+        #: first reason why something could not be written; "" if everything was
         self.trouble = ""
-        #: the line that has not ended
+        #: current line, which has not ended
         self._line = b""
         self._recent = b""
 
     def write(self, output: bytes) -> None:
-        """Add output of the trial; what was printed on one line again and again is kept once."""
+        """Add output of the trial. Of text that overwrites itself on one line, only the last state is kept."""
         lines, newline, self._line = (self._line + output).rpartition(b"\n")
         if b"\r" in self._line:
             self._line = _OVERWRITTEN.sub(b"", self._line)
@@ -98,13 +98,13 @@ class TrialLog:
 
     @property
     def last_lines(self) -> str:
-        """The last lines, of MAX_LOG characters at most."""
+        """Last lines, at most MAX_LOG characters."""
         text = _EXTENSIONS.sub("", self._recent.decode(errors="replace")).rstrip("\n")
         last = text[-MAX_LOG:]
         return last if len(last) == len(text) else last.partition("\n")[2] or last
 
     def _stamped(self, lines: bytes) -> bytes:
-        """Return lines as text, each after the present moment."""
+        """Return lines as text, each after the current time."""
         if b"\r" in lines:
             lines = _OVERWRITTEN.sub(b"", lines)
         if b"\x1b" in lines:
@@ -123,7 +123,7 @@ class TrialLog:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # Readable only by its owner: objectives may print what is secret. A link may lead to any file.
+                # Readable only by its owner, because objectives may print secrets. A link could lead to any file.
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             if self._unwritten:
                 self._append(f"[{self._unwritten} bytes could not be written here: {self.trouble}]\n".encode())
@@ -136,7 +136,7 @@ class TrialLog:
             self._note(error)
 
     def _append(self, lines: bytes) -> None:
-        """Append whole lines. Raises OSError, and leaves the file as it was."""
+        """Append whole lines. If that raises OSError, the file is unchanged."""
         assert self._file is not None
         try:
             self._write(lines, self._size)
@@ -146,7 +146,7 @@ class TrialLog:
         self._size += len(lines)
 
     def _cut(self) -> None:
-        """Leave out what lies between the first part and the last one."""
+        """Leave out what is between the first part and the last one."""
         assert self._file is not None
         if not self._head:
             self._head = os.pread(self._file, HEAD, 0).rfind(b"\n") + 1
@@ -161,7 +161,7 @@ class TrialLog:
     def _write(self, data: bytes, place: int) -> None:
         assert self._file is not None
         while data:
-            # A disk that becomes full takes a part.
+            # A nearly full disk takes only a part.
             written = os.pwrite(self._file, data, place)
             data, place = data[written:], place + written
 
@@ -170,12 +170,12 @@ class TrialLog:
 
 
 def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
-    """Return the text of a log after a position, and the position of its end; None if there is no log.
+    """Return the text of a log after a position, and the position of its end, or None if there is no log.
 
-    Positions count all bytes of the log, also those that are left out. Raises OSError.
+    Positions count all bytes of the log, including those that are left out. Raises OSError.
     """
     try:
-        # A trial may have made something else of it: a pipe would be waited for, a link may lead anywhere.
+        # A trial may have replaced it: reading a pipe would block, and a link may lead anywhere.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -185,9 +185,9 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
         data = file.read(2 * (HEAD + 2 * TAIL))
     if (gap := _LEFT_OUT.search(data)) is None:
         return data[after:].decode(errors="replace"), len(data)
-    # By so much the positions in the last part exceed those in the file.
+    # Difference between positions in the log and in the file, in the last part.
     shift = int(gap[1]) - len(gap[0])
     if after > gap.start():
-        # Who has read as far as the last part has missed nothing.
+        # A reader that has read up to the last part has missed nothing.
         after = after - shift if after - shift >= gap.end() else gap.start()
     return data[after:].decode(errors="replace"), len(data) + shift

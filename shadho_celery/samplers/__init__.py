@@ -1,9 +1,10 @@
-"""Samplers propose params, and learn from losses: ask and tell, within one subspace.
+"""Samplers propose params and learn from losses (ask and tell), within one subspace or in the whole space.
 
-May use: core, space, store, objective, predictors, study. `base` is the role; a sampler is one file
-and one line of `core.names`.
-Why it is so: values in, decisions out. A sampler draws nothing but from its seed, so that the trials of a random search
-are fixed whatever the machines, and failures teach every sampler alike (`failure_avoidance`).
+May use: core, space, store, objective, predictors, study. `base` is the role. A sampler is one file and one line of
+`core.names`.
+
+A sampler takes values and returns proposals. All its random draws come from its seed, so the trials of a random search
+do not depend on the machines. All samplers learn from failures in the same way (`failure_avoidance`).
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
 
-#: called with a subspace and the words of its seed
+#: called with a subspace and its seed as integers
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
-#: those that try no point of a finite subspace twice; `grid` sees to it itself, and the draws of the others are a law's
+#: those that try no point of a finite subspace twice; `grid` does this itself, and the others follow a distribution
 UNREPEATED = ("auto", "tpe", "gp")
-#: those that learn the losses of each budget by themselves, beside those of other libraries
+#: those that learn the losses of each budget separately, in addition to those of other libraries
 BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
 #: those that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
 
-#: samplers of other libraries: the beginning of their names, and what makes one from the rest and the number of losses
+#: samplers of other libraries: prefix of their names, and a function of the rest and the number of losses
 ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
     "optuna:": MakeOptunaSampler,
     HYPEROPT: lambda name, _: MakeHyperoptSampler(name),
@@ -44,17 +45,15 @@ ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
 def find_sampler(
     name: str | MakeSampler, limit: int | None = None, objectives: int = 1, budgets: Sequence[float] = ()
 ) -> MakeSampler:
-    """Return what makes the samplers called `name`, in a study of at most `limit` trials and so many `objectives`.
+    """Return a factory of the samplers called `name`, in a study of at most `limit` trials and this many `objectives`.
 
-    With `budgets`, the lowest first, those that learn do so by budget.
-
-    A class of one's own makes its samplers itself. Raises UsageError for an unknown name, and for one that cannot do
-    with several objectives.
+    With `budgets`, the lowest first, samplers that learn do so by budget. A user's own class is its own factory. Raises
+    UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
     if not isinstance(name, str):
         return MakeOwnSampler(name)
     if objectives > 1 and name in OF_ONE_LOSS:
-        raise UsageError(f"sampler {name} learns one loss, and this study has several; choose auto or tpe")
+        raise UsageError(f"sampler {name} learns one loss, but this study has several; choose auto or tpe")
     for prefix, make_of in ELSEWHERE.items():
         if name.startswith(prefix):
             make = make_of(name.removeprefix(prefix), objectives)
@@ -72,7 +71,7 @@ def spans_space(make_sampler: MakeSampler) -> bool:
 
 
 def unrepeated(make: MakeSampler) -> MakeSampler:
-    """Return what makes samplers of subspaces that try no point of a finite one twice, while there are others."""
+    """Return a factory of samplers that try no point of a finite subspace twice while there are others."""
     return lambda subspace, entropy: Unrepeated(make(subspace, entropy), subspace, entropy)
 
 

@@ -1,8 +1,8 @@
-"""Choice of a sampler by the space and the history: `gp`, `tpe`, or both by turns; the start covers the space.
+"""Choice of a sampler by the space and the history: `gp`, `tpe`, or both alternating. The start covers the space.
 
-A Gaussian process learns fastest where losses are a smooth function of few labels: before every guess it is checked how
-well it predicts each loss from the others. Density estimates bear more labels, jumps, noise and long histories, and
-cost less: where many short trials follow one another, the process would keep the machines waiting. The choice depends
+A Gaussian process learns fastest if losses are a smooth function of few labels. Before every proposal, its
+leave-one-out predictions of the losses are checked. Density estimates work with more labels, discontinuities, noise and
+long histories, and cost less. With many short trials, the process would keep the machines waiting. The choice depends
 on the limit, the counts and the recorded seconds, never on the clock.
 """
 
@@ -16,21 +16,21 @@ from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
 
-#: most labels with which a Gaussian process is asked
+#: maximum number of labels for a Gaussian process
 MOST_LABELS = 30
-#: trials of a study, running ones included, for which it is asked whatever they take; and of a longer study, of those
-#: at its beginning
+#: number of trials, running ones included, for which it is used however short they are; and number of first trials of a
+#: longer study
 MOST_TRIALS, AT_FIRST = 500, 100
-#: afterwards: the least seconds of a trial for each one that runs or waits, so that no slot waits for a guess
+#: afterwards: minimum seconds of a trial per running or waiting trial, so that no slot waits for a proposal
 SECONDS = 1.0
-#: latest trials whose seconds are looked at
+#: number of latest trials whose seconds are used
 LATEST = 50
-#: part of the losses' variance that the process predicts, below which every second guess is the other one's
-FORETOLD = 0.1
+#: leave-one-out R² of the process below which every second proposal comes from the other sampler
+LEAST_R_SQUARED = 0.1
 
 
 class AutoSampler:
-    """Asks a Gaussian process, a Parzen estimator, or both by turns; both learn from every trial."""
+    """Uses a Gaussian process, a Parzen estimator, or both alternating. Both learn from every trial."""
 
     adaptive = True
 
@@ -41,10 +41,10 @@ class AutoSampler:
         self._labels = len(subspace.domains)
         self._limit = limit
         self._told = 0
-        #: losses of a trial: more than one in a study of several objectives
+        #: number of losses of a trial: more than one in a study of several objectives
         self._losses = 1
         self._seconds: list[float] = []
-        #: what the latest params came from, and why
+        #: which sampler proposed the latest params, and why
         self.choice = "the first trials cover the space"
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -56,12 +56,12 @@ class AutoSampler:
         if why := self._why_not_gp(pending):
             self.choice = f"tpe: {why}"
             return self._tpe.ask(n, pending)
-        foretold = self._gp.foretold or 0.0
-        words = f"predicts {max(foretold, 0.0):.0%} of the differences between losses"
-        if foretold >= FORETOLD:
+        r_squared = self._gp.r_squared or 0.0
+        words = f"predicts {max(r_squared, 0.0):.0%} of the variance of the losses"
+        if r_squared >= LEAST_R_SQUARED:
             self.choice = f"gp: it {words}"
             return self._gp.ask(n, pending)
-        self.choice = f"gp and tpe by turns: gp {words}"
+        self.choice = f"gp and tpe alternating: gp {words}"
         turn = (self._told + len(pending)) % 2
         first = (n + 1 - turn) // 2
         asked = self._gp.ask(first, pending)
@@ -76,7 +76,7 @@ class AutoSampler:
         self._tpe.tell(trials)
 
     def _why_not_gp(self, pending: Collection[Trial]) -> str | None:
-        """Return the reason not to ask a Gaussian process; None if there is none."""
+        """Return the reason not to use a Gaussian process, or None."""
         if self._losses > 1:
             return f"it learns {self._losses} losses at once"
         if self._labels > MOST_LABELS:
@@ -86,7 +86,7 @@ class AutoSampler:
             return None
         seconds = statistics.median(self._seconds) if self._seconds else 0.0
         if seconds < SECONDS * (1 + len(pending)):
-            return f"a trial takes {seconds:.2g} s, and there are too many for gp's guesses"
+            return f"a trial takes {seconds:.2g} s, which is too short for gp's proposals"
         return None
 
 

@@ -1,4 +1,4 @@
-"""Samplers by budget: each learns the losses of one budget, and the highest informed one is asked.
+"""Samplers by budget: each learns the losses of one budget. The one of the highest budget with enough results is asked.
 
 Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section
 3.2.
@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.space.split import Subspace
 
-#: results beyond the number of labels from which on a budget is informed, and the least number of results
+#: a budget needs this many more results than labels, and this minimum number of results
 MORE, LEAST = 3, 10
 
 _CANCELLED = Outcome(state=TrialState.CANCELLED)
@@ -24,8 +24,8 @@ _CANCELLED = Outcome(state=TrialState.CANCELLED)
 class ByBudget:
     """Asks the sampler of the highest budget with enough results.
 
-    Losses of two budgets do not compare. A trial of another budget counts for a sampler as a cancelled one: as a place
-    in its seeded stream, and no more; but a failure is one at every budget.
+    Losses of two budgets cannot be compared. For a sampler, a trial of another budget counts like a cancelled one: it
+    only takes a place in the seeded stream. A failure counts at every budget.
     """
 
     adaptive = True
@@ -37,17 +37,17 @@ class ByBudget:
         subspace: Subspace,
         entropy: Sequence[int],
     ) -> None:
-        """`make` makes the sampler of one budget; `budgets` are those of the rungs, the lowest first."""
+        """`make` creates the sampler of one budget. `budgets` are those of the rungs, the lowest first."""
         self._samplers = {budget: make(subspace, entropy) for budget in budgets}
         self._lowest = budgets[0]
         self._enough = max(LEAST, len(subspace.domains) + MORE)
         self._known: Counter[float] = Counter()
-        #: the one that was asked last
+        #: the sampler that was asked last
         self.sampler = self._samplers[self._lowest]
 
     @property
     def budget(self) -> float | None:
-        """The highest informed budget; None before any is."""
+        """The highest budget with enough results, or None."""
         return max((b for b, known in self._known.items() if known >= self._enough), default=None)
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -57,9 +57,9 @@ class ByBudget:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
-            # Trials from elsewhere, of a warm start, have none.
+            # Trials of earlier studies, from a warm start, have no budget.
             budget = self._lowest if trial.budget is None else trial.budget
-            # The loss of a pruned trial is one of less than its budget.
+            # The loss of a pruned trial belongs to a lower budget than its own.
             self._known[budget] += budget in self._samplers and trial.state is TrialState.COMPLETE
         for budget, sampler in self._samplers.items():
             sampler.tell([self._seen(trial, budget) for trial in trials])
@@ -73,10 +73,10 @@ class ByBudget:
 
 
 class MakeByBudget:
-    """Makes samplers that learn by budget."""
+    """Creates samplers that learn by budget."""
 
     def __init__(self, make: Callable[[Subspace, Sequence[int]], Sampler], budgets: Sequence[float]) -> None:
-        """`make` makes the sampler of one budget."""
+        """`make` creates the sampler of one budget."""
         self.spans_space: bool = getattr(make, "spans_space", False)
         self._make, self._budgets = make, budgets
 

@@ -1,12 +1,12 @@
-"""CMA-ES: a Gaussian over all numbers of a subspace, which moves to the better trials and takes on their shape.
+"""CMA-ES: a Gaussian over all numbers of a subspace, which adapts its mean and shape to the better trials.
 
-Sources: Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv 1604.00772, as the package cmaes has it; [I] Hansen,
-"Injecting External Solutions Into CMA-ES", arXiv 1110.4181; [R] Auger, Hansen, "A Restart CMA Evolution Strategy With
-Increasing Population Size", CEC 2005. The idea of the margin is that of Hamano, Saito, Nomura, Shirakawa, "CMA-ES with
-Margin", GECCO 2022; here it is a least width.
+Sources: Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv 1604.00772, as implemented in the package cmaes; [I]
+Hansen, "Injecting External Solutions Into CMA-ES", arXiv 1110.4181; [R] Auger, Hansen, "A Restart CMA Evolution
+Strategy With Increasing Population Size", CEC 2005. The idea of the margin is from Hamano, Saito, Nomura, Shirakawa,
+"CMA-ES with Margin", GECCO 2022; here it is a minimum width.
 
-Finished trials make up generations in the order in which they are told, whoever proposed them: a trial that took long,
-a known point, or one of an earlier start of the study counts as far as the Gaussian could have drawn it ([I]).
+Finished trials form generations in the order in which they are told, whichever sampler proposed them. A trial that took
+long, a known point, or a trial of an earlier run counts if the Gaussian could have drawn it ([I]).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from shadho_celery.space.split import Subspace
 
 Array = NDArray[np.float64]
 
-#: the Gaussian's first width, and the width below which it has converged, in units of the ranges
+#: the Gaussian's initial width, and the width below which it has converged, in units of the ranges
 FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7
-#: least width of a rounded number, in distances between two values: so neighbours are drawn now and then
+#: minimum width of a rounded number, in distances between two values, so that neighbours are drawn now and then
 MARGIN = 0.25
-#: chance that a choice goes by the law, and not by one of the better trials of the last generation
+#: probability that a choice is drawn from its distribution instead of a better trial of the last generation
 BY_LAW = 0.2
-#: draws until one lies in the ranges
+#: maximum number of draws until one lies in the ranges
 DRAWS = 10
-#: losses beyond count as this one: the difference of two is still a number
+#: larger losses count as this one, so that the difference of two is finite
 LARGEST = 1e300
 
 
 class CmaSampler(SamplerInRuns):
-    """CMA-ES within one subspace. Without any number in it, the law alone is drawn from."""
+    """CMA-ES within one subspace. A subspace without numbers is drawn from its distribution."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
@@ -50,7 +50,7 @@ class CmaSampler(SamplerInRuns):
         if self._numbers:
             self._evolution = self._begun(np.full(len(self._numbers), 0.5))
             self._least = self._least_widths()
-        #: the present generation, each trial with its loss; and the better half of the last one
+        #: the current generation, each trial with its loss; and the better half of the last one
         self._generation: list[tuple[float, Params]] = []
         self._better: list[Params] = []
 
@@ -62,7 +62,9 @@ class CmaSampler(SamplerInRuns):
             self._evolve(trial)
 
     def _evolve(self, last: Trial) -> None:
-        """Let the Gaussian learn from a whole generation; if it has converged, or all has failed, begin elsewhere."""
+        """Update the Gaussian from a complete generation. If it has converged, or all trials failed, restart
+        elsewhere.
+        """
         ranked = sorted(self._generation, key=lambda each: each[0])
         losses = np.array([loss for loss, _ in ranked])
         self._better = [params for _, params in ranked[: len(ranked) // 2]]
@@ -84,7 +86,7 @@ class CmaSampler(SamplerInRuns):
         return _Evolution(mean, FIRST_WIDTH, population_size=self._population)
 
     def _least_widths(self) -> Array:
-        """Return the least width of each number: of a rounded one a part of its value at the mean, else 0."""
+        """Return the minimum width of each number: for a rounded one a fraction of its value at the mean, else 0."""
         means = zip(self._numbers.values(), self._evolution.mean, strict=True)
         cells = [cell(domain, domain.from_unit([mean]).tolist()[0]) for domain, mean in means]
         return MARGIN * np.diff(cells)[:, 0]
@@ -103,14 +105,14 @@ class CmaSampler(SamplerInRuns):
         return {label: params[label] for label in self._subspace.space.active(params)}
 
     def _cells(self, params: Params) -> list[tuple[float, float]]:
-        """Return what is known of each number in units of its range: all of it where a label is inactive."""
+        """Return the known interval of each number in units of its range; for an inactive label, the whole range."""
         return [
             cell(domain, params[label]) if label in params else (0.0, 1.0) for label, domain in self._numbers.items()
         ]
 
 
 class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
-    """The Gaussian of cmaes, which learns from points that it did not draw, and of rounded ones."""
+    """The Gaussian of cmaes, which can also learn from points that it did not draw, and from rounded points."""
 
     def draw(self, generator: np.random.Generator, least: Array) -> Array:
         """Return a point of [0, 1]^n, drawn with widths of at least `least`."""
@@ -124,9 +126,10 @@ class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
         return np.asarray(point.clip(0.0, 1.0))
 
     def learn(self, cells: Array, losses: Array, generator: np.random.Generator) -> None:
-        """Learn from ranked points, of each of which the ends of its coordinates' cells are known.
+        """Learn from ranked points, given the interval of each coordinate.
 
-        Inside its cell a point lies where this Gaussian could have drawn it. `cells` have shape (points, n, 2).
+        Within its interval, a point is placed where this Gaussian could have drawn it. `cells` have shape (points, n,
+        2).
         """
         with np.errstate(all="ignore"):
             ends = (cells - self.mean[:, None]) / self.widths[:, None]
@@ -134,7 +137,7 @@ class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
             inside = ndtri(low + generator.random(low.shape) * (high - low)).clip(ends[..., 0], ends[..., 1])
             steps = np.where(cells[..., 0] < cells[..., 1], inside.clip(-3.0, 3.0), ends[..., 0]) * self.widths
             axes, lengths = self._eigen_decomposition()
-            # [I], equation 2: no step is longer than the Gaussian's own are.
+            # [I], equation 2: no step is longer than the Gaussian's own steps.
             far = np.linalg.norm(steps @ axes / lengths, axis=1) / self._sigma
             most = math.sqrt(self.dim) + 2 * self.dim / (self.dim + 2)
             points = self.mean + steps * np.minimum(1.0, most / np.maximum(far, most))[:, None]
@@ -147,7 +150,7 @@ class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
 
     @property
     def has_converged(self) -> bool:
-        """True if the Gaussian is too narrow to go on, or cannot go on."""
+        """True if the Gaussian is too narrow, or numerically unable, to continue."""
         if not (np.isfinite(self.mean).all() and np.isfinite(self.widths).all()):
             return True
         with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""Constraints for samplers: the chance that params are feasible, by one Gaussian process for each constraint.
+"""Constraints for samplers: the probability that params are feasible, with one Gaussian process for each constraint.
 
 Source: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014: the
-expected improvement is weighed by that chance (equation 6), the product over constraints.
+expected improvement is multiplied by that probability (equation 6), the product over constraints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ConstraintModel:
 
     def __init__(self, is_numeric: Sequence[bool]) -> None:
         self._is_numeric = is_numeric
-        #: by name, the process, and the scaled value up to which a trial is feasible
+        #: the process and the scaled value up to which a trial is feasible, by name
         self._processes: dict[str, tuple[GaussianProcess, float]] = {}
 
     @property
@@ -32,7 +32,9 @@ class ConstraintModel:
         return bool(self._processes)
 
     def learn(self, rows: Array, told: Sequence[Mapping[str, float]], *, fit: bool) -> None:
-        """Learn from n trials, features of shape (n, labels), and forget those before; with `fit` estimate lengths."""
+        """Learn from n trials, features of shape (n, labels), and forget earlier ones. With `fit`, estimate length
+        scales.
+        """
         for name in dict.fromkeys(name for constraints in told for name in constraints):
             known = np.array([name in constraints for constraints in told])
             values, limit = scaled(np.array([constraints[name] for constraints in told if name in constraints]))
@@ -43,7 +45,7 @@ class ConstraintModel:
             process.learn(rows[known], values)
 
     def log_chances(self, rows: Array) -> Array:
-        """Return the logarithm of the chance that n rows of features are feasible, shape (n,)."""
+        """Return the log probability that n rows of features are feasible, shape (n,)."""
         total = np.zeros(len(rows))
         for process, limit in self._processes.values():
             means, deviations = process.predict(rows)
@@ -51,7 +53,7 @@ class ConstraintModel:
         return total
 
     def slopes(self, row: Array) -> tuple[float, Array]:
-        """Return the logarithm of the chance at one row, and its derivatives by the features, shape (labels,)."""
+        """Return the log probability at one row, and its derivatives by the features, shape (labels,)."""
         total, gradient = 0.0, np.zeros(len(row))
         for process, limit in self._processes.values():
             mean, deviation, by_mean, by_deviation = process.slopes(row)
@@ -65,9 +67,9 @@ class ConstraintModel:
 
 
 def scaled(values: Array) -> tuple[Array, float]:
-    """Return values of a constraint with mean 0 and variance 1, and what 0, the limit, becomes.
+    """Return values of a constraint with mean 0 and variance 1, and the scaled value of the limit 0.
 
-    Large ones are closer together: where a constraint is broken tenfold is of no interest.
+    Large values are moved closer together: by how much a constraint is far violated does not matter.
     """
     unit = float(np.median(np.abs(values))) or float(np.abs(values).max(initial=0.0)) or 1.0
     bent = np.arcsinh(values / unit)

@@ -1,8 +1,9 @@
-"""Avoidance of failures, but for a few trials that probe whether a region still fails.
+"""Avoidance of failures, except for a few trials that test whether a region still fails.
 
 Sources: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014,
 and Gelbart, Snoek, Adams, "Bayesian Optimization with Unknown Constraints", UAI 2014: the expected improvement is
-weighed by the chance that the trial succeeds. Added here is a limit: random search's own number of failures.
+multiplied by the probability that the trial succeeds. Our addition is a limit: the number of failures that random
+search would have.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from shadho_celery.predictors.feasibility import FailureModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
-#: prior chance that a trial fails, once one did
+#: prior probability that a trial fails, after a first failure
 FAILS = 0.2
-#: draws from the law, of which an acceptable one is taken
+#: number of draws from the prior, of which an acceptable one is taken
 DRAWS = 32
-#: the part of random search's failures that is spent on guesses regardless of failures: a region behind a wall of
-#: them is reached, if slowly
+#: part of random search's failures that is spent on proposals that ignore failures, so that a region behind failing
+#: ones is reached slowly
 BOLD = 0.3
-#: the least chance of success that differs from none
+#: smaller probabilities of success count as this one
 _LEAST = 1e-9
 
-#: trials of either outcome that are learned from at a time
+#: maximum number of trials of either outcome that are learned from
 LATEST = 100
 
 
@@ -36,13 +37,13 @@ class FailureAvoidance:
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
         self._failures = FailureModel(subspace.domains, FAILS)
-        #: params of trials that have finished since the last question, and True if they failed
+        #: params of trials that have finished since the last proposal, and True if they failed
         self._untold: list[tuple[Params, bool]] = []
-        #: trials since the first guess, and those of them that failed
+        #: number of trials since the first proposal by a model, and how many of them failed
         self._guessed = self._failed = 0
 
     def tell(self, trial: Trial, guessed: bool) -> None:
-        """Note a finished trial; `guessed` if it was no random draw."""
+        """Record a finished trial. `guessed` is True if it was not a random draw."""
         failed = trial.state is TrialState.FAILED
         self._untold.append((trial.params, failed))
         if guessed:
@@ -56,7 +57,7 @@ class FailureAvoidance:
         return self._failures.any
 
     def draw(self, generator: np.random.Generator) -> Params:
-        """Draw from the law, the less often the more likely the draw fails."""
+        """Draw from the prior. Draws that are likely to fail are accepted less often."""
         self._read()
         if not self._failures.any:
             return self._subspace.sample(generator, 1)[0]
@@ -66,7 +67,7 @@ class FailureAvoidance:
         return draws[int(taken[0]) if len(taken) else int(chances.argmin())]
 
     def weights(self, candidates: Sequence[Params], generator: np.random.Generator) -> Array:
-        """Return the terms, shape (n,), to add to the log expected improvement of candidates for their failures."""
+        """Return the terms, shape (n,), to add to the log expected improvement of candidates because of failures."""
         self._read()
         weights = np.zeros(len(candidates))
         if not self._failures.any:
@@ -82,7 +83,9 @@ class FailureAvoidance:
         return weights
 
     def _read(self) -> None:
-        """Learn from the trials since the last call; of many from an earlier run, from the latest of either outcome."""
+        """Learn from the trials since the last call. Of many trials of an earlier run, use the latest of either
+        outcome.
+        """
         counts = [0, 0]
         kept: list[tuple[Params, bool]] = []
         for params, failed in reversed(self._untold):

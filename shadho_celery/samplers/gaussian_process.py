@@ -1,9 +1,10 @@
-"""Gaussian process regression of losses: which function of the params they come from, and how far that is known.
+"""Gaussian process regression of losses: an estimate of the loss as a function of the params, with its uncertainty.
 
-The kernel is Matérn 5/2 with a length of its own for each label (automatic relevance determination), plus noise. Both
-are fitted to the most likely values under priors. The lengths' prior grows with the root of the number of labels, as
-Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, section 4. All
-else: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1 and equation 5.9.
+The kernel is Matérn 5/2 with one length scale per label (automatic relevance determination), plus noise. Both are
+fitted to the most likely values under priors. The prior of the length scales grows with the root of the number of
+labels, as in Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024,
+section 4. Everything else follows Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1
+and equation 5.9.
 """
 
 from __future__ import annotations
@@ -17,35 +18,37 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 Array = NDArray[np.float64]
 
-#: priors of the logarithms of length (beside half the logarithm of the number of labels), variance and noise variance:
-#: mode and standard deviation
+#: priors of the logarithms of length scale (plus half the logarithm of the number of labels), variance and noise
+#: variance: mode and standard deviation
 LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-9.0, 3.0)
 #: bounds of these logarithms
 LENGTHS, VARIANCES, NOISES = (-4.0, 7.0), (-4.0, 4.0), (-14.0, 1.0)
-#: steps of a fit, of the first and of one that starts from the last one's end
+#: steps of the first fit, and of a fit that starts from the end of the last one
 FIRST_STEPS, STEPS = 60, 15
-#: added to the diagonal so that rounding leaves the matrix positive
+#: added to the diagonal so that rounding leaves the matrix positive definite
 JITTER = 1e-8
 ROOT_5 = math.sqrt(5.0)
 
 
 class GaussianProcess:
-    """Belief about a function of rows of features; values are taken as they are, so they should be standardised."""
+    """Gaussian process over rows of features. Values are not scaled, so they should be standardised."""
 
     def __init__(self, is_numeric: Sequence[bool]) -> None:
-        """Options of a label that is not numeric are alike or they are not."""
+        """Options of a label that is not numeric are either equal or not."""
         self._is_numeric = list(is_numeric)
         labels = len(self._is_numeric)
         self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels, 1))
-        #: logarithms of the lengths, of the variance and of the noise variance
+        #: logarithms of the length scales, of the variance and of the noise variance
         self._logs = np.array([self._length_mean] * labels + [0.0, -6.0])
         self._is_fitted = False
         self.rows = np.empty((0, labels))
         self.values = np.empty(0)
 
     def fit(self, rows: Array, values: Array) -> None:
-        """Estimate lengths and variances from n trials, shapes (n, labels) and (n,); the last ones are the start."""
-        from scipy.optimize import minimize  # takes long to import, and not every search needs it
+        """Estimate length scales and variances from n trials, shapes (n, labels) and (n,), starting from the last
+        estimates.
+        """
+        from scipy.optimize import minimize  # slow to import, and not every search needs it
 
         squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
         squares = squares.reshape(rows.shape[1], len(rows), len(rows))
@@ -62,19 +65,19 @@ class GaussianProcess:
         self._logs, self._is_fitted = found.x, True
 
     def learn(self, rows: Array, values: Array) -> None:
-        """Learn the function from n trials, shapes (n, labels) and (n,), and forget those before."""
+        """Learn the function from n trials, shapes (n, labels) and (n,), and forget earlier ones."""
         self.rows, self.values = rows, values
         self._condition()
 
     def suppose(self, rows: Array) -> None:
-        """Take what is believed of these rows for known (kriging believer): trials that have no result yet."""
+        """Treat the predicted values of these rows as observed (kriging believer): trials that have no result yet."""
         values, _ = self.predict(rows)
         self.rows, self.values = np.concatenate([self.rows, rows]), np.concatenate([self.values, values])
         self._condition()
 
     @property
-    def foretold(self) -> float:
-        """Part of the variance of the values that is predicted, each from the others; Rasmussen, Williams, 5.12."""
+    def r_squared(self) -> float:
+        """Leave-one-out R² of the process; Rasmussen, Williams, 5.12."""
         errors = self._weights / self._inverse.diagonal()
         total = float(np.square(self.values - self.values.mean()).sum())
         return 1.0 - float(np.square(errors).sum()) / total if total > 0 else 0.0
@@ -97,7 +100,7 @@ class GaussianProcess:
         explained = self._inverse @ kernel
         deviation = math.sqrt(max(math.exp(self._logs[-2]) - float(explained @ kernel), 1e-12))
         steep = _steepness(distances) * math.exp(self._logs[-2])
-        # A label that is inactive in one of two trials lies at the same distance wherever it is moved.
+        # If a label is inactive in one of two trials, their distance does not depend on its value.
         steps = -np.nan_to_num(np.where(self._is_numeric, row - self.rows, 0.0)) / lengths**2
         by_mean = (self._weights * steep) @ steps
         by_deviation = -((explained * steep) @ steps) / deviation
@@ -147,14 +150,16 @@ class GaussianProcess:
         return math.exp(self._logs[-2]) * _matern(distances)
 
     def _distances(self, left: Array, right: Array) -> Array:
-        """Return the distances between rows in units of the labels' lengths, shape (left, right)."""
+        """Return the distances between rows in units of the length scales, shape (left, right)."""
         found = np.zeros((len(left), len(right)))
         for place, length in enumerate(np.exp(-2.0 * self._logs[:-2])):
             found += length * self._squares(left, right, place)
         return np.sqrt(found)
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
-        """Return squared distances in one label; an inactive one lies at 1 from any value, and options from another."""
+        """Return squared distances in one label. An inactive label has distance 1 to any value, and so have two
+        options.
+        """
         one, two = left[:, place, None], right[None, :, place]
         found = np.square(one - two) if self._is_numeric[place] else (one != two).astype(float)
         missing = np.isnan(one), np.isnan(two)
@@ -170,6 +175,6 @@ def _matern(distances: Array) -> Array:
 
 
 def _steepness(distances: Array) -> Array:
-    """Return minus the derivative of Matérn 5/2 by the distance, over the distance."""
+    """Return minus the derivative of Matérn 5/2 by the distance, divided by the distance."""
     scaled = ROOT_5 * distances
     return np.asarray(5.0 / 3.0 * (1.0 + scaled) * np.exp(-scaled))

@@ -1,7 +1,7 @@
-"""Bayesian optimisation with a Gaussian process: propose where the loss is likely to improve by most.
+"""Bayesian optimisation with a Gaussian process: propose the params with the greatest expected improvement.
 
-Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998; its logarithm,
-which has slopes everywhere: Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
+Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998. Its logarithm,
+which has slopes everywhere, is from Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
 Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `constraints`.
 """
 
@@ -29,31 +29,31 @@ from shadho_celery.space.split import Key, Subspace
 
 Array = NDArray[np.float64]
 
-#: results before the first guess: the most, for the whole space, and the least, for a small part of it
+#: results before the first proposal by the model: maximum, for the whole space, and minimum, for a small subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 4
-#: trials that are learned from: the best third and the latest others of so many; fewer where the matrices of the labels
+#: number of trials learned from: the best third, and the latest of the others; fewer if the matrices of the labels
 #: would have more cells
 MOST, CELLS = 300, 2**22
-#: latest failed trials near which little is expected to be learned
+#: number of latest failed trials near which little is expected to be learned
 MOST_FAILED = 50
-#: a fit is made anew once the results have grown by this factor
+#: a new fit is made when the results have grown by this factor
 GROWTH = 1.1
-#: points at which the improvement is looked at: drawn from the law, and near the best trials, so many by width
+#: points at which the improvement is evaluated: drawn from the prior, and near the best trials, this many per width
 DRAWS, NEAR, EACH, WIDTHS = 400, 5, 10, (0.2, 0.05, 0.01, 0.001)
-#: the most that a loss counts for being bad, in distances of the best one from the median
+#: maximum effect of a bad loss, in distances of the best loss from the median
 FAR = 4.0
-#: logarithm of the chance from which on a known trial counts as feasible
+#: log probability above which a known trial counts as feasible
 LIKELY = math.log(0.5)
-#: part of the labels that a step moves, one at least
+#: part of the labels that a step moves, at least one
 MOVED = 0.3
 #: a label hardly matters if another value costs less of the improvement's logarithm
 LITTLE = 0.05
-#: of these, starts of a climb, and its steps
+#: number of these from which a climb starts, and its steps
 CLIMBS, CLIMB_STEPS = 4, 40
 
 
 class GpSampler:
-    """Gaussian process within one subspace. Failed trials teach where trials fail, and nothing of the losses."""
+    """Gaussian process within one subspace. Failed trials teach only where trials fail, not their losses."""
 
     adaptive = True
 
@@ -69,29 +69,29 @@ class GpSampler:
         self._avoidance = FailureAvoidance(subspace)
         self._rows: list[Array] = []
         self._losses = array("d")
-        #: for each of them, 1 if its trial was pruned, and 1 if it broke a constraint
+        #: for each of them, 1 if its trial was pruned, and 1 if it violated a constraint
         self._pruned, self._broken = array("b"), array("b")
         #: constraints of the trials with these losses
         self._told: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
-        #: results that the process was fitted to, and those that it has learned, if nothing else
+        #: results to which the process was fitted, and those that it has learned, if nothing else
         self._fitted, self._learned = 0, -1
         self._tried: set[Key] = set()
         self._count_told = 0
 
     @property
     def is_started(self) -> bool:
-        """True once there are enough results for a guess."""
+        """True once there are enough results for a proposal by the model."""
         return len(self._losses) >= self._random
 
     @property
-    def foretold(self) -> float | None:
-        """Part of the variance of losses that the process predicts, each from the others; None before a guess."""
+    def r_squared(self) -> float | None:
+        """Leave-one-out R² of the process; None before its first proposal."""
         if not self._domains or not self.is_started:
             return None
         with _threads().limit(limits=1, user_api="blas"):
             self._learn()
-            return self._process.foretold
+            return self._process.r_squared
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._count_told + len(pending)
@@ -103,7 +103,7 @@ class GpSampler:
     def _guesses(self, indices: range, pending: Collection[Trial]) -> list[Params]:
         self._learn()
         waiting = [trial.params for trial in pending]
-        # Of both no loss is known, and trying them again would tell none.
+        # No loss is known for either, and repeating them adds no information.
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
             self._suppose(unknown)
@@ -135,15 +135,17 @@ class GpSampler:
                 self._told.append(constraints)
 
     def _start(self, index: int) -> Params:
-        """Return the centre, then quasi-random points; once trials have failed, a draw that likely does not."""
+        """Return the centre, then quasi-random points. Once trials have failed, return a draw that is unlikely to
+        fail.
+        """
         if self._avoidance.any:
             return self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
         return self._sequence.centre() if index == 0 else self._sequence.point(index)
 
     def _learn(self) -> None:
-        """Fit the process to the history where it has grown enough, then learn all of it.
+        """Fit the process to the history if it has grown enough, then learn all of it.
 
-        The fits are to beginnings of the history whose lengths are fixed, so that a resumed study makes the same ones.
+        Fits use the first trials of the history, in fixed numbers, so a resumed study makes the same fits.
         """
         while (number := max(self._fitted + 1, math.ceil(GROWTH * self._fitted))) <= len(self._losses):
             number = max(number, self._random)
@@ -162,14 +164,15 @@ class GpSampler:
         self._learned = -1
 
     def _history(self, number: int) -> tuple[Array, Array, list[Mapping[str, float]]]:
-        """Return rows, standardised losses and constraints of the first so many results: of many, the best and latest.
+        """Return rows, standardised losses and constraints of the first results, as many as given; of many, the best
+        and latest.
 
-        Those are the best that break no constraint, if there are any.
+        The best are those that violate no constraint, if there are any.
         """
         losses = np.frombuffer(self._losses)[:number]
         pruned = np.frombuffer(self._pruned, np.bool_)[:number]
         if pruned.any() and not pruned.all():
-            # The loss of a pruned trial is one of its training's beginning, and it was among the worse there.
+            # The loss of a pruned trial is from the beginning of its training, and was among the worse ones there.
             losses = np.where(pruned, np.maximum(losses, np.median(losses[~pruned])), losses)
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept: Sequence[int] = range(number)
@@ -199,13 +202,13 @@ class GpSampler:
         return self._spread(params, most, best, generator)
 
     def _spread(self, params: Params, value: float, best: float | None, generator: np.random.Generator) -> Params:
-        """Return the params, with worth `value`, with those labels drawn anew that hardly matter to it.
+        """Return the params, with worth `value`, with a new draw of those labels that hardly affect it.
 
-        The greatest improvement has some value of such a label, for many trials one after another. Spread over its law
-        they teach more, and machines that differ in what such a label costs them all find something to do.
+        Otherwise many trials in a row would get the same value of such a label. Spread over its distribution they teach
+        more, and machines with different costs by such a label all find suitable trials.
         """
         draw = self._subspace.sample(generator, 1)[0]
-        # Not the options, which may switch other labels on.
+        # Not the options, which may activate other labels.
         numbers = (label for label, domain in self._domains.items() if domain.is_numeric)
         labels = [label for label in numbers if label in params and label in draw]
         if not labels:
@@ -231,7 +234,9 @@ class GpSampler:
         return np.lexsort((means, ~feasible)), float(means[feasible].min())
 
     def _worth(self, rows: Array, best: float | None) -> Array:
-        """Return the log expected improvement, weighed by the chance of being feasible; without a `best` that alone."""
+        """Return the log expected improvement, weighted by the probability of being feasible; without `best` that
+        alone.
+        """
         chances = self._constraints.log_chances(rows)
         if best is None:
             return chances
@@ -239,7 +244,9 @@ class GpSampler:
         return log_improvement((best - means) / deviations) + np.log(deviations) + chances
 
     def _candidates(self, generator: np.random.Generator, best: Array) -> tuple[list[Params], Array]:
-        """Return params, and their features: drawn from the law, and some labels of the best trials moved a little."""
+        """Return params and their features: drawn from the prior, and the best trials with some labels moved
+        slightly.
+        """
         centres = np.repeat(best, EACH * len(WIDTHS), axis=0)
         widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
         moved = generator.random(centres.shape) < max(MOVED, 1.0 / centres.shape[1])
@@ -247,7 +254,7 @@ class GpSampler:
         steps = np.where(moved, widths[:, None] * generator.normal(size=centres.shape), 0.0)
         columns = []
         for column, domain in enumerate(self._domains.values()):
-            # A label that another option switches on has a value of its law.
+            # A label that another option activates gets a value from its distribution.
             values = domain.sample(generator, len(centres))
             kept = ~np.isnan(centres[:, column])
             if not domain.is_numeric:
@@ -265,8 +272,8 @@ class GpSampler:
         return candidates, self._features(candidates)
 
     def _climb(self, params: Params, row: Array, best: float | None) -> Params:
-        """Return the params at the top of the improvement near these, by what is continuous."""
-        from scipy.optimize import minimize  # takes long to import, and not every search needs it
+        """Return the params at the local maximum of the improvement near these, along continuous labels."""
+        from scipy.optimize import minimize  # slow to import, and not every search needs it
 
         moved = self._climbed & ~np.isnan(row)
         if not moved.any():
@@ -303,7 +310,7 @@ class GpSampler:
 
 
 def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """Return the places of the `most` least losses; trials with a `broken` constraint come after the others."""
+    """Return the places of the `most` least losses. Trials with a `broken` constraint come after the others."""
     feasible = np.flatnonzero(~broken)
     if len(feasible) <= most:
         return np.lexsort((losses, broken))[:most]
@@ -315,18 +322,20 @@ def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.in
 
 @cache
 def _threads() -> ThreadpoolController:
-    """Return what limits the threads of the libraries that multiply matrices: several would wait for each other."""
+    """Return a context that limits the threads of linear algebra libraries, because several would wait for each
+    other.
+    """
     return ThreadpoolController()
 
 
 def standardised(losses: Array) -> Array:
-    """Return losses with mean 0 and variance 1, bad ones closer together.
+    """Return losses with mean 0 and variance 1, with bad ones closer together.
 
-    A loss further above the median than the best is below it counts by the logarithm of its distance, up to FAR: one of
-    1e9 would hide all differences between the others.
+    If a loss is further above the median than the best is below it, the distance counts by its logarithm, up to FAR. A
+    loss of 1e9 would otherwise hide all differences between the others.
     """
     finite = np.abs(losses[np.isfinite(losses)])
-    # In units of the largest, as a difference of losses of 1e308 is no number.
+    # In units of the largest, because a difference of losses of 1e308 overflows.
     losses = np.nan_to_num(losses / (float(finite.max(initial=0.0)) or 1.0), posinf=1.0, neginf=-1.0)
     middle, best = float(np.median(losses)), float(losses.min())
     worse = losses[losses > best] - best

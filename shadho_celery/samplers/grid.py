@@ -13,12 +13,13 @@ from shadho_celery.space.domains import Categorical, Domain
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: values of a continuum, and most values of a label that is rounded or whole; of a choice every option is one
+#: number of values of a continuous label, and maximum number for a rounded or whole one; every option of a choice
+#: counts
 LEVELS, MOST = 5, 20
 
 
 class GridSampler:
-    """Grid within one subspace. It returns fewer params than are asked for once all have been tried."""
+    """Grid within one subspace. It returns fewer params than asked for once all have been tried."""
 
     adaptive = False
 
@@ -26,14 +27,14 @@ class GridSampler:
         self._subspace = subspace
         self._labels = [*subspace.domains]
         self._levels = [levels(domain) for domain in subspace.domains.values()]
-        #: the points that have not been asked for, and those that were and are to be asked for again
+        #: the points not asked for yet, and those to be asked for again
         self._points = self._walk(np.random.default_rng(entropy))
         self._again: deque[Params] = deque()
         self._taken: set[Key] = set()
 
     @property
     def size(self) -> int:
-        """Combinations of the labels' values; under a choice some of them are the same point."""
+        """Number of combinations of the labels' values. Below a choice, some of them are the same point."""
         return math.prod(map(len, self._levels))
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -57,8 +58,7 @@ class GridSampler:
     def _walk(self, generator: np.random.Generator) -> Iterator[Params]:
         """Yield the points, each once.
 
-        Place after place of a sequence start + step * i (modulo the size), which meets all where the step has no
-        divisor in common with the size.
+        The order is start + step * i (modulo the size). It reaches all places if step and size have no common divisor.
         """
         size = self.size
         start = _below(size, generator)
@@ -68,9 +68,9 @@ class GridSampler:
                 yield params
 
     def _at(self, place: int) -> Params | None:
-        """Return the point at a place of the grid; None for one that stands at another place, too.
+        """Return the point at a place of the grid, or None if it is also at another place, which counts.
 
-        The labels that are inactive there have their first value at the place that counts.
+        At the place that counts, inactive labels have their first value.
         """
         params: dict[str, Value] = {**self._subspace.fixed}
         for label, values in zip(self._labels, self._levels, strict=True):
@@ -91,18 +91,18 @@ def levels(domain: Domain) -> list[Value]:
     number = LEVELS if cells is None else min(cells, MOST)
     masses = (np.arange(number) + 0.5) / number
     if cells is not None and cells <= MOST:
-        # Rounded values at the ends have less mass than others: finer quantiles meet all.
+        # Rounded values at the ends have a smaller probability than others, so finer quantiles are used to reach all.
         masses = (np.arange(50 * MOST) + 0.5) / (50 * MOST)
     return list(dict.fromkeys(domain.quantile(masses).tolist()))
 
 
 def _steps(size: int, generator: np.random.Generator) -> Iterator[int]:
-    """Yield numbers to try as the step, at last 1."""
+    """Yield numbers to try as the step, ending with 1."""
     for _ in range(64):
         yield 1 + _below(size, generator)
     yield 1
 
 
 def _below(size: int, generator: np.random.Generator) -> int:
-    """Return a number from 0 to below `size`, which no integer of numpy's may hold."""
+    """Return a number from 0 to below `size`, which may be too large for numpy's integers."""
     return int.from_bytes(generator.bytes(8 + size.bit_length() // 8), "little") % size

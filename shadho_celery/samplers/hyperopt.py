@@ -1,4 +1,4 @@
-"""hyperopt's own algorithms by their names: ``hyperopt:anneal`` asks ``hyperopt.anneal.suggest``.
+"""hyperopt's own algorithms by name: ``hyperopt:anneal`` calls ``hyperopt.anneal.suggest``.
 
 One sampler spans the whole space, as in hyperopt, and keeps hyperopt's `Trials` in memory.
 """
@@ -21,9 +21,9 @@ from shadho_celery.space.domains import Discrete
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Key, Subspace
 
-#: beginning of the names of these samplers
+#: prefix of the names of these samplers
 HYPEROPT = "hyperopt:"
-#: those of hyperopt's modules whose ``suggest(new_ids, domain, trials, seed)`` needs no further arguments or packages
+#: hyperopt's modules whose ``suggest(new_ids, domain, trials, seed)`` needs no further arguments or packages
 NAMES = ("tpe", "anneal", "rand")
 
 #: hyperopt's ``suggest``, its document of a trial, and its objects, which have no types
@@ -32,12 +32,12 @@ Document = dict[str, Any]
 
 
 class HyperoptSampler:
-    """One of hyperopt's algorithms. A trial's seed is drawn from its place in the stream, so that runs replay."""
+    """One of hyperopt's algorithms. A trial's seed depends on its place in the stream, so runs can be replayed."""
 
     adaptive = True
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int], suggest: Suggest) -> None:
-        """Raises UsageError if hyperopt cannot search the space."""
+        """Raise UsageError if hyperopt cannot search the space."""
         from hyperopt import base
 
         self._base: Any = base
@@ -48,13 +48,13 @@ class HyperoptSampler:
             self._domain = base.Domain(None, subspace.space.graph)
         except Exception as error:
             raise _unable(error) from None
-        #: by params, hyperopt's documents of trials without a result
+        #: hyperopt's documents of trials without a result, by params
         self._running: defaultdict[Key, list[Document]] = defaultdict(list)
         self._told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Raises UsageError if hyperopt cannot search the space."""
-        # hyperopt knows its own pending trials: their documents have no loss.
+        """Return proposals of hyperopt. Raises UsageError if it cannot search the space."""
+        # hyperopt recognises its own pending trials: their documents have no loss.
         first = self._told + len(pending)
         return [self._asked(place) for place in range(first, first + n)]
 
@@ -64,7 +64,7 @@ class HyperoptSampler:
             running = self._running.get(self._subspace.key(trial.params))
             if not running and trial.state is TrialState.CANCELLED:
                 continue
-            # Without a document it is of an earlier run, or was enqueued.
+            # Without a document, it is from an earlier run or was enqueued.
             document = running.pop() if running else self._entered(trial.params)
             self._end(document, trial)
         self._trials.refresh()
@@ -83,7 +83,7 @@ class HyperoptSampler:
         return {label: params[label] for label in space.active(params)}
 
     def _entered(self, params: Params, number: int | None = None) -> Document:
-        """Return the document of a new trial, which is entered."""
+        """Add a new trial to hyperopt's trials. Return its document."""
         number = self._trials.new_trial_ids(1)[0] if number is None else number
         document = new_document(number, params, self._domain, self._trials)
         document["state"] = self._base.JOB_STATE_RUNNING
@@ -100,12 +100,12 @@ class HyperoptSampler:
 
 
 class MakeHyperoptSampler:
-    """Makes samplers of one of hyperopt's algorithms."""
+    """Creates samplers of one of hyperopt's algorithms."""
 
     spans_space = True
 
     def __init__(self, name: str) -> None:
-        """Raises UsageError if hyperopt has no such algorithm."""
+        """Raise UsageError if hyperopt has no such algorithm."""
         self._suggest = suggest_of(name)
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> HyperoptSampler:
@@ -114,7 +114,7 @@ class MakeHyperoptSampler:
 
 
 def suggest_of(name: str) -> Suggest:
-    """Return the function that hyperopt's algorithm of this name is. Raises UsageError for an unknown one."""
+    """Return the ``suggest`` function of hyperopt's algorithm of this name. Raises UsageError for an unknown one."""
     if name not in NAMES:
         raise UsageError(f"hyperopt has no sampler {short(name)}; choose one of {', '.join(NAMES)}")
     suggest: Suggest = importlib.import_module(f"hyperopt.{name}").suggest
@@ -123,7 +123,7 @@ def suggest_of(name: str) -> Suggest:
 
 def suggestion(suggest: Suggest, number: int, domain: Any, trials: Any, seed: int) -> Params:
     """Return the values of the active labels that hyperopt proposes for its trial of this number."""
-    # Its logarithms of a grid's 0, and its empty mixtures, are meant.
+    # Its logarithms of a grid's 0 and its empty mixtures are intended.
     with np.errstate(all="ignore"):
         [document] = suggest([number], domain, trials, seed)
     return {label: found[0] for label, found in document["misc"]["vals"].items() if len(found)}

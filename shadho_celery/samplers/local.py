@@ -1,11 +1,11 @@
-"""Local search: steps around the best trial, wider after a success and narrower after a failure, with restarts.
+"""Local search: steps around the best trial, longer after a success and shorter after a failure, with restarts.
 
-Sources: the width is that of a (1+1) evolution strategy with the success rule, as in Kern, Müller, Hansen, Büche,
+Sources: the step width is that of a (1+1) evolution strategy with the success rule, as in Kern, Müller, Hansen, Büche,
 Ocenasek, Koumoutsakos, "Learning Probability Distributions in Continuous Evolutionary Algorithms", Natural Computing 3,
-2004; the difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
+2004. The difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
 
-A run begins with draws from the law and ends once its steps are too narrow; every second one begins at the best trial
-of all instead. With many slots each gets another step from the same trial.
+A run starts with draws from the prior and ends when its steps are too short. Every second run starts at the best trial
+so far instead. With many slots, each gets another step from the same trial.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shadho_celery.samplers.runs import SamplerInRuns
 from shadho_celery.space.domains import Domain, cell
 from shadho_celery.space.split import Subspace
 
-#: width of a run's first steps, and that below which it ends, in units of the ranges
+#: width of a run's first steps, and width below which it ends, in units of the ranges
 FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-6
-#: results of draws from the law with which a run begins
+#: number of results of draws from the prior with which a run starts
 DRAWS = 5
-#: good trials of a run whose differences are steps
+#: number of good trials of a run whose differences are used as steps
 GOOD = 8
-#: chances of a step along such a difference, and of one that moves some labels only, choices among them
+#: probabilities of a step along such a difference, and of one that moves only some labels, including choices
 ALONG, SOME = 0.4, 0.3
-#: width of a step beside such a difference, in that of others
+#: width of the random part of a step along such a difference, relative to that of other steps
 NARROWER = 0.1
 
 
@@ -40,21 +40,22 @@ class LocalSampler(SamplerInRuns):
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
         self._domains = subspace.domains
-        #: factor of a success; that of a failure is its fourth root's inverse, so that one success in five keeps it
+        #: factor of the width after a success; after a failure it is divided by the fourth root, so one success in five
+        #: keeps it
         self._growth = math.exp(2.0 / math.sqrt(len(self._domains) + 1))
-        #: the best trials of this run, the best one first, with their losses; and the best one of all
+        #: the best trials of this run, the best first, with their losses; and the best trial of all
         self._good: list[tuple[float, Params]] = []
         self._best: tuple[float, Params] | None = None
         self._width = FIRST_WIDTH
         self._runs = self._drawn = 0
-        #: the last success: what was asked for before and is no better says nothing of the steps' width
+        #: the last success: an earlier proposal that is not better says nothing about the width of the steps
         self._success = -math.inf
 
     def _learn(self, trial: Trial) -> None:
         loss = feasible_loss(trial)
         is_better = not self._good or loss < self._good[0][0]
         if loss < math.inf:
-            # Of equal ones the latest comes first: it crosses a plateau.
+            # Among equal ones the latest comes first, which crosses a plateau.
             place = next((place for place, (other, _) in enumerate(self._good) if loss <= other), len(self._good))
             self._good.insert(place, (loss, trial.params))
             del self._good[GOOD:]
@@ -100,7 +101,7 @@ class LocalSampler(SamplerInRuns):
                 if label in one and label in other:
                     step += part * (_unit(domain, one[label]) - _unit(domain, other[label]))
                 low, high = cell(domain, centre[label])
-                if some and abs(step) < high - low:  # to the next value at least
+                if some and abs(step) < high - low:  # move at least to the next value
                     step = math.copysign(high - low, step)
                 params[label] = domain.from_unit([_unit(domain, centre[label]) + step]).tolist()[0]
             else:

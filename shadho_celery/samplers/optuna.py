@@ -1,6 +1,6 @@
-"""Optuna's samplers by their names: ``optuna:CmaEsSampler`` asks that class, in a study of Optuna's own in memory.
+"""Optuna's samplers by name: ``optuna:CmaEsSampler`` uses that class, in an Optuna study in memory.
 
-One sampler spans the whole space, as in Optuna: it chooses the options itself, and the labels under them after those.
+One sampler spans the whole space, as in Optuna. It chooses the options itself, and then the labels below them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: packages that some of them import at their first guess
+#: packages that some of them import at their first proposal
 _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
 
 class OptunaSampler:
-    """One of Optuna's samplers. Numbers go through the unscaled variable, in [0, 1], and choices by their options."""
+    """One of Optuna's samplers. Numbers are passed as the unscaled variable in [0, 1], and choices as their options."""
 
     adaptive = True
 
     def __init__(
         self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType, objectives: int = 1
     ) -> None:
-        """Begin a study of Optuna's, of so many `objectives`, with a sampler of the class `kind`."""
+        """Create an Optuna study with this many `objectives` and a sampler of the class `kind`."""
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         is_seeded = "seed" in inspect.signature(kind).parameters
@@ -46,22 +46,24 @@ class OptunaSampler:
         self._is_of_several = objectives > 1
         self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * max(1, objectives))
         self._subspace = subspace
-        #: by params, Optuna's trials without a result
+        #: Optuna's trials without a result, by params
         self._running: defaultdict[Key, list[Any]] = defaultdict(list)
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Raises UsageError if the sampler needs a package that is not installed."""
+        """Return proposals of Optuna. Raises UsageError if the sampler needs a package that is not installed."""
         try:
-            # Optuna knows its own pending trials; what numpy warns of there nobody can fix.
+            # Optuna knows its own pending trials. Users cannot act on what numpy warns about there.
             with np.errstate(all="ignore"):
                 return [self._asked() for _ in range(n)]
-        except ImportError as error:  # some are imported at the first guess
-            raise UsageError(f"Optuna's {self._name} lacks a package: {error}; install it") from None
+        except ImportError as error:  # some are imported at the first proposal
+            raise UsageError(f"Optuna's {self._name} needs a package: {error}; install it") from None
         except ValueError as error:
-            raise UsageError(f"Optuna's {self._name} cannot search this space: {error}; choose another") from None
+            raise UsageError(
+                f"Optuna's {self._name} cannot search this space: {error}; choose another sampler"
+            ) from None
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Raises UsageError for constraints if this Optuna does not take them."""
+        """Pass results to Optuna. Raises UsageError for constraints if this version of Optuna does not support them."""
         states = self._optuna.trial.TrialState
         for trial in trials:
             running = self._running.get(self._subspace.key(trial.params))
@@ -79,7 +81,7 @@ class OptunaSampler:
                 values = self._values(trial) if is_known and not reported else None
                 ended = states.PRUNED if reported else states.COMPLETE if is_known else states.FAIL
                 self._study.tell(own, values, state=ended)
-            elif is_known:  # of an earlier run, or enqueued
+            elif is_known:  # from an earlier run, or enqueued
                 self._study.add_trial(self._recorded(trial))
 
     def _values(self, trial: Trial) -> list[float | None]:
@@ -89,7 +91,7 @@ class OptunaSampler:
         trial = self._study.ask()
         params = {**self._subspace.fixed}
         domains = self._subspace.space.domains
-        # An option, once it is drawn, leads on to the labels under it.
+        # A drawn option activates the labels below it.
         for block in self._subspace.space.skeleton.walk(params):
             for label in block.labels:
                 if label not in params:
@@ -108,7 +110,7 @@ class OptunaSampler:
         )
 
     def _ended(self, trial: Trial) -> dict[str, Any]:
-        """Return how a trial with a loss has ended, for Optuna."""
+        """Return the final state, for Optuna, of a trial with a loss."""
         if reported := _reported(trial):
             return {"state": self._optuna.trial.TrialState.PRUNED, "intermediate_values": reported}
         return {"values": self._values(trial)}
@@ -130,12 +132,12 @@ def _reported(trial: Trial) -> dict[int, float]:
 
 
 class MakeOptunaSampler:
-    """Makes samplers of one of Optuna's classes; `name` is the class's."""
+    """Creates samplers of one of Optuna's classes, called `name`."""
 
     spans_space = True
 
     def __init__(self, name: str, objectives: int = 1) -> None:
-        """Raises UsageError if Optuna is not installed, or has no such class."""
+        """Raise UsageError if Optuna is not installed, or has no such class."""
         try:
             import optuna
         except ImportError:
@@ -154,7 +156,7 @@ class MakeOptunaSampler:
 
 
 def names(optuna: ModuleType) -> list[str]:
-    """Return the names of Optuna's samplers that can be made without arguments."""
+    """Return the names of Optuna's samplers that can be created without arguments."""
     kinds = {name: getattr(optuna.samplers, name) for name in optuna.samplers.__all__ if name.endswith("Sampler")}
     return [name for name, kind in kinds.items() if not inspect.isabstract(kind) and not _needs_arguments(kind)]
 
@@ -175,7 +177,7 @@ def _suggested(trial: Any, label: str, domain: Domain) -> Value:
 
 
 def _suggestion(domain: Domain, value: Value) -> Value:
-    """Return what Optuna would have suggested for a value."""
+    """Return the value that Optuna would have suggested for a value."""
     return value if isinstance(domain, RandInt | Categorical) else float(domain.to_unit([value])[0])
 
 

@@ -1,4 +1,4 @@
-"""A user's own class of samplers, whose params are checked before a trial is made of them."""
+"""A user's own sampler class. Its params are checked before trials are created from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ class ToldTrial(TrialFacts):
 
 
 class OwnSampler:
-    """One of them. It is taken to learn from losses unless its `adaptive` is False."""
+    """A sampler of a user's class. It counts as learning from losses unless its `adaptive` is False."""
 
     def __init__(self, sampler: Any, subspace: Subspace, name: str) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Raises UsageError for params that are not of the space, and for what the user's code raises."""
+        """Return its proposals. Raises UsageError for params outside the space, and for exceptions of the user's
+        code.
+        """
         with _named(self._name, "ask"):
             returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
         if not isinstance(returned, Sequence):
@@ -49,24 +51,24 @@ class OwnSampler:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Raises UsageError for what the user's code raises."""
+        """Pass results to it. Raises UsageError for exceptions of the user's code."""
         with _named(self._name, "tell"):
             self.sampler.tell([ToldTrial(trial) for trial in trials])
 
 
 class MakeOwnSampler:
-    """Makes samplers of a user's class, or by a user's function."""
+    """Creates samplers with a user's class or function."""
 
     def __init__(self, make: Callable[[Subspace, Sequence[int]], Any]) -> None:
         self._make = make
-        # A partial has none of the attributes of what it calls.
+        # A partial lacks the attributes of the class that it calls.
         self._own: Any = make
         while isinstance(self._own, partial):
             self._own = self._own.func
         self.spans_space = getattr(self._own, "spans_space", False) is True
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-        """Return a sampler of the subspace. Raises UsageError for one that cannot be made, ask or tell."""
+        """Return a sampler of the subspace. Raises UsageError for one that cannot be created, ask or tell."""
         name = getattr(self._own, "__name__", type(self._own).__name__)
         with _named(name, "its making"):
             sampler = self._make(subspace, entropy)
@@ -80,7 +82,7 @@ class MakeOwnSampler:
 
 @contextmanager
 def _named(name: str, verb: str) -> Iterator[None]:
-    """Turn what the user's code raises into a UsageError that names it."""
+    """Convert exceptions of the user's code to a UsageError that names the sampler."""
     try:
         yield
     except Exception as error:

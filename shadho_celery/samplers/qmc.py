@@ -1,4 +1,4 @@
-"""Quasi-random points, which cover the space more evenly than independent draws: Sobol's sequence, scrambled.
+"""Quasi-random points, which cover the space more evenly than independent draws: scrambled Sobol sequence.
 
 Source: Owen, "Scrambling Sobol' and Niederreiter-Xing Points", Journal of Complexity 14, 1998.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
 
-#: points made at a time
+#: number of points computed at a time
 BLOCK = 64
 
 
 class QmcSampler:
-    """Quasi-random search. A subspace's trials are a prefix of one sequence, however they are asked for."""
+    """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are asked for at a time."""
 
     adaptive = False
 
@@ -37,7 +37,7 @@ class QmcSampler:
         self._told += len(trials)
 
     def point(self, index: int) -> Params:
-        """Return the params at a place of the sequence: each label's quantile, then those that are active."""
+        """Return the params at a place of the sequence: each label's quantile, then the active ones."""
         domains = self._subspace.domains
         if not domains:
             return self.centre()
@@ -48,7 +48,7 @@ class QmcSampler:
         return self._subspace.at(self._points[index])
 
     def centre(self) -> Params:
-        """Return the params at the median of each label's law."""
+        """Return the params at the median of each label's distribution."""
         return self._subspace.at(np.full(len(self._subspace.domains), 0.5))
 
 

@@ -10,12 +10,12 @@ from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
 
-#: params drawn at a time: numpy's price is by the call
+#: number of params drawn at a time, because numpy's cost is per call
 BLOCK = 64
 
 
 class RandomSampler:
-    """Random search. A subspace's trials are a prefix of one stream, however they are asked for."""
+    """Random search. A subspace's trials are a prefix of one stream, however many are asked for at a time."""
 
     adaptive = False
 

@@ -1,7 +1,7 @@
 """Base of samplers that search in runs, each from a new start: `cma` and `local`.
 
-What such a sampler has learned follows from the trials in the order in which they were told, and each proposal has a
-generator of its own, seeded by its place; so a resumed study goes on where it was.
+What such a sampler learns depends only on the trials in the order in which they were told. Each proposal has its own
+generator, seeded by its place. A resumed study therefore continues where it was.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.space.split import Key, Subspace
 
-#: draws until one differs from all trials so far
+#: maximum number of draws until one differs from all trials so far
 TRIES = 10
 
 
 class SamplerInRuns(ABC):
-    """Proposes params one by one, and learns from the trials of its present run."""
+    """Proposes params one by one, and learns from the trials of its current run."""
 
     adaptive = True
 
@@ -28,7 +28,7 @@ class SamplerInRuns(ABC):
         self._subspace = subspace
         self._entropy = tuple(entropy)
         self._told = 0
-        #: end of the last run: what was asked for before belongs to that one
+        #: end of the last run: earlier proposals belong to that run
         self._since = -math.inf
         self._tried: set[Key] = set()
 
@@ -59,13 +59,13 @@ class SamplerInRuns(ABC):
                 self._learn(trial)
 
     def _end_run(self, trial: Trial) -> None:
-        """Leave the present run, which this trial was the last one of."""
+        """End the current run with this trial."""
         self._since = -math.inf if trial.finished_at is None else trial.finished_at
 
     @abstractmethod
     def _draw(self, generator: np.random.Generator) -> Params:
-        """Return params of the present run."""
+        """Return params of the current run."""
 
     @abstractmethod
     def _learn(self, trial: Trial) -> None:
-        """Learn from a trial of the present run that has ended."""
+        """Learn from an ended trial of the current run."""

@@ -3,12 +3,14 @@
 Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, section 4;
 [W] Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their Roles for Better
 Empirical Performance", arXiv 2304.11127, section 3; [O] Ozaki, Tanigaki, Watanabe, Nomura, Onishi, "Multiobjective
-Tree-Structured Parzen Estimator", JAIR 73, 2022: of several losses the good trials are those of the first fronts, and
-of the last one those that cover most. Trials that break a constraint come after all others, by how far they do.
+Tree-Structured Parzen Estimator", JAIR 73, 2022. With several losses, the good trials are those of the first fronts,
+and from the last of these the ones that cover the largest volume. Trials that violate a constraint come after all
+others, sorted by the violation.
 
-Both densities are mixtures over whole trials (the multivariate form of [W]): values that worked together are drawn
-together. A trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the
-prior's. So each is a density over the tree: a choice is drawn first, then the labels that are active under it.
+Both densities are mixtures over whole trials (the multivariate form of [W]), so values that worked together are drawn
+together. A trial's kernel is the product of its labels' kernels. For a label that is inactive in the trial, the kernel
+is the prior. Each is therefore a density over the tree: a choice is drawn first, then the labels that are active below
+it.
 """
 
 from __future__ import annotations
@@ -31,27 +33,27 @@ from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuou
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: results before the first guess: the most, for the whole space, and the least, for a small part of it
+#: results before the first proposal by the model: maximum, for the whole space, and minimum, for a small subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 5
-#: the share of trials that are good, gamma in [B], linear as in [W]; and their greatest number
+#: fraction of good trials, gamma in [B], linear as in [W]; and their maximum number
 GOOD_SHARE, MOST_GOOD = 0.1, 25
-#: bad trials that a guess looks at, for its time's sake; of more, a random part
+#: maximum number of bad trials that a proposal uses, to save time; of more, a random sample
 MOST_BAD = 300
-#: trials with several losses that are kept in order to find the best ones; beyond it the worse half is forgotten
+#: maximum number of trials with several losses that are kept to find the best ones; above it the worse half is dropped
 MOST_KEPT = 300
-#: draws from l(x), of which the best ratio wins
+#: number of draws from l(x), of which the one with the best ratio is used
 CANDIDATES = 24
-#: every so many trials, times one more than the labels, one goes on with the start
+#: one trial in this many, times the number of labels plus one, continues the initial sequence
 EXPLORE = 2
-#: places of the start's sequence among which an untried one is looked for
+#: number of places of the initial sequence that are searched for an untried point
 AHEAD = 256
-#: most guesses for which the densities are estimated once
+#: maximum number of proposals from one estimate of the densities
 AT_ONCE = 100
-#: a kernel's greatest width, in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
+#: maximum width of a kernel in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
 WIDTH = 0.1
-#: the share of a trial's mass on a choice that goes by the law and not by the trial's own option
+#: part of a trial's mass on a choice that follows the prior and not the trial's own option
 OPTION_WIDTH = 0.2
-#: the prior of a bounded law is a Gaussian as wide as the range ([W]), that of a normal law is the law itself
+#: the prior of a bounded distribution is a Gaussian as wide as the range ([W]); for a normal one it is the distribution
 PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
 
 _TINY = np.finfo(float).tiny
@@ -60,7 +62,7 @@ _Ranked = tuple[float, float, float, int]
 
 
 class TpeSampler:
-    """TPE within one subspace. Failed and pruned trials count as bad, and so do pending ones."""
+    """TPE within one subspace. Failed, pruned and pending trials count as bad."""
 
     adaptive = True
 
@@ -73,9 +75,10 @@ class TpeSampler:
         candidates: int = CANDIDATES,
         gamma: float | None = None,
     ) -> None:
-        """`startup` results of the whole space come before the first guess, for which `candidates` are drawn.
+        """The model is used after `startup` results of the whole space. It draws `candidates` for each proposal.
 
-        With `gamma` the number of good trials is that of [B]'s authors' program: gamma times the root of all trials.
+        With `gamma` the number of good trials is that of the program of [B]'s authors: gamma times the root of all
+        trials.
         """
         self._subspace = subspace
         self._entropy = tuple(entropy)
@@ -84,11 +87,11 @@ class TpeSampler:
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         if startup is not None:
             self._random = max(1, round(startup * subspace.probability))
-        #: by order of telling, the values, NaN for an inactive label; rows beyond the last trial are to be filled
+        #: values by order of telling, NaN for an inactive label; rows after the last trial are free
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
         #: the best first
         self._ranked: list[_Ranked] = []
-        #: their orders of telling: to gather some out of many tuples takes ten times as long
+        #: their orders of telling: collecting some of them from many tuples takes ten times as long
         self._orders = array("q")
         #: the best trials of those with several losses
         self._several = _Several()
@@ -97,7 +100,7 @@ class TpeSampler:
         self._sequence = QmcSampler(subspace, entropy)
         self._tried: set[Key] = set()
         self._always_active = _always_active(subspace)
-        #: trials told, cancelled ones included
+        #: number of trials told, including cancelled ones
         self._count_told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -105,7 +108,7 @@ class TpeSampler:
         indices = range(first, first + n)
         if not self._axes or len(self._ranked) < self._random:
             return [self._start(index, [index], lambda _: False) for index in indices]
-        # Density estimates believe that a region is like its neighbours: some trials go on with the start.
+        # Density estimates assume that a region is like its neighbours, so some trials continue the initial sequence.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
 
@@ -128,7 +131,7 @@ class TpeSampler:
     def _start(self, index: int, places: Iterable[int], is_tried: Callable[[Key], bool]) -> Params:
         """Return the first untried point at these places of the quasi-random sequence.
 
-        If there is none, or once trials have failed, return a draw from the law that likely does not fail.
+        If there is none, or once trials have failed, return a draw from the prior that is unlikely to fail.
         """
         points = () if self._avoidance.any else map(self._sequence.point, places)
         untried = (params for params in points if not is_tried(self._subspace.key(params)))
@@ -144,7 +147,7 @@ class TpeSampler:
         key = self._subspace.key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
         place = len(self._ranked)
-        # A failed trial is worse than any other, so that regions that fail are left.
+        # A failed trial is worse than any other, so that failing regions are left.
         ranked = math.inf, math.inf, math.inf, place
         outcome = trial.outcome
         if trial.state in WELL and outcome.loss is not None and not math.isnan(outcome.loss):
@@ -164,10 +167,10 @@ class TpeSampler:
         self._tried.add(key)
 
     def _guesses(self, generators: Sequence[np.random.Generator], waiting: Sequence[Params]) -> list[Params]:
-        """Return for each generator the candidate of greatest l / g, and so of greatest expected improvement.
+        """Return, for each generator, the candidate with the greatest l / g, and so the greatest expected improvement.
 
-        ([B], equation 3.) The terms for failures are added to its logarithm. `waiting` are the params of pending
-        trials. The densities are estimated once, and each guess is added to the bad ones for those after it.
+        See [B], equation 3. The terms for failures are added to its logarithm. `waiting` are the params of pending
+        trials. The densities are estimated once, and each proposal is added to the bad trials for the next ones.
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
 
@@ -184,7 +187,7 @@ class TpeSampler:
             worth = ratios[own]
             if self._avoidance.any:
                 worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator)
-            # Params that were tried or are pending are not tried again while there are others.
+            # Params that were tried or are pending are not proposed again while there are others.
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
             guess = next(filter(is_new, map(self._params, ordered)), self._params(ordered[0]))
             guesses.append(guess)
@@ -202,15 +205,15 @@ class TpeSampler:
         number = len(self._ranked)
         share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
         count = min(math.ceil(share), MOST_GOOD, self._successes)
-        # Pending trials count as bad, so that many slots do not all get the same point.
+        # Pending trials count as bad, so that slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
         good = self._best(count)
         others, room = number - len(good), MOST_BAD - len(pending)
         bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
-        # Places among the other trials become places among all of them.
+        # Convert places among the other trials to places among all trials.
         for place in sorted(good):
             bad += bad >= place
-        prior = [math.nan] * len(self._axes)  # a trial with nothing known
+        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known
         axes, parts = [*self._axes.values()], self._parts
         return (
             _Density(axes, np.vstack([self._rows_of(good), prior]), parts),
@@ -221,8 +224,8 @@ class TpeSampler:
     def _parts(self) -> list[list[int]]:
         """Places of the labels that are drawn together.
 
-        All of them for one loss. On a front trials are good by unlike values of some labels and like values of others,
-        so that of several losses each label is drawn by itself, as in [O].
+        For one loss these are all labels. On a front, good trials differ in some labels and agree in others. With
+        several losses each label is therefore drawn independently, as in [O].
         """
         places = range(len(self._axes))
         return [[place] for place in places] if self._several else [[*places]]
@@ -242,7 +245,7 @@ class TpeSampler:
         return rows
 
     def _draw(self, density: _Density, generator: np.random.Generator) -> Array:
-        """Draw candidates from a density; NaN for the labels that are inactive in one."""
+        """Draw candidates from a density, with NaN for inactive labels."""
         drawn = density.draw(self._count, generator)
         if self._always_active is None:
             for row in drawn:
@@ -264,8 +267,8 @@ class TpeSampler:
 class _Several:
     """Trials with several losses that may be among the best.
 
-    The worse half of `order_of` is forgotten whenever there are more than MOST_KEPT: it is behind at least six times as
-    many trials as are ever good, and the time to sort fronts grows with the square of their size.
+    The worse half of `order_of` is dropped whenever there are more than MOST_KEPT. These trials rank behind at least
+    six times as many trials as are ever good. The time to sort fronts grows with the square of the number.
     """
 
     def __init__(self) -> None:
@@ -290,10 +293,14 @@ class _Several:
 
 
 class _Density:
-    """Product of mixtures, of labels that are drawn together each; the last of the `rows` is the prior."""
+    """Product of mixtures, one for each group of labels that are drawn together. The last of the `rows` is the
+    prior.
+    """
 
     def __init__(self, axes: Sequence[_Axis], rows: Array, parts: Sequence[Sequence[int]]) -> None:
-        """`parts` are the places of such labels. A part looks only at the trials in which one of them is active."""
+        """`parts` are the places of the labels in each group. A part uses only the trials in which one of them is
+        active.
+        """
         self._labels = len(axes)
         self._parts = []
         for places in parts:
@@ -314,35 +321,37 @@ class _Density:
         return np.stack([mixture.log_density(points[:, places]) for places, mixture in self._parts], axis=1)
 
     def log_parts(self, row: Sequence[float], points: Array) -> Array:
-        """Return the logarithms of what one more trial would add to the mixtures at `points`, as `log_factors`."""
+        """Return the logarithms of what one more trial would add to the mixtures at `points`, in the shape of
+        `log_factors`.
+        """
         cut = [([row[place] for place in places], points[:, places], mixture) for places, mixture in self._parts]
         return np.stack([mixture.log_part(own, at) for own, at, mixture in cut], axis=1)
 
 
 class _Mixture:
-    """Mixture over whole trials: one kernel for each of `rows`, its labels' kernels multiplied."""
+    """Mixture over whole trials: one kernel for each of `rows`, the product of its labels' kernels."""
 
     def __init__(self, axes: Sequence[_Axis], rows: Array) -> None:
-        """Estimate widths; `rows` are values of shape (trials, labels), NaN for inactive labels."""
+        """Estimate widths. `rows` are values of shape (trials, labels), NaN for inactive labels."""
         self._axes = axes
         self._size = len(rows)
         narrowing = self._narrowing(rows)
         self._kernels = [axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes)]
 
     def _narrowing(self, rows: Array) -> Array:
-        """Return the factor on each row's widths: less with more trials, more with more labels (Scott's rule)."""
+        """Return the factor on each row's widths: smaller with more trials, greater with more labels (Scott's rule)."""
         labels = np.count_nonzero(~np.isnan(rows), axis=1)
         return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
 
     def draw(self, size: int, generator: np.random.Generator) -> Array:
-        """Draw values, shape (size, labels): all labels of one draw from one row's kernel."""
+        """Draw values, shape (size, labels). All labels of a draw come from the kernel of one row."""
         picks = generator.integers(self._size, size=size)
         drawn = [kernels.draw(picks, generator) for kernels in self._kernels]
         return np.asarray(np.array(drawn, dtype=float).T)
 
     def log_density(self, points: Array) -> Array:
         """Return the logarithm of the mixture at each of `points`, shape (points,)."""
-        # Not scipy's `logsumexp`, which takes longer than all else here.
+        # Not scipy's `logsumexp`, which takes longer than everything else here.
         terms = _log_products(self._kernels, points, self._size)
         most = terms.max(axis=1)
         return np.asarray(most + np.log(np.exp(terms - most[:, None]).sum(axis=1)) - math.log(self._size))
@@ -356,7 +365,7 @@ class _Mixture:
 
 
 def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Array:
-    """Return the logarithms of the kernels' products over labels, shape (points, size); inactive labels count 1."""
+    """Return the logarithms of the kernels' products over labels, shape (points, size). Inactive labels count as 1."""
     found = np.zeros((len(points), size))
     powers: list[Array] = []
     factors: list[Array] = []
@@ -364,7 +373,7 @@ def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Arra
         values = points[:, place]
         active = ~np.isnan(values)
         if isinstance(each, _Gaussians) and not each.is_grid:
-            # The logarithm of a Gaussian is a polynomial: those of all labels are one product of matrices.
+            # The logarithm of a Gaussian is a polynomial, so those of all labels are one matrix product.
             units = np.nan_to_num(each.to_unit(values))
             powers += [units**2, units, active.astype(float)]
             factors += each.polynomial
@@ -380,13 +389,13 @@ def _row(key: Key) -> list[float]:
 
 
 class _Options:
-    """A choice: a trial's kernel is its own option, with a part of the law mixed in."""
+    """A choice: a trial's kernel is its own option, mixed with the prior."""
 
     def __init__(self, domain: Categorical) -> None:
         self.domain = domain
         law = np.array(domain.probabilities)
-        # By option: the law, and the kernel of a trial with this option and with another one. Not a kernel for every
-        # pair of options: of 10,000 options these would take gigabytes.
+        # By option: the prior, and the kernel of a trial with this option or with another one. A kernel for every pair
+        # of options would take gigabytes for 10,000 options.
         masses = law, (1 - OPTION_WIDTH) + OPTION_WIDTH * law, OPTION_WIDTH * law
         self.law, self.own, self.other = (np.log(np.maximum(each, _TINY)) for each in masses)
 
@@ -398,7 +407,7 @@ class _Options:
 
 
 class _Picks:
-    """Kernels of a choice, one for each of `centres`, NaN for a trial without it."""
+    """Kernels of a choice, one for each of `centres`; NaN for a trial without it."""
 
     def __init__(self, axis: _Options, centres: Array) -> None:
         self._axis, self._centres = axis, centres
@@ -419,7 +428,7 @@ class _Picks:
 
 
 class _Line:
-    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
+    """A numeric label: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
@@ -430,7 +439,7 @@ class _Line:
     def kernels(self, centres: Array, narrowing: Array) -> _Gaussians:
         known = self.to_unit(centres[~np.isnan(centres)])
         middle = known.mean() if len(known) else 0.5
-        # The spread of the trials, the prior's 1/12 counted as one of them: so it stays above 0.
+        # The variance of the trials, with the prior's 1/12 counted as one of them, so that it stays above 0.
         spread = math.sqrt((float(np.square(known - middle).sum()) + 1 / 12) / (len(known) + 1))
         return _Gaussians(self, centres, min(spread, WIDTH), narrowing)
 
@@ -446,7 +455,7 @@ class _Line:
         return self._domain.quantile(units) if isinstance(self._domain, RandInt) else self._domain.from_unit(units)
 
     def cells(self, values: Array) -> tuple[Array, Array] | None:
-        """Return the ends of the cells that are rounded to each of these values; None if nothing is rounded."""
+        """Return the ends of the intervals that are rounded to each of these values, or None if nothing is rounded."""
         return (self.to_unit(values - self._half), self.to_unit(values + self._half)) if self._half else None
 
 
@@ -467,7 +476,7 @@ class _Gaussians:
         self._low, self._high = ndtr(-self._means / self._sigmas), ndtr((1 - self._means) / self._sigmas)
 
     def of(self, centres: Array, narrowing: Array) -> _Gaussians:
-        """Return kernels of other trials that are as wide as these."""
+        """Return kernels of other trials with the same widths."""
         return _Gaussians(self._axis, centres, self._width, narrowing)
 
     def draw(self, picks: Array, generator: np.random.Generator) -> Array:
@@ -489,7 +498,8 @@ class _Gaussians:
 
     def logarithms(self, values: Array) -> Array:
         """Return the logarithms of the kernels' masses at `values` of a grid, shape (values, centres)."""
-        # A grid's value has the mass of all that is rounded to it; of few values each is looked at once.
+        # A grid's value has the probability of everything rounded to it. If there are few values, each is computed
+        # once.
         single, places = np.unique(values, return_inverse=True)
         cells = self._axis.cells(single)
         assert cells is not None
@@ -509,7 +519,7 @@ def _axis(domain: Domain) -> _Axis:
 
 
 def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
-    """Return the labels that are active whatever the params; None if that depends on them."""
+    """Return the labels that are active whatever the params, or None if that depends on them."""
     labels: list[str] = []
     todo = [subspace.space.skeleton.root]
     while todo:

@@ -1,4 +1,4 @@
-"""Params of finite subspaces: no point is asked for twice while there are others."""
+"""Params of finite subspaces: no point is proposed twice while there are others."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from shadho_celery.space.domains import Domain
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: draws from the law in place of a point that was tried; after them the points are gone through one by one
+#: number of draws from the prior to replace a point that was tried; after that, all points are searched one by one
 DRAWS = 64
 #: mixed into the seed for these draws
 _STREAM = 0x75
 
 
 class Unrepeated:
-    """Asks another sampler, and replaces each point that was tried by an untried one of the law.
+    """Asks another sampler, and replaces each point that was tried by an untried draw from the prior.
 
-    Pending and failed trials count as tried, cancelled ones do not. Once a finite subspace has no other points it
-    returns fewer params than are asked for, unless it `may_repeat` them. An infinite subspace is left to the sampler.
+    Pending and failed trials count as tried, cancelled ones do not. Once a finite subspace has no other points, it
+    returns fewer params than asked for, unless it `may_repeat` them. For an infinite subspace it changes nothing.
     """
 
     def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
         self.sampler = sampler
         self.adaptive = sampler.adaptive
-        #: True once points may be asked for again
+        #: True once points may be proposed again
         self.may_repeat = False
-        #: points of the subspace; None until all have been tried
+        #: number of points of the subspace; None until all have been tried
         self.points: int | None = None
         self._subspace = subspace
         self._entropy = tuple(entropy)
@@ -67,14 +67,14 @@ class Unrepeated:
         self.sampler.tell(trials)
 
     def _untried(self, is_new: Callable[[Params], bool], index: int) -> Params | None:
-        """Return a draw that is new, for the trial of this index, else any other new point; None if there is none."""
+        """Return a new draw for the trial of this index, else any other new point, or None."""
         generator = np.random.default_rng([*self._entropy, _STREAM, index])
         others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
         return next(filter(is_new, others), None)
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:
-    """Yield each point of a finite subspace once; the values of each label go round from a drawn one."""
+    """Yield each point of a finite subspace once. The values of each label start from a drawn one."""
     space = subspace.space
 
     def under(params: Mapping[str, Value]) -> Iterator[Params]:

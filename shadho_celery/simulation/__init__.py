@@ -1,7 +1,8 @@
-"""Simulation: a search played on machines that need not exist, described in a cluster file.
+"""Simulation: a search on simulated machines, which a cluster file describes.
 
-May use: core to scheduler. `cluster_file` reads the description, with the laws of `params` and each `expression` of
-them, `simulation` plays it, `executor` runs its trials on a manual clock.
-Why it is so: the simulator is the scheduler on a manual clock, with its policies, cost model and study. Its
-results are valid for the product, because it runs the product; the same seed gives the same result to the bit.
+May use: core to scheduler. `cluster_file` reads the description, with the distributions of `params` and each
+`expression` of them. `simulation` runs it, and `executor` runs its trials on a manual clock.
+
+The simulator runs the real scheduler, with its policies, cost model and study, on a manual clock. Its results are
+therefore valid for the product. The same seed gives exactly the same result.
 """

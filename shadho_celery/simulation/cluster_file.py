@@ -30,13 +30,13 @@ else:
 
 GIB = 2**30
 
-#: bounds on numbers of a file, given by memory, time and the precision of a float
+#: bounds on numbers of a file, set by memory, time and the precision of a float
 LARGEST, LARGEST_SEED, MOST_WORKERS = 1e15, 2**64, 10**6
 
-#: least time of a trial: without it a simulation would not advance
+#: minimum time of a trial, without which a simulation would not advance
 LEAST_SECONDS = 1e-3
 
-#: draws of a family's params for which its expressions must give seconds
+#: number of draws of a family's params for which its expressions must give seconds
 CHECKED_DRAWS = 100
 
 _FORM = "--example shows the form"
@@ -49,10 +49,12 @@ _Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=LARGEST)]
 
 
 class Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
-    """Distribution of random factors, by its name in the file."""
+    """Distribution of random factors, with its name in the file."""
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Return factors, shape (size,), with a mean of 1 for a size law and for a half-normal straggler."""
+        """Return factors, shape (size,), with a mean of 1 for a distribution of sizes and for a half-normal
+        straggler.
+        """
         raise NotImplementedError
 
 
@@ -64,7 +66,7 @@ class Constant(Law, frozen=True, kw_only=True):
 
 
 class Uniform(Law, frozen=True, kw_only=True):
-    """Uniform law between two bounds."""
+    """Uniform distribution between two bounds."""
 
     low: _Amount
     high: _Amount
@@ -78,9 +80,9 @@ class Uniform(Law, frozen=True, kw_only=True):
 
 
 class LogNormal(Law, frozen=True, kw_only=True):
-    """Log-normal law; `sigma` is the standard deviation of the logarithm."""
+    """Log-normal distribution. `sigma` is the standard deviation of the logarithm."""
 
-    # Beyond 5 nearly all of the mean comes from trials too rare to be drawn.
+    # Beyond 5, nearly all of the mean comes from trials that are too rare to be drawn.
     sigma: Annotated[float, Meta(ge=0, le=5)]
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
@@ -106,7 +108,7 @@ class NoStraggler(Constant, frozen=True, kw_only=True, tag="none"):
 
 
 class HalfNormal(Law, frozen=True, kw_only=True):
-    """Law of (1 + |N(0, scale)|) over its mean."""
+    """Distribution of (1 + |N(0, scale)|) divided by its mean."""
 
     scale: _Amount
 
@@ -116,7 +118,7 @@ class HalfNormal(Law, frozen=True, kw_only=True):
 
 
 class Slow(Law, frozen=True, kw_only=True):
-    """Slowdown by a factor with a probability."""
+    """Slowdown by a factor, with a probability."""
 
     probability: _Part
     factor: Annotated[float, Meta(ge=1, le=LARGEST, description="a straggler takes longer")]
@@ -138,7 +140,7 @@ class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Loss(_Table, frozen=True, kw_only=True):
-    #: least loss of a family, and its range
+    #: least loss of a family, and the range of its losses
     best: _Signed = 0.0
     spread: _Amount = 1.0
 
@@ -146,9 +148,9 @@ class _Loss(_Table, frozen=True, kw_only=True):
 class Family(_Loss, frozen=True, kw_only=True):
     """Similar trials: one subspace."""
 
-    #: mean seconds of a trial by class; an expression makes them of the trial's params
+    #: mean seconds of a trial by class; an expression computes them from the trial's params
     seconds: Mapping[str, float | Expression]
-    #: params of a trial beside the one that its loss depends on
+    #: params of a trial besides the one on which its loss depends
     params: Mapping[str, Param] = {}
     #: share of the trials, relative to the other families
     share: float = 1.0
@@ -162,7 +164,7 @@ class Family(_Loss, frozen=True, kw_only=True):
         return _computed(seconds, values) if isinstance(seconds, Expression) else seconds
 
     def values(self, masses: Sequence[float]) -> dict[str, Value]:
-        """Return values of the params, one mass of its law for each."""
+        """Return values of the params, for one quantile of each distribution."""
         return {name: law.quantile(mass) for (name, law), mass in zip(self.params.items(), masses, strict=True)}
 
 
@@ -174,7 +176,7 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     target: _Signed | None = None
     seed: Annotated[int, Meta(ge=0)] = 0
     lease_seconds: _Amount = LEASE_SECONDS
-    #: where promoted trials find the checkpoints of those that they continue
+    #: where promoted trials find the checkpoints of the trials that they continue
     checkpoints: Literal["none", "machine", "shared"] = "none"
     #: seconds to read the checkpoint of another machine
     handover_seconds: _Amount = 0.0
@@ -190,7 +192,7 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
     families: Mapping[str, Family]
-    #: by class, seconds before a trial begins its work
+    #: seconds before a trial starts its work, by class
     startup: Mapping[str, float] = {}
     size: Law = Constant()
     straggler: Law = NoStraggler()
@@ -203,7 +205,7 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
 
 
 class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """File, before the checks that need more than one of its tables."""
+    """The whole file, before the checks that need more than one of its tables."""
 
     classes: dict[str, object]
     families: dict[str, object]
@@ -246,17 +248,17 @@ class _Change(_Table, frozen=True, kw_only=True):
 def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
     """Return the cluster described in a file, with `instead` in place of its top-level settings.
 
-    Raises UsageError with file, key and remedy for an invalid one.
+    Raises UsageError with file, key and remedy for an invalid file.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is no text")
+        reason = getattr(error, "strerror", "it is not text")
         raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file") from None
     try:
         return parse({**tomllib.loads(text), **(instead or {})})
     except (ValueError, RecursionError) as error:  # numbers of too many digits, lists in lists in lists
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        raise UsageError(f"{path} is not TOML: {error}") from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
@@ -273,7 +275,9 @@ def parse(description: Mapping[str, object]) -> Cluster:
     if not families:
         raise UsageError(f"families: at least one is needed; {_FORM}")
     if len(families) > DEFAULT_MAX_SUBSPACES:
-        raise UsageError(f"families: a search tells {DEFAULT_MAX_SUBSPACES} apart at most, and not {len(families)}")
+        raise UsageError(
+            f"families: a search has at most {DEFAULT_MAX_SUBSPACES} subspaces, but there are {len(families)} families"
+        )
     if top.fidelity is not None:
         Ladder.of(top.fidelity, "fidelity")
     if top.seconds is None and top.trials is None:
@@ -291,7 +295,7 @@ def parse(description: Mapping[str, object]) -> Cluster:
 
 
 def _with_whole_numbers(value: object) -> object:
-    """Convert whole numbers to ints, as msgspec would refuse 2.0 workers."""
+    """Convert whole numbers to ints, because msgspec would refuse 2.0 workers."""
     if isinstance(value, dict):
         return {key: _with_whole_numbers(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -339,10 +343,10 @@ def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | 
 
 
 def _computed(expression: Expression, values: Mapping[str, Value]) -> float:
-    """Return the seconds that an expression gives. Raises ValueError for those that no trial can take."""
+    """Return the seconds that an expression gives. Raises ValueError if a trial cannot take that long."""
     seconds = expression(values)
     if not LEAST_SECONDS <= seconds <= LARGEST:
-        raise ValueError(f"it gives {seconds:g} for {dict(values)}, and must give {LEAST_SECONDS:g} to {LARGEST:g}")
+        raise ValueError(f"it gives {seconds:g} for {dict(values)}, but must give {LEAST_SECONDS:g} to {LARGEST:g}")
     return seconds
 
 

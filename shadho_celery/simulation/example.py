@@ -1,10 +1,10 @@
-"""Example of a cluster file, and the bound on its trials: what the help of the command shows, without numpy."""
+"""Example of a cluster file, and the bound on its trials. The command's help shows both without importing numpy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: most trials of a file, given by memory and time
+#: maximum number of trials of a file, set by memory and time
 MOST_TRIALS = 10**9
 
 

@@ -1,4 +1,6 @@
-"""Executor that simulates trials on a manual clock: a day's search in seconds, bit for bit the same for a seed."""
+"""Executor that simulates trials on a manual clock: a day's search in seconds, with exactly the same result for a
+seed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
 
-#: the outcome of an attempt, which has its `host`, on a compute class; its `seconds` pass on the clock
+#: returns the outcome of an attempt, which has its `host`, on a compute class; its `seconds` pass on the clock
 Play = Callable[[Attempt, str], Outcome]
 
 #: seconds after which a dead worker's trial is LOST, and the queue of a class without workers is taken back
@@ -25,12 +27,12 @@ LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change of a class's workers: some come, or some die with their trials."""
+    """A change of a class's workers: some start, or some die with their trials."""
 
-    #: the clock's seconds
+    #: time on the clock in seconds
     at: float
     compute_class: str
-    #: slots that come; if negative, slots that die, the latest first
+    #: number of slots that start; if negative, number of slots that die, the latest first
     slots: int
 
 
@@ -40,7 +42,7 @@ class _Running:
 
     attempt: Attempt
     outcome: Outcome
-    #: the first slot leads
+    #: the first slot is the coordinator's
     slots: list[int]
     began: float
     #: False once it has ended, or one of its slots has died
@@ -66,13 +68,15 @@ class _Class:
     hosts: Mapping[str, int] = field(default_factory=dict)
     #: when the last of its slots died
     empty_since: float = 0.0
-    #: slot seconds of attempts that have ended; and all slot seconds until `counted_at`
+    #: slot seconds of ended attempts, and total slot seconds until `counted_at`
     ran: float = 0.0
     offered: float = 0.0
     counted_at: float = 0.0
 
     def take(self, attempt: Attempt, name: str) -> list[int]:
-        """Take the slots for an attempt, one of its own machine if it names one; none if that is busy or gone."""
+        """Take the slots for an attempt, one on its own machine if it names one. Return none if that is busy or
+        gone.
+        """
         if attempt.only_on is None:
             return [heapq.heappop(self.free) for _ in range(attempt.slots)]
         own = [slot for slot in self.free if f"{name}.{slot}" == attempt.only_on]
@@ -85,7 +89,7 @@ class _Class:
         return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
 
     def offered_until(self, now: float) -> float:
-        """Return all slot seconds until now."""
+        """Return the total slot seconds until now."""
         return self.offered + self.alive * (now - self.counted_at)
 
     def count_slots(self, now: float) -> None:
@@ -94,7 +98,7 @@ class _Class:
 
 
 class SimulatedExecutor:
-    """Classes of slots that let the clock pass instead of running trials."""
+    """Classes of slots that let time pass on the clock instead of running trials."""
 
     def __init__(
         self,
@@ -108,10 +112,10 @@ class SimulatedExecutor:
         lease_seconds: float = LEASE_SECONDS,
         storage: str = "",
     ) -> None:
-        """`slots` by class, the strongest class first; `ahead` trials may wait in each class's queue.
+        """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
 
-        `changes` name classes of `slots`, which may have none at first; `memory` is a class's, in bytes. All machines
-        keep their checkpoints on `storage`; each has its own if that is "".
+        `changes` name classes of `slots`, which may have no slots at first. `memory` is a class's memory in bytes. All
+        machines keep their checkpoints on `storage`; if that is "", each machine has its own.
         """
         self._play = play
         self._clock = clock
@@ -120,14 +124,14 @@ class SimulatedExecutor:
         self._storage = storage
         sizes, now = memory or {}, clock.now()
         self._classes = {n: _Class(i, memory=sizes.get(n, 0), counted_at=now) for i, n in enumerate(slots)}
-        #: heap of (moment, counter, action, attempt that it ends): the counter puts ties in first-in-first-out order
+        #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
         for name, number in slots.items():
             self._resize(name, number)
-        #: True if workers have come or gone since the last poll
+        #: True if workers have started or died since the last poll
         self._has_changed = False
         for change in changes:
             self._at(change.at, partial(self._resize, change.compute_class, change.slots))
@@ -164,7 +168,7 @@ class SimulatedExecutor:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # A change of the workers ends the wait: new ones want trials.
+        # A change of the workers ends the wait, because new ones want trials.
         deadline = self._clock.now() + seconds
         while not (self._events or self._has_changed) and self._is_due(deadline):
             self._clock.advance_to(self._future[0][0])
@@ -189,14 +193,14 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """Standstill: without another `submit` nothing will happen any more."""
+        """True if nothing will happen any more without another `submit`."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
-        """Return by class the share of its slot seconds until now in which trials ran."""
+        """Return the part of its slot seconds until now in which trials ran, by class."""
         now = self._clock.now()
         offered = {name: each.offered_until(now) for name, each in self._classes.items()}
-        # Rounding errors may put the sum a little above the whole.
+        # Rounding errors may make the sum slightly greater than the total.
         return {n: min(1.0, each.run(now) / offered[n]) if offered[n] else 0.0 for n, each in self._classes.items()}
 
     def close(self) -> None:
@@ -206,11 +210,11 @@ class SimulatedExecutor:
             each.running.clear()
 
     def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
-        """Schedule an action; if it is the end of `one`, only while that is alive."""
+        """Schedule an action. If it is the end of attempt `one`, it happens only while that is alive."""
         heapq.heappush(self._future, (moment, next(self._order), action, one))
 
     def _is_due(self, moment: float) -> bool:
-        """Return whether an action is due until `moment`."""
+        """Return whether an action is due at or before `moment`."""
         while self._future and (one := self._future[0][3]) is not None and not one.is_alive:
             heapq.heappop(self._future)
         return bool(self._future) and self._future[0][0] <= moment
@@ -219,7 +223,7 @@ class SimulatedExecutor:
         """Start the attempts in a class's queue for which there are free slots."""
         each = self._classes[name]
         now = self._clock.now()
-        # An attempt is sent only if its slots are free; if one has died meanwhile, the rest of the queue waits with it.
+        # An attempt is sent only if its slots are free. If one has died meanwhile, the rest of the queue waits with it.
         while each.queue and each.queue[0].slots <= len(each.free):
             attempt = each.queue.popleft()
             slots = each.take(attempt, name)
@@ -255,7 +259,7 @@ class SimulatedExecutor:
         each.ran += (self._clock.now() - one.began) * one.attempt.slots
 
     def _drop(self, number: int) -> None:
-        """End the other attempts of a trial that has ended, without events."""
+        """End the other attempts of an ended trial, without events."""
         for name, each in self._classes.items():
             take(each.queue, [number])
             for one in [one for one in each.running.values() if one.attempt.number == number]:
@@ -263,7 +267,7 @@ class SimulatedExecutor:
                 self._start(name)
 
     def _resize(self, name: str, by: int) -> None:
-        """Add slots to a class, or let its last ones die; their trials are LOST after the lease."""
+        """Add slots to a class, or let its last ones die. Their trials are LOST after the lease."""
         self._has_changed = True
         each, now = self._classes[name], self._clock.now()
         each.count_slots(now)

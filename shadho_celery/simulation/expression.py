@@ -7,9 +7,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 
-#: a param's value, or what an expression makes of it
+#: a param's value, or the value of an expression
 Value = float | str
-#: an expression's part, compiled
+#: a compiled part of an expression
 Part = Callable[[Mapping[str, Value]], Value]
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
@@ -41,7 +41,7 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "floor": math.floor,
     "ceil": math.ceil,
 }
-#: longest expression, and deepest nesting: beyond it Python's own parser fails in ways of its own
+#: maximum length and nesting of an expression; beyond, Python's own parser fails in unexpected ways
 MOST_CHARACTERS, MOST_DEPTH = 2000, 150
 
 
@@ -49,7 +49,7 @@ class Expression:
     """An expression of named params, checked once and computed often."""
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
-        """Compile `text`, which may use the params called `names`. Raises ValueError with what is not allowed."""
+        """Compile `text`, which may use the params called `names`. Raises ValueError for anything not allowed."""
         self.text = text
         self._names = frozenset(names)
         if len(text) > MOST_CHARACTERS:
@@ -57,7 +57,7 @@ class Expression:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, RecursionError, MemoryError, ValueError):
-            raise ValueError("it is no expression") from None
+            raise ValueError("it is not an expression") from None
         try:
             self._compute = self._compiled(tree.body, 0)
         except RecursionError:
@@ -73,11 +73,11 @@ class Expression:
         return hash(self.text)
 
     def __reduce__(self) -> tuple[type[Expression], tuple[str, frozenset[str]]]:
-        # Compiled parts cannot be pickled: another process compiles them anew.
+        # Compiled parts cannot be pickled, so another process compiles them again.
         return Expression, (self.text, self._names)
 
     def __call__(self, params: Mapping[str, Value]) -> float:
-        """Return the value for params. Raises ValueError if it is no finite number."""
+        """Return the value for params. Raises ValueError if it is not a finite number."""
         try:
             value = self._compute(params)
             number = value if isinstance(value, str) else float(value)
@@ -142,5 +142,5 @@ class Expression:
 
 def _number(value: Value) -> float:
     if isinstance(value, str):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value

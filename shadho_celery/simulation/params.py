@@ -1,4 +1,4 @@
-"""Params of a simulated family: the laws by which a cluster file lets them be drawn."""
+"""Params of a simulated family: the distributions from which a cluster file draws them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import misfit_at
 from shadho_celery.simulation.expression import Value
 
-#: bound on the ends of a law
+#: bound on the ends of a distribution
 LARGEST = 1e15
 
 _End = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
@@ -20,14 +20,14 @@ _Whole = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 
 
 class Param(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
-    """Law of one param, by its name in the file."""
+    """Distribution of one param, with its name in the file."""
 
     def node(self, label: str) -> Any:
-        """Return hyperopt's node of the law."""
+        """Return hyperopt's node of the distribution."""
         raise NotImplementedError
 
     def quantile(self, mass: float) -> Value:
-        """Return the value, as expressions see it, below which the law has this mass, from 0 to 1."""
+        """Return the value, as expressions see it, of a quantile from 0 to 1."""
         raise NotImplementedError
 
     def value(self, drawn: float) -> Value:
@@ -53,7 +53,7 @@ class Uniform(Param, frozen=True, kw_only=True):
 
 
 class LogUniform(Uniform, frozen=True, kw_only=True):
-    """Any number between two ends above 0, its logarithm uniform; hyperopt's has the ends' logarithms."""
+    """Any number between two ends above 0, with a uniform logarithm. hyperopt's takes the logarithms of the ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +75,7 @@ class Integer(Param, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
-            raise misfit_at("high", "it must not be below low")
+            raise misfit_at("high", "it must be at least low")
 
     def node(self, label: str) -> Any:
         return hp.randint(label, self.low, self.high + 1)
@@ -99,7 +99,7 @@ class Choice(Param, frozen=True, kw_only=True):
         return self.options[int(drawn)]
 
 
-#: laws by name
+#: distributions by name
 PARAMS: Mapping[str, type[Param]] = {
     str(law.__struct_config__.tag): law for law in (Uniform, LogUniform, Integer, Choice)
 }

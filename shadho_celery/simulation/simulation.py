@@ -36,7 +36,7 @@ DRAWS = 2**17
 #: offset in the draws between two attempts of a trial
 NEXT_ATTEMPT = 65_537
 
-#: part of its time after which a trial runs out of memory
+#: fraction of its time after which a trial runs out of memory
 OUT_OF_MEMORY_AT = 0.1
 
 #: position of a family's least loss in [0, 1]
@@ -59,7 +59,7 @@ class Simulation:
     placed: Mapping[str, Mapping[str, int]]
     #: attempts lost with their workers
     lost: int
-    #: busy part of the slots' time, by class
+    #: part of the slots' time in which they were busy, by class
     utilisation: Mapping[str, float]
     #: least loss, and the simulated seconds until it was found
     best: float | None
@@ -76,14 +76,14 @@ class Simulation:
         return sum(self.complete.values()) + sum(self.failed.values())
 
     def balanced(self, shares: Mapping[str, float]) -> float:
-        """Return the trials completed an hour in the mix of `shares`: the least count / share of the families."""
+        """Return the trials completed per hour in the mix of `shares`: the least count / share of the families."""
         total = sum(shares.values())
         return an_hour(min(self.complete[name] * total / share for name, share in shares.items()), self.seconds)
 
     def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
         """Yield number, family, class, slot, start and end (seconds) and state of the ended trials.
 
-        Trials that failed by repeated loss of their workers are left out: they have no end.
+        Trials that failed because their worker was lost repeatedly are left out, because they have no end.
         """
         for trial in self.study.trials:
             if trial.outcome.seconds is None:
@@ -94,7 +94,7 @@ class Simulation:
 
 
 def an_hour(number: float, seconds: float) -> float:
-    """Convert a `number` in so many seconds to a rate an hour; 0 if no time has passed."""
+    """Convert a `number` in this many seconds to a rate per hour; 0 if no time has passed."""
     return number / seconds * 3600 if seconds else 0.0
 
 
@@ -114,9 +114,9 @@ def simulate(
     seed: int | None = None,
     on_turn: Callable[[StudyState], None] = lambda study: None,
 ) -> Simulation:
-    """Simulate a search on `cluster` to its end; the same `seed` gives the same result to the bit.
+    """Simulate a search on `cluster` to its end. The same `seed` gives exactly the same result.
 
-    `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for a name that does not exist.
+    `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for an unknown name.
     """
     seed = cluster.seed if seed is None else seed
     choice = StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, speculate=speculate)
@@ -183,7 +183,7 @@ def _placed(cluster: Cluster, study: StudyState) -> dict[str, dict[str, int]]:
 
 
 def make_space(cluster: Cluster) -> Any:
-    """Return the search space of a cluster: a choice of families, and one number and the file's params within each."""
+    """Return the search space of a cluster: a choice of families, with one number and the file's params in each."""
     total = sum(cluster.shares.values())
     options = {
         name: {
@@ -197,12 +197,12 @@ def make_space(cluster: Cluster) -> Any:
 
 
 def _label(param: str, family: str) -> str:
-    """Return the label of a family's param; a param called x would have the label of the number otherwise."""
+    """Return the label of a family's param. A param called x would otherwise have the label of the number."""
     return f"{param} of {family}"
 
 
 def values_shown(cluster: Cluster) -> Callable[[Params, str], Any]:
-    """Return what makes the value that expressions see of one label of a trial's params."""
+    """Return a function that returns the value of one label of a trial's params, as expressions see it."""
     laws = {
         _label(param, name): law for name, family in cluster.families.items() for param, law in family.params.items()
     }
@@ -217,11 +217,11 @@ def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[s
 
 
 class Checkpoints:
-    """Budgets that lie behind params, and the machines that they lie on."""
+    """Budgets already computed for params, and the machines that have the checkpoints."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: by number of the first trial, budget and machine of the latest
+        #: budget and machine of the latest trial, by number of the first trial
         self._kept: dict[int, tuple[float, str | None]] = {}
 
     def begin(self, attempt: Attempt) -> tuple[float, float, bool | None]:
@@ -240,9 +240,9 @@ class Checkpoints:
 
 
 def make_play(cluster: Cluster, seed: int) -> Play:
-    """Return the behaviour of a cluster's trials: their seeds pick size, failure and slowdown.
+    """Return a function that simulates a cluster's trials: their seeds determine size, failure and slowdown.
 
-    Size and failure are the same in all attempts of a trial; the slowdown differs between them.
+    Size and failure are the same in all attempts of a trial. The slowdown differs between them.
     """
     generator = np.random.default_rng([seed, 0x51])
     sizes = cluster.size.draw(generator, DRAWS).tolist()

@@ -1,7 +1,7 @@
-"""Conditional skeleton of a space: which hyperparameters are active when, without the computations on them.
+"""Conditional skeleton of a space: which labels are active when, without the computations on them.
 
-A `Block` holds the labels that are drawn together and the branches that open below them; a `Branch` is a choice with
-hyperparameters in at least one option. Both compare by identity, and one block may stand in several places.
+A `Block` holds the labels that are drawn together and the branches below them. A `Branch` is a choice with labels in at
+least one option. Both compare by identity, and one block may occur in several places.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Pins = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Block:
-    """Labels that are active together, and the choices whose options hold further ones."""
+    """Labels that are active together, and the choices whose options contain further labels."""
 
-    #: in order of first appearance; a branch's own label is among them
+    #: in order of first appearance; includes the labels of its branches
     labels: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
 
@@ -42,7 +42,7 @@ class Branch:
     #: the label whose value is the option's index; None for a computed index
     label: str | None
     switch: Switch
-    #: one per option, empty for an option without hyperparameters
+    #: one per option, empty for an option without labels
     options: tuple[Block, ...]
 
     def position(self, params: Params) -> int:
@@ -53,7 +53,7 @@ class Branch:
 
 
 def merge(blocks: Iterable[Block]) -> Block:
-    """Return one block of all their labels and branches, each once."""
+    """Return one block with all their labels and branches, each once."""
     filled = list(dict.fromkeys(block for block in blocks if block))
     if len(filled) == 1:
         return filled[0]
@@ -63,20 +63,20 @@ def merge(blocks: Iterable[Block]) -> Block:
 
 
 def below(block: Block) -> list[Block]:
-    """Return the blocks of all options with hyperparameters, with repetition, in order."""
+    """Return the blocks of all options with labels, in order, with repetitions."""
     return [option for branch in block.branches for option in branch.options if option]
 
 
 class Skeleton:
-    """A space's blocks, from the root."""
+    """The blocks of a space, from the root."""
 
     def __init__(self, root: Block) -> None:
         self.root = root
-        #: every block once, those above before those below
+        #: every block once, parents before children
         self.blocks = tuple(postorder(root, below))[::-1]
-        #: blocks that stand in several places
+        #: blocks that occur in several places
         self._shared = _repeated(option for block in self.blocks for option in below(block))
-        #: labels that stand in several blocks
+        #: labels that occur in several blocks
         self._repeated = _repeated(label for block in self.blocks for label in block.labels)
 
     def walk(self, params: Params) -> Iterator[Block]:
@@ -96,9 +96,9 @@ class Skeleton:
     def draw(
         self, domains: Mapping[str, Domain], generator: np.random.Generator, size: int, pins: Pins
     ) -> list[dict[str, Value]]:
-        """Draw `size` assignments of the active labels; a pinned label has its pinned value instead of a draw.
+        """Draw `size` assignments of the active labels. A pinned label has its pinned value instead of a draw.
 
-        Each block draws its labels for all assignments in which it is active, then deals these out to the options.
+        Each block draws its labels for all assignments in which it is active, then divides these among the options.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self._shared}
@@ -108,7 +108,7 @@ class Skeleton:
             if isinstance(part, Branch):
                 todo.extend(reversed(_deal(part, rows, drawn)))
                 continue
-            if part in seen:  # reached by another way already, for some of the rows
+            if part in seen:  # already reached in another way, for some of the rows
                 rows = [row for row in rows if row not in seen[part]]
                 seen[part].update(rows)
             if not rows:
@@ -124,7 +124,7 @@ class Skeleton:
 
 
 def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
-    """Return the rows by the option that each has chosen, options without hyperparameters left out."""
+    """Return the rows by the option that each has chosen, without options that have no labels."""
     hands: dict[int, list[int]] = {}
     for row in rows:
         hands.setdefault(branch.position(drawn[row]), []).append(row)

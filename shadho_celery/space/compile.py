@@ -1,8 +1,8 @@
-"""From a hyperopt expression to a `Space`: the only place that reads hyperopt's graphs (pyll).
+"""Compile a hyperopt expression to a `Space`. This is the only module that reads hyperopt's graphs (pyll).
 
-A graph is read once, children first, without recursion. Each of its nodes becomes a node of `tree`, which computes the
-objective's values, and a block of `blocks`, the labels it needs and their conditions. Expressions that pyll makes up
-only while it evaluates (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
+A graph is read once, children first, without recursion. Each node becomes a node of `tree`, which computes the
+objective's values, and a block of `blocks`, with the labels it needs and their conditions. Expressions that pyll
+creates only during evaluation (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["MAX_DEPTH", "Space", "compile_space"]
 #: a node of hyperopt's graphs, which have no types
 Apply = Any
 
-#: nodes on the longest way from the root to a leaf (a choice in a dict counts two): evaluation recurses once a node,
-#: and Python stops at 1000 frames, some of which the caller has used up
+#: maximum number of nodes from the root to a leaf (a choice in a dict counts two): evaluation recurses once per node,
+#: and Python stops at 1000 frames, some of which the caller uses
 MAX_DEPTH = 500
 
-#: hyperopt's laws -> the names of their parameters in order
+#: hyperopt's distributions -> the names of their parameters in order
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     **{law: tuple(field.name for field in fields(kind)) for law, kind in CONTINUOUS.items()},
     "randint": ("low", "high"),
@@ -43,10 +43,10 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def compile_space(expression: Value) -> Space:
-    """Compile a hyperopt expression, or a dict, list or tuple that holds some.
+    """Compile a hyperopt expression, or a dict, list or tuple that contains some.
 
     Raises SpaceError, in one line with the label, the cause and the remedy, if it cannot be searched. Warns if the
-    bounds of a log law look like raw values.
+    bounds of a log distribution look like values before taking the logarithm.
     """
     if expression is None:
         raise SpaceError("The space is None; give an hp expression, such as hp.uniform, or a dict of them.")
@@ -58,7 +58,7 @@ def compile_space(expression: Value) -> Space:
 
 
 def find_function(name: str) -> Callable[..., Value] | None:
-    """Return the function of this name in hyperopt's scope, None without one: for `stored.RestoredSpace`."""
+    """Return the function of this name in hyperopt's scope, or None: for `stored.RestoredSpace`."""
     function = pyll.scope._impls.get(name)
     if function is None:
         return None
@@ -73,15 +73,15 @@ def find_function(name: str) -> Callable[..., Value] | None:
 
 
 def _finish(value: Value, params: Params) -> Value:
-    """Return a function's result; if that is one of pyll's expressions, its value."""
-    # A copy: hyperopt hands out the constants of the expression themselves.
+    """Return a function's result. If it is one of pyll's expressions, return its value."""
+    # A copy, because hyperopt returns the constants of the expression themselves.
     return tree.copied(space_eval(value, params), {}) if isinstance(value, pyll.Apply) else value
 
 
 def _as_graph(expression: Value) -> Apply:
-    """Convert as hyperopt does, but container by container: alone it would recurse, and copy shared parts.
+    """Convert to a graph as hyperopt does, but one container at a time: hyperopt would recurse and copy shared parts.
 
-    A dict keeps its order, which hyperopt would sort away; a dict inside an hp.choice has lost it already.
+    A dict keeps its order, which hyperopt would sort. A dict inside an hp.choice has already lost its order.
     """
     converted: dict[int, Apply] = {}
     try:
@@ -108,7 +108,7 @@ def _contents(part: Value) -> Iterable[Value]:
 
 
 def _inputs(apply: Apply) -> list[Apply]:
-    """Return the nodes that this one is computed from; a hyperparameter's law is none of them."""
+    """Return the nodes from which this one is computed. A hyperparameter's distribution is not among them."""
     return [] if apply.name == "hyperopt_param" else apply.inputs()
 
 
@@ -171,7 +171,7 @@ class _Reader:
         if apply.name == "switch" and args and not kwargs:
             return self._switch(args[0], args[1:])
         if apply.name in stochastic.implicit_stochastic_symbols:
-            # One with a generator of its own is noise of the space's author, no hyperparameter.
+            # A node with its own generator is noise added by the space's author, not a hyperparameter.
             generator = dict(kwargs).get("rng")
             if generator is None:
                 raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
@@ -201,12 +201,12 @@ class _Reader:
         if label is None:
             return switch
         domain = self._domains[label]
-        if isinstance(index, Param) and domain == RandInt(0, len(options)):  # an hp.choice: its options have no order
+        if isinstance(index, Param) and domain == RandInt(0, len(options)):  # an hp.choice, whose options have no order
             domain = self._domains[label] = Categorical.uniform(len(options))
         if isinstance(domain, Discrete):
             if domain.first < 0 or domain.first + domain.count > len(options):
                 raise SpaceError(
-                    f"Hyperparameter {label!r}: {domain.describe()} picks among {len(options)} options; "
+                    f"Hyperparameter {label!r}: {domain.describe()} selects among {len(options)} options; "
                     "give as many options as it has values, from 0."
                 )
             self._switches.setdefault(label, switch)
@@ -222,14 +222,14 @@ class _Reader:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Return True if a second evaluation costs less than remembering the first, and shows no difference."""
+    """Return True if a second evaluation costs less than storing the first, and makes no difference."""
     if isinstance(node, Call):
         return node.function in (int, float) and isinstance(node.args[0], Param)
     return isinstance(node, (Literal, Param))
 
 
 def _index_label(index: Node) -> str | None:
-    """Return the label whose value is this index, perhaps through the int() of hp.randint."""
+    """Return the label whose value is this index, possibly converted by the int() of hp.randint."""
     index = tree.unshared(index)
     if isinstance(index, Call) and index.function is int and len(index.args) == 1:
         index = tree.unshared(index.args[0])
@@ -237,7 +237,7 @@ def _index_label(index: Node) -> str | None:
 
 
 def _label_and_law(apply: Apply) -> tuple[str, Apply]:
-    """Return a hyperopt_param's label, as a str, and the node of its law."""
+    """Return a hyperopt_param's label as a str, and the node of its distribution."""
     given = {**dict(zip(("label", "obj"), apply.pos_args, strict=False)), **dict(apply.named_args)}
     law = given["obj"]
     label = given["label"].obj if isinstance(given["label"], pyll.Literal) else None
@@ -246,12 +246,14 @@ def _label_and_law(apply: Apply) -> tuple[str, Apply]:
     if not isinstance(label, str):
         raise SpaceError(f"A hyperparameter's label is {label!r}; give a string.")
     if law.name not in _PARAMETERS:
-        raise SpaceError(f"Hyperparameter {label!r}: {law.name!r} is none of hyperopt's laws; use an hp function.")
+        raise SpaceError(
+            f"Hyperparameter {label!r}: {law.name!r} is not one of hyperopt's distributions; use an hp function."
+        )
     return label, law
 
 
 def _arguments(label: str, law: Apply) -> dict[str, Value]:
-    """Return the parameters of a law by name, constant expressions evaluated."""
+    """Return the parameters of a distribution by name, with constant expressions evaluated."""
     names = _PARAMETERS[law.name]
     if len(law.pos_args) > len(names):
         raise SpaceError(f"Hyperparameter {label!r}: {law.name} has too many parameters; it takes {', '.join(names)}.")
@@ -262,7 +264,7 @@ def _arguments(label: str, law: Apply) -> dict[str, Value]:
 
 
 def _constant(label: str, name: str, node: Apply) -> Value:
-    """Return the value of a law's parameter, which must not depend on any draw."""
+    """Return the value of a distribution's parameter, which must not depend on any draw."""
     if isinstance(node, pyll.Literal):
         return node.obj
     for part in _ordered(node):

@@ -1,4 +1,4 @@
-"""Texts of a compiled space, the same in every process: to compare it with a stored one, and to name options."""
+"""Texts of a compiled space that are the same in every process, to compare it with a stored one and to name options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ VERSION = 2
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
-#: nested tuples and dicts that are shown of an option
+#: nested tuples and dicts of an option that are shown
 MAX_LEVELS = 5
-#: most characters of a name that is an option's text
+#: maximum length of a name that is an option's text
 MAX_NAME = 40
 #: text of what is drawn
 _DRAWN = "..."
@@ -37,7 +37,7 @@ def structure(root: Node) -> dict[Node, str]:
 
 
 def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
-    """Return label -> the outermost calls on this label alone; hyperopt's own float() and int() left out."""
+    """Return label -> the outermost calls on this label alone, without hyperopt's own float() and int()."""
     found: dict[str, set[str]] = {}
     for label, calls in outermost_calls(root).items():
         own = (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))")
@@ -47,12 +47,12 @@ def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
 
 
 def outermost_calls(root: Node) -> dict[str, list[Node]]:
-    """Return label -> the calls on this label alone that are no part of another such call."""
+    """Return label -> the calls on this label alone that are not part of another such call."""
     labels: dict[Node, frozenset[str]] = {}
     order = list(nodes(root))
     for node in order:
         own = [node.label] if isinstance(node, Param) else []
-        # two are as good as many: a set of all labels at every node would take long in a large space
+        # two are as good as many: a set of all labels at every node would be slow in a large space
         labels[node] = frozenset(
             islice(sorted({*own, *(label for child in node.children for label in labels[child])}), 2)
         )
@@ -89,7 +89,7 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
 
 
 def option_text(option: Node) -> str:
-    """Return an option as a person reads it: constants as Python writes them, and an ellipsis for what is drawn."""
+    """Return an option as text: constants as Python writes them, and an ellipsis for what is drawn."""
     return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: _DRAWN))
 
 
@@ -108,10 +108,11 @@ def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
 
 
 def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any], list[int]]:
-    """Return forms of a choice's options that all differ, as values and as texts, and places of those without a text.
+    """Return forms of a choice's options that all differ, as values and as texts, and the places of those without a
+    text.
 
-    These are the options as `shown`, else all options' texts. To a text that several options have the option's index is
-    added: it means nothing in another space. An empty text would be no option in a table.
+    The forms are the options as `shown`, else all options' texts. If several options have the same text, the option's
+    index is added; it means nothing in another space. An empty text would not be visible in a table.
     """
     if len({*shown}) == len({*map(str, shown)} - {""}) == len(shown):
         return [*shown], []
@@ -140,11 +141,11 @@ def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
 
 
 def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = False) -> list[str | None]:
-    """Return a word for each option; None for one that has none, or the same one as another.
+    """Return a word for each option, or None for an option without one or with the same one as another.
 
-    It is the option itself if that is a string, number, bool or None; a tuple's first item if that is a string; in a
-    dict the string under the choice's own label, else under the first key that tells all the dicts apart, else its
-    first; `with_numbers` a number or bool that tells the dicts apart where no string does.
+    It is the option itself if that is a string, number, bool or None. For a tuple it is the first item if that is a
+    string. For a dict it is the string under the choice's own label, else under the first key that distinguishes all
+    dicts, else the first string. With `with_numbers`, a number or bool is used if no string distinguishes the dicts.
     """
     plain = [unshared(option) for option in options]
     dicts = [option for option in plain if isinstance(option, Dict)]
@@ -159,13 +160,13 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
 
 
 def _name_of(option: Node) -> str | None:
-    """Return an option's text with labels for what is drawn; None for one that has neither constants nor labels."""
+    """Return an option's text with labels for what is drawn, or None if it has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
     return _shortened(text) if _is_storable(text) and text != _DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:
-    """Return the label that a node is drawn by, if it is one alone."""
+    """Return the label by which a node is drawn, if it is a single one."""
     if isinstance(node, Switch):
         node = node.index
     labels = {each.label for each in nodes(node) if isinstance(each, Param)}
@@ -177,7 +178,7 @@ def _shortened(text: str) -> str:
 
 
 def _is_storable(tag: str) -> bool:
-    """Return False for a tag with half a surrogate pair or a NUL, which no database takes."""
+    """Return False for a tag with an unpaired surrogate or a NUL, which no database accepts."""
     return "\0" not in tag and tag == tag.encode("utf-8", "replace").decode()
 
 
@@ -196,7 +197,7 @@ def _tag(option: Node, key: str | None, kind: tuple[type, ...]) -> str | None:
 
 
 def _telling_key(label: str, dicts: list[dict[str, str]]) -> str | None:
-    """Return the key under which every dict has a text of its own; the choice's own label comes first."""
+    """Return the key under which every dict has a different text. The choice's own label is tried first."""
     keys = [label, *dicts[0]] if dicts else []
     return next((key for key in keys if len({found[key] for found in dicts if key in found}) == len(dicts)), None)
 

@@ -1,10 +1,10 @@
-"""The laws a hyperparameter may follow, hyperopt's own, and `make_domain`, which builds one from a space's arguments.
+"""Distributions of labels, as hyperopt defines them, and `make_domain`, which builds one from a space's arguments.
 
-`Domain` is the role; values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
+`Domain` is the role. Values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
 
-A continuous law is a *latent* one (uniform, normal), perhaps exponentiated (`log`), perhaps rounded to a grid of step
-`q`: value = round(exp(latent) / q) * q. "Unscaled" means the latent variable, so a loguniform's interval is its
-exponent's.
+A continuous distribution is a *latent* one (uniform, normal), exponentiated if `log`, and rounded to a grid of step `q`
+if there is one: value = round(exp(latent) / q) * q. "Unscaled" means the latent variable, so a loguniform's interval is
+its exponent's.
 """
 
 from __future__ import annotations
@@ -26,48 +26,50 @@ from shadho_celery.errors import SpaceError
 
 Array = npt.NDArray[Any]
 
-#: a grid with more values than this in its central interval counts as continuous (the SHADHO complexity's rule)
+#: a grid with more values than this in its central interval counts as continuous (the rule of SHADHO's complexity)
 MAX_GRID = 64
-#: mass of an unbounded law that `to_unit` maps onto [0, 1]
+#: mass of an unbounded distribution that `to_unit` maps onto [0, 1]
 UNIT_MASS = 0.999
-#: mass of a law that draws practically never leave: six standard deviations of a Gaussian
+#: mass of a distribution that draws practically never leave: six standard deviations of a Gaussian
 _ALL_BUT_NEVER = math.erf(6.0 / math.sqrt(2.0))
 _MAX_FLOAT, _TINY, _BELOW_ONE = np.finfo(float).max, np.finfo(float).tiny, 1 - np.finfo(float).epsneg
-#: part of a step by which a value may miss its grid
+#: fraction of a step by which a value may miss its grid
 _ROUNDING = 1e-9
 _LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.log(high))"
 
 
 @dataclass(frozen=True)
 class Domain(ABC):
-    """One leaf's set of values and the law its values follow; values are hyperopt's raw draws (indexes for choices)."""
+    """A leaf's set of values and their distribution. Values are hyperopt's raw draws (indexes for choices)."""
 
-    #: hyperopt's name of the law
+    #: hyperopt's name of the distribution
     law: ClassVar[str] = ""
-    #: False for option indexes, which have no order; else values lie on an axis
+    #: False for option indexes, which have no order; otherwise values lie on an axis
     is_numeric: ClassVar[bool] = True
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int) -> Array:
-        """Draw `size` values, shape (size,), int64 or float64, from the law."""
+        """Draw `size` values, shape (size,), int64 or float64."""
 
     @abstractmethod
     def quantile(self, masses: npt.ArrayLike) -> Array:
-        """Return the values below which the law has `masses`, each in [0, 1]: turns quasi-random points into draws."""
+        """Return the quantiles at `masses`, each in [0, 1]. This turns quasi-random points into draws."""
 
     @abstractmethod
     def central_interval(self, mass: float) -> tuple[float, float]:
-        """Return the bounds that hold `mass` of the unscaled variable's probability, equal tails cut; 0 < mass <= 1."""
+        """Return the bounds that hold `mass` of the unscaled variable's probability, with equal tails cut; 0 < mass <=
+        1.
+        """
 
     @abstractmethod
     def cardinality(self, mass: float) -> int | None:
-        """Return the number of values, a grid's within its central interval; None if they count as a continuum."""
+        """Return the number of values, for a grid within its central interval, or None if they count as continuous."""
 
     @abstractmethod
     def steps(self) -> tuple[range, float] | None:
-        """Return whole numbers and a size: its values are their products. None if there are infinitely many.
+        """Return whole numbers and a size: the values are their products. None if there are infinitely many.
 
-        Of an unbounded law they are the values that `from_unit` returns.
+        For an unbounded distribution they are the values that `from_unit` returns.
         """
 
     def may_draw(self, value: float) -> bool:
@@ -80,22 +82,22 @@ class Domain(ABC):
 
     @abstractmethod
     def from_unit(self, units: npt.ArrayLike) -> Array:
-        """Invert `to_unit`, on the grid if there is one."""
+        """Invert `to_unit`, onto the grid if there is one."""
 
     @abstractmethod
     def contains(self, value: object) -> bool:
-        """Return True if the type and the bounds admit the value; one between two grid points passes."""
+        """Return True if type and bounds admit the value. A value between two grid points is admitted."""
 
     @abstractmethod
     def problem(self) -> str | None:
-        """Return the fault of the parameters and its remedy, or None."""
+        """Return what is wrong with the parameters and the remedy, or None."""
 
     def hint(self) -> str | None:
         """Return a warning about parameters that look mistaken but can be searched, or None."""
         return None
 
     def describe(self) -> str:
-        """Return a text such as "uniform(-5, 15)", the same in every process, to compare a stored space with."""
+        """Return a text such as "uniform(-5, 15)", the same in every process, for comparison with a stored space."""
         return f"{self.law}({', '.join(_number(getattr(self, field.name)) for field in fields(self))})"
 
 
@@ -103,12 +105,12 @@ class Continuous(Domain):
     """A latent variable, exponentiated if `log`, rounded to a grid if there is a `step`."""
 
     log: ClassVar[bool] = False
-    #: mass of the latent law that `to_unit` maps onto [0, 1]
+    #: mass of the latent distribution that `to_unit` maps onto [0, 1]
     unit_mass: ClassVar[float] = 1.0
 
     @property
     def step(self) -> float | None:
-        """Step q of the grid; None without one."""
+        """Step q of the grid, or None without one."""
         return None
 
     @abstractmethod
@@ -121,7 +123,7 @@ class Continuous(Domain):
 
     @abstractmethod
     def _shape_problem(self) -> str | None:
-        """Return the fault of the latent law's parameters, or None."""
+        """Return what is wrong with the latent distribution's parameters, or None."""
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:
         return self._scale(self._draw(generator, size))
@@ -134,17 +136,21 @@ class Continuous(Domain):
         return values if self.step is None else (values / self.step).round() * self.step
 
     def _drawn(self, values: Array) -> Array:
-        """Return values of the grid; those of probability 0, beyond a bound in the middle of two, become the next."""
+        """Return values of the grid. A value of probability 0, beyond a bound between two values, becomes the next
+        one.
+        """
         return values if self._ends is None else values.clip(*self._ends)
 
     @cached_property
     def _ends(self) -> tuple[float, float] | None:
-        """Least and greatest value of a bounded law's grid that have a probability; None without a grid or bounds."""
+        """Least and greatest value with a positive probability in a bounded distribution's grid; None without grid or
+        bounds.
+        """
         bounds = np.asarray(self.central_interval(1.0))
         if self.step is None or not np.isfinite(bounds).all():
             return None
         low, high = ((np.exp(bounds) if self.log else bounds) / self.step).tolist()
-        if max(abs(low), abs(high)) * _ROUNDING > 0.5:  # neighbouring values are not told apart
+        if max(abs(low), abs(high)) * _ROUNDING > 0.5:  # neighbouring values cannot be distinguished
             return None
         first, last = math.floor(low + 0.5 + _ROUNDING), math.ceil(high - 0.5 - _ROUNDING)
         return (first * self.step, last * self.step) if first <= last else None
@@ -165,9 +171,9 @@ class Continuous(Domain):
     def to_unit(self, values: npt.ArrayLike) -> Array:
         latent = np.asarray(values, dtype=float)
         low, high = self.central_interval(self.unit_mass)
-        if self.log:  # a grid of a log law may hold 0, which belongs to the lower end
+        if self.log:  # a grid of a log distribution may contain 0, which belongs to the lower end
             latent = np.log(np.maximum(latent, _TINY))
-        # A law may be narrower than the distance between two floats.
+        # A distribution may be narrower than the distance between two floats.
         return ((latent - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
@@ -182,15 +188,17 @@ class Continuous(Domain):
         return bool(low - slack <= value <= high + slack)
 
     def on_grid(self, value: float) -> float | None:
-        """Return the value that the law draws for this one: that of the grid but for rounding; None between two."""
+        """Return the value that the distribution draws for this one: the grid's if it differs only by rounding, else
+        None.
+        """
         if self.step is None or not math.isfinite(value / self.step):
             return value
-        # The law's own product: two floats that differ by rounding are one value of the grid.
+        # The same product as in drawing: two floats that differ by rounding are one value of the grid.
         nearest = round(value / self.step) * self.step
         return nearest if abs(value - nearest) <= max(_ROUNDING * self.step, math.ulp(value)) else None
 
     def beside(self, value: float) -> list[float]:
-        """Return the values of the grid below and above this one, as far as they can be drawn."""
+        """Return the values of the grid below and above this one, if they can be drawn."""
         below = math.floor(value / (self.step or 1.0))
         return [end for step in (below, below + 1) if self.contains(end := step * (self.step or 1.0))]
 
@@ -220,7 +228,7 @@ class _Quantised(Continuous):
 
 @dataclass(frozen=True)
 class Uniform(Continuous):
-    """hp.uniform: evenly between low and high."""
+    """hp.uniform: uniform between low and high."""
 
     law = "uniform"
 
@@ -249,16 +257,18 @@ class Uniform(Continuous):
         return None
 
     def hint(self) -> str | None:
-        """Return a warning if the bounds of a log law look like raw values: both positive, their ratio 100 or more."""
+        """Return a warning if the bounds of a log distribution look like plain values: both positive with a ratio of
+        100 or more.
+        """
         if not self.log or self.low <= 0 or self.high / self.low < 100:
             return None
         drawn = f"draws from {math.exp(self.low):g} to {math.exp(self.high):g}"
-        return f"{self.describe()} {drawn}; if that is not meant, {_LOG_HINT.format(law=self.law)}"
+        return f"{self.describe()} {drawn}; if that is not intended, {_LOG_HINT.format(law=self.law)}"
 
 
 @dataclass(frozen=True)
 class QUniform(_Quantised, Uniform):
-    """hp.quniform and hp.uniformint: uniform, rounded to multiples of q, so that the ends may overhang."""
+    """hp.quniform and hp.uniformint: uniform, rounded to multiples of q, so the ends may exceed the bounds."""
 
     law = "quniform"
 
@@ -292,7 +302,7 @@ class Normal(Continuous):
         return generator.normal(self.mu, self.sigma, size)
 
     def _latent_quantile(self, masses: Array) -> Array:
-        # the ends of an unbounded law are infinite: stay a little inside
+        # the ends of an unbounded distribution are infinite, so stay slightly inside
         return self.mu + self.sigma * np.asarray(ndtri(masses.clip(_TINY, _BELOW_ONE)))
 
     def central_interval(self, mass: float) -> tuple[float, float]:
@@ -332,7 +342,7 @@ class QLogNormal(QNormal):
 
 
 class Discrete(Domain):
-    """Whole numbers from `first`, `count` of them: a randint's, or the option indexes of a choice."""
+    """Whole numbers from `first` on, `count` of them: a randint's values, or the option indexes of a choice."""
 
     @property
     @abstractmethod
@@ -346,7 +356,7 @@ class Discrete(Domain):
 
     @abstractmethod
     def probability(self, value: int) -> float:
-        """Return the law's mass on this value; 0 outside."""
+        """Return the probability of this value; 0 outside."""
 
     def cardinality(self, mass: float) -> int | None:
         return self.count
@@ -374,7 +384,7 @@ class Discrete(Domain):
 
 @dataclass(frozen=True)
 class RandInt(Discrete):
-    """hp.randint: whole numbers from low to high - 1, all alike; they lie on an axis."""
+    """hp.randint: whole numbers from low to high - 1, with equal probabilities. They lie on an axis."""
 
     law = "randint"
 
@@ -406,7 +416,7 @@ class RandInt(Discrete):
         if self.low >= self.high:
             return f"nothing to choose from, randint({self.low}, {self.high}) is empty; give an option, or low < high"
         if self.low < -(2**63) or self.high > 2**63 or self.count > 2**63:
-            return f"randint({self.low}, {self.high}) leaves 64 bits; give a smaller range"
+            return f"randint({self.low}, {self.high}) does not fit in 64 bits; give a smaller range"
         return None
 
     def describe(self) -> str:
@@ -421,12 +431,12 @@ class Categorical(Discrete):
     is_numeric = False
     first = 0
 
-    #: one per option, their sum 1
+    #: one per option; they sum to 1
     probabilities: tuple[float, ...]
 
     @classmethod
     def uniform(cls, count: int) -> Categorical:
-        """Return the law of hp.choice over `count` options."""
+        """Return the distribution of hp.choice over `count` options."""
         return cls((1.0 / count,) * count)
 
     @property
@@ -436,13 +446,13 @@ class Categorical(Discrete):
     @cached_property
     def _cumulative(self) -> Array:
         cumulative: Array = np.cumsum(self.probabilities)
-        # rounding may leave the last sum below 1: then a draw above it belongs to the last option that can be drawn
+        # rounding may leave the last sum below 1: a draw above it belongs to the last option that can be drawn
         cumulative[np.flatnonzero(self.probabilities)[-1] :] = 1.0
         return cumulative
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Equality of all options' probabilities."""
+        """Whether all options have the same probability."""
         return min(self.probabilities) == max(self.probabilities)
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:
@@ -463,7 +473,7 @@ class Categorical(Discrete):
         if not self.probabilities:
             return "nothing to choose from; give at least one option"
         if not all(math.isfinite(mass) and mass >= 0 for mass in self.probabilities):
-            return "a probability is negative or no finite number; give numbers from 0 to 1"
+            return "a probability is negative or not a finite number; give numbers from 0 to 1"
         if abs(math.fsum(self.probabilities) - 1.0) > 1e-6:
             return f"the probabilities sum to {math.fsum(self.probabilities):g}; make them sum to 1"
         return None
@@ -474,7 +484,7 @@ class Categorical(Discrete):
         return f"pchoice({', '.join(f'{mass:.12g}' for mass in self.probabilities)})"
 
 
-#: hyperopt's name of a law with real parameters -> its domain, whose fields are the law's parameters in order
+#: hyperopt's name of a distribution with real parameters -> its domain, whose fields are the parameters in order
 CONTINUOUS: Mapping[str, type[Continuous]] = {
     kind.law: kind for kind in (Uniform, QUniform, LogUniform, QLogUniform, Normal, QNormal, LogNormal, QLogNormal)
 }
@@ -483,8 +493,8 @@ CONTINUOUS: Mapping[str, type[Continuous]] = {
 def make_domain(label: str, law: str, arguments: Mapping[str, object]) -> Domain:
     """Build and validate the domain of one hyperparameter.
 
-    `law` is one of hyperopt's names, `arguments` its parameters by hyperopt's names, already numbers (for
-    "categorical": "p", a sequence). Raises SpaceError, naming the label, the cause and the remedy.
+    `law` is one of hyperopt's names. `arguments` are its parameters by hyperopt's names, already numbers (for
+    "categorical": "p", a sequence). Raises SpaceError with the label, the cause and the remedy.
     """
     domain: Domain
     if law == "categorical":
@@ -500,13 +510,15 @@ def make_domain(label: str, law: str, arguments: Mapping[str, object]) -> Domain
 
 
 def validate(label: str, domain: Domain) -> None:
-    """Raise SpaceError, naming the label, the cause and the remedy, if the domain cannot be searched."""
+    """Raise SpaceError with the label, the cause and the remedy if the domain cannot be searched."""
     if problem := domain.problem():
         raise SpaceError(f"Hyperparameter {label!r}: {problem}.")
 
 
 def cell(domain: Domain, value: Any) -> tuple[float, float]:
-    """Return the ends of what is rounded to a number's value, in units of `to_unit`; they are one in a continuum."""
+    """Return the interval that is rounded to a number's value, in units of `to_unit`. Without a grid, both ends are
+    equal.
+    """
     half = (domain.step or 0.0) / 2 if isinstance(domain, Continuous) else 0.5
     low, high = domain.to_unit([value - half, value + half]).tolist()
     return low, high
@@ -518,17 +530,19 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> f
     value = arguments[name]
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
-    # a bool is a number to Python, but as a bound it is a slip
+    # Python counts a bool as a number, but as a bound it is a mistake
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is {short(value, 60)}; give a number.")
     try:
         return float(value)
     except OverflowError:
-        raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is too large for a float; give less.") from None
+        raise SpaceError(
+            f"Hyperparameter {label!r}: {name} of {law} is too large for a float; give a smaller one."
+        ) from None
 
 
 def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
-    """Return the parameter as an int; 5.0 passes for 5."""
+    """Return the parameter as an int. 5.0 is accepted as 5."""
     value = arguments.get(name)
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)
@@ -539,7 +553,9 @@ def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
 
 
 def _categorical(label: str, weights: object) -> Categorical:
-    """Return the law of a pchoice, its probabilities renormalised if rounding left their sum a little off 1."""
+    """Return the distribution of a pchoice, with probabilities renormalised if rounding left their sum slightly off
+    1.
+    """
     if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
         raise SpaceError(f"Hyperparameter {label!r}: its probabilities are {short(weights, 60)}; give one per option.")
     masses = tuple(_real(label, "pchoice", "probability", {"probability": weight}) for weight in weights)
@@ -552,12 +568,12 @@ def _is_finite(value: numbers.Real) -> bool:
     try:
         return math.isfinite(value)
     except OverflowError:
-        # A whole number that no float can hold.
+        # A whole number that is too large for a float.
         return False
 
 
 def _below_one(masses: npt.ArrayLike) -> Array:
-    """Return masses as an array; 1 becomes the float below it, which belongs to the last value."""
+    """Return masses as an array. 1 becomes the float below it, which belongs to the last value."""
     return np.asarray(masses, dtype=float).clip(max=_BELOW_ONE)
 
 

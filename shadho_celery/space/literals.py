@@ -1,4 +1,4 @@
-"""Texts of constants: the same in every process, different for values of other texts, names or plain attributes."""
+"""Texts of constants: equal in every process, and different if text, name or plain attributes differ."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from numpy.typing import NDArray
 #: returns the text of a part of a value
 _Text = Callable[[object], str]
 
-#: bits of an int above which Python may refuse to write it in decimals
+#: bits of an int above which Python may refuse to write it in decimal
 LONG_INT = 14_000
-#: levels of a value below which only types' names are given
+#: nesting of a value below which only type names are given
 MAX_LEVELS = 20
-#: kinds of arrays whose bytes are their values
+#: kinds of arrays whose values are their bytes
 _PLAIN = "biufcmMSU"
 #: quoted texts within a repr
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
-#: what makes a repr depend on the process: an address, the order of a set, lines that depend on a terminal's width
+#: makes a repr depend on the process: an address, the order of a set, lines that depend on the terminal's width
 _VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|[{\n]|\A<|\A\Z")
 
 
 def digest(content: str | bytes) -> str:
-    """Return twelve hexadecimal digits that stand for a text."""
+    """Return twelve hexadecimal digits as the digest of a text."""
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 
 def literal_text(value: object, levels: int = MAX_LEVELS) -> str:
-    """Return a constant's text: type and value; of what has no name, no text and no plain attributes the type alone."""
+    """Return a constant's text: type and value, or the type only if it has no name, text or plain attributes."""
     if levels == 0:
         return _object(value)
     try:
         return _text(value, lambda part: literal_text(part, levels - 1))
-    except Exception:  # a class of the user's may raise anything
+    except Exception:  # a class of the user may raise anything
         return _object(value)
 
 
@@ -96,7 +96,7 @@ def _container(value: object, text: _Text) -> str:
             return _record(value, dict(zip(value._fields, value, strict=True)), text)
         case tuple():
             return _of_kind(value, tuple, f"({', '.join(map(text, value))}{',' if len(value) == 1 else ''})")
-    raise TypeError(f"{type(value).__name__} is no container")
+    raise TypeError(f"{type(value).__name__} is not a container")
 
 
 def _record(value: object, fields: Mapping[str, object], text: _Text) -> str:
@@ -104,12 +104,12 @@ def _record(value: object, fields: Mapping[str, object], text: _Text) -> str:
 
 
 def _of_kind(value: object, kind: type, text: str) -> str:
-    """Return the text of a container, with its type's name unless that is the plain one."""
+    """Return the text of a container, with its type's name unless that is a built-in type."""
     return text if type(value) is kind else f"{_name(type(value))}({text})"
 
 
 def _named(value: object, text: _Text) -> str:
-    """Return the text of what has a name, or consists of such; see `_function`."""
+    """Return the text of a value that has a name, or consists of such values; see `_function`."""
     match value:
         case partial():
             named = [f"{key}={text(argument)}" for key, argument in sorted(value.keywords.items())]
@@ -122,7 +122,7 @@ def _named(value: object, text: _Text) -> str:
 
 
 def _function(value: Callable[..., object], text: _Text) -> str:
-    """Return a function's name; one made by another function, or without a name, has its captured values too."""
+    """Return a function's name. If another function made it, or it has no name, the captured values are added."""
     name = _name(value)
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, ModuleType):
@@ -139,9 +139,9 @@ def _function(value: Callable[..., object], text: _Text) -> str:
 
 
 def _body(code: CodeType) -> str:
-    """Return a lambda's body as its source has it, or the line in Python 3.10; its byte code without a source.
+    """Return a lambda's body from its source, or the whole line in Python 3.10; its byte code if there is no source.
 
-    The byte code comes last: other versions of Python have another.
+    The byte code is the last resort, because it differs between Python versions.
     """
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
@@ -149,7 +149,7 @@ def _body(code: CodeType) -> str:
     positions = getattr(code, "co_positions", None)
     if positions is None:
         return lines[0].strip()
-    # What spans nothing is no part of the source.
+    # A node without a position is not part of the source.
     spans = [span for span in positions() if None not in span and span[::2] != span[1::2]]
     start = min((first, column) for first, _, column, _ in spans)
     end = max((last, column) for _, last, _, column in spans)
@@ -160,7 +160,7 @@ def _body(code: CodeType) -> str:
 
 
 def _other(value: object) -> str:
-    """Return an object's repr, behind its type's name where it does not begin so; else its name and attributes."""
+    """Return an object's repr, preceded by its type's name unless it begins with it; else its name and attributes."""
     kind = type(value)
     text = repr(value) if kind.__repr__ is not object.__repr__ else ""
     if _VARYING.search(_QUOTED.sub("''", text)):
@@ -170,9 +170,9 @@ def _other(value: object) -> str:
 
 
 def _attributes(value: object) -> str:
-    """Return an object's name with its public attributes that are plain; "" if it has none.
+    """Return an object's name with those of its public attributes that are plain, or "" if there are none.
 
-    Others, such as a network's weights, may differ by process.
+    Other attributes, such as a network's weights, may differ by process.
     """
     found = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
     named = [f"{name}={literal_text(item)}" for name, item in sorted(found.items()) if _is_plain(item)]

@@ -1,4 +1,4 @@
-"""Known points of a space: labels with values that a person gives, and the rest of the params, proposed or drawn."""
+"""Known points of a space: values that a user gives for some labels; the rest of the params is proposed or drawn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Literal, Node, unshared
 
-#: ways that are tried to make all labels of a partial point active
+#: number of ways that are tried to make all labels of a partial point active
 TRIES = 20
-#: whole numbers beyond it are no floats
+#: larger whole numbers cannot be represented as floats
 _LARGEST = 2**1023
 
 
@@ -30,11 +30,11 @@ def complete(
     *,
     off_grid: bool = False,
 ) -> tuple[str, Params]:
-    """Return the subspace and the params of a point: label -> value; labels that it leaves out are drawn.
+    """Return the subspace and the params of a point: label -> value. Labels that it leaves out are drawn.
 
-    The value of a choice is the index of its option, or its name. Choices that are left out are drawn so that all given
-    labels are active. A value that was rounded is the one of the grid; one between two of them is taken if it may be
-    `off_grid`. Raises SpaceError, with the label, for a point that is no part of the space.
+    The value of a choice is the index or the name of its option. Choices that are left out are drawn so that all given
+    labels are active. A rounded value becomes the value of the grid. A value between two values of the grid is accepted
+    with `off_grid`. Raises SpaceError, with the label, for a point outside the space.
     """
     given = given_values(space, point, off_grid=off_grid)
     params: Params = {}
@@ -50,13 +50,13 @@ def complete(
     for subspace in subspaces:
         if subspace.contains(params):
             return subspace.name, params
-    raise SpaceError(f"{short(given, 60)} lies in no subspace: it picks an option of probability 0")
+    raise SpaceError(f"{short(given, 60)} is in no subspace: it selects an option of probability 0")
 
 
 def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:
-    """Return the labels and values of a point as the space draws them. Raises SpaceError as `complete`."""
+    """Return the labels and values of a point as the space draws them. Raises SpaceError like `complete`."""
     if not isinstance(point, Mapping):
-        raise SpaceError(f"it is no dict of labels and values but {short(point, 60)}")
+        raise SpaceError(f"it is not a dict of labels and values but {short(point, 60)}")
     found = {str(label): _value(space, label, value) for label, value in point.items()}
     return {label: _on_grid(label, space.domains[label], value, off_grid) for label, value in found.items()}
 
@@ -70,13 +70,13 @@ def fill(
     *,
     is_new: Callable[[Params], bool],
 ) -> Params:
-    """Return the params of a point whose missing labels are those of a proposal, the one nearest to the given values.
+    """Return the params of a point, with missing labels from the proposal that is nearest to the given values.
 
-    Proposals that make params which are `is_new` come first. `completed` is what `complete` made of the point: what a
-    proposal has in none of its options is drawn, and without a fitting proposal nothing changes.
+    Proposals that make params which are `is_new` come first. `completed` is the result of `complete` for the point. A
+    label that is in none of the proposal's options is drawn. Without a fitting proposal nothing changes.
     """
     given = given_values(space, point)
-    # Of the choices that were completed those above a given label must stay.
+    # Of the completed choices, those above a given label must be kept.
     needed = {choice: completed[choice] for label in given for choice in _above(space, label, completed)}
     fixed = {**needed, **given}
     fitting: list[Params] = []
@@ -90,14 +90,14 @@ def fill(
 
 
 def _above(space: Space, label: str, params: Params) -> list[str]:
-    """Return the choices above a label by which it is active in these params."""
+    """Return the choices above a label that make it active in these params."""
     ways = space.conditions[label]
     way = next((way for way in ways if all(params.get(choice) == place for choice, place in way)), ())
     return [choice for choice, _ in way]
 
 
 def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
-    """Return how far params are from the fixed values: 1 for another option, and for an inactive label."""
+    """Return the distance of params from the fixed values: 1 for another option, and for an inactive label."""
     found = 0.0
     for label, value in fixed.items():
         domain = space.domains[label]
@@ -110,7 +110,7 @@ def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
 
 
 def _value(space: Space, label: object, value: Any) -> Any:
-    """Return a value as the space draws it. Raises SpaceError unless label and value are of the space."""
+    """Return a value as the space draws it. Raises SpaceError unless label and value belong to the space."""
     if not isinstance(label, str) or label not in space.domains:
         known = one_line(", ".join(space.domains), 300) or "none"
         raise SpaceError(f"there is no label {short(label, 60)}; known are {known}")
@@ -139,17 +139,17 @@ def _value(space: Space, label: object, value: Any) -> Any:
 
 
 def _on_grid(label: str, domain: Domain, value: Any, off_grid: bool) -> Any:
-    """Return the value of the grid. Raises SpaceError for one between two of them unless it may be `off_grid`."""
+    """Return the value of the grid. Raises SpaceError for a value between two of them, unless `off_grid` is set."""
     if not isinstance(domain, Continuous) or (off_grid and domain.on_grid(value) is None):
         return value
     if (found := domain.on_grid(value)) is not None:
         return found
     beside = " and ".join(f"{each:.15g}" for each in domain.beside(value))
-    raise SpaceError(f"{label!r}: {short(value, 60)} is no value of {domain.describe()}; the nearest are {beside}")
+    raise SpaceError(f"{label!r}: {short(value, 60)} is not a value of {domain.describe()}; the nearest are {beside}")
 
 
 def _place_of_text(options: Sequence[Node], text: str) -> int | None:
-    """Return the place of the option that is this text: a name may be the index of another option."""
+    """Return the index of the option with this text: a name may look like the index of another option."""
     for place, option in enumerate(map(unshared, options)):
         if isinstance(option, Literal) and isinstance(option.value, str) and option.value == text:
             return place
@@ -157,7 +157,7 @@ def _place_of_text(options: Sequence[Node], text: str) -> int | None:
 
 
 def _with_choices(space: Space, given: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Return the given values, and for each label one of the ways of choices above it that they admit."""
+    """Return the given values and, for each label, one of the ways of choosing the options above it."""
     pins = dict(given)
     for label in given:
         ways = [

@@ -1,7 +1,7 @@
-"""Functions that a recorded space may name: pure ones, on plain values, within bounds of size and steps.
+"""Functions that a stored space may call: pure ones, on plain values, with limits on size and steps.
 
-A record may come from a stranger. So a value is a number, a text, None, or a tuple, list or dict of such ones, of
-exactly these types; nothing is looked up on it by a name.
+A stored space may come from a stranger. A value is therefore a number, a text, None, or a tuple, list or dict of such
+values, of exactly these types. No attribute of it is looked up by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shadho_celery.space.literals import LONG_INT
 
 Value = Any
 
-#: characters of a text that count as one step
+#: number of characters of a text that count as one step
 _CHARACTERS = 100
 _NUMBERS = frozenset({bool, int, float, np.bool_, np.int64, np.float64})
 _SCALARS: frozenset[type] = _NUMBERS | {str, type(None)}
@@ -25,17 +25,17 @@ _SIZED: frozenset[type] = _LISTS | {str, dict}
 
 
 class Refused(Exception):
-    """A value is no plain one, or a function would take too many steps."""
+    """A value is not plain, or a function would take too many steps."""
 
 
 class Steps:
-    """Steps that are left for one evaluation: a bound on its time, and on the size of what it makes."""
+    """Steps that are left for one evaluation, which limit its time and the size of its results."""
 
     def __init__(self, left: int) -> None:
         self._left = left
 
     def spend(self, count: int = 1) -> None:
-        """Take so many steps. Raises Refused if there are not as many."""
+        """Take this many steps. Raises Refused if fewer are left."""
         self._left -= count
         if self._left < 0:
             raise Refused("too many steps")
@@ -47,20 +47,20 @@ class Steps:
         if type(value) is str:
             self.spend(len(value) // _CHARACTERS)
         if type(value) not in _SCALARS:
-            raise Refused(f"no plain value, but {type(value).__name__}")
+            raise Refused(f"not a plain value but {type(value).__name__}")
         return value
 
     def made(self, value: Value) -> Value:
-        """Return what a function has made of plain values: a scalar, or a tuple, list or dict."""
+        """Return the result of a function of plain values: a scalar, or a tuple, list or dict."""
         return value if type(value) in _LISTS or type(value) is dict else self.scalar(value)
 
 
-#: a function of the steps that are left, and of its arguments
+#: a function of the steps that are left and of its arguments
 Pure = Callable[..., Value]
 
 
 def _on(kinds: frozenset[type], function: Callable[..., Value], count: int) -> Pure:
-    """Return a function of so many values of these types."""
+    """Return a function of this many values of these types."""
 
     def call(steps: Steps, *args: Value) -> Value:
         if len(args) != count or not all(type(each) in kinds for each in args):
@@ -71,7 +71,7 @@ def _on(kinds: frozenset[type], function: Callable[..., Value], count: int) -> P
 
 
 def _over(function: Callable[..., Value]) -> Pure:
-    """Return a function of numbers, one by one or as one list."""
+    """Return a function of numbers, given one by one or as one list."""
 
     def call(steps: Steps, *args: Value) -> Value:
         items = args[0] if len(args) == 1 and type(args[0]) in _LISTS else args

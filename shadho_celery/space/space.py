@@ -1,4 +1,4 @@
-"""A compiled search space, as the rest of the package knows it."""
+"""A compiled search space as used by the rest of the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shadho_celery.space.domains import Categorical, Discrete, Domain
 from shadho_celery.space.literals import digest
 from shadho_celery.space.tree import Node, Switch, Value
 
-#: the options that must have been chosen, each a (choice's label, option's index), from the outermost in
+#: options that must have been chosen, each a (choice's label, option's index), from the outermost inwards
 Condition = tuple[tuple[str, int], ...]
 #: a label with more ways to become active counts as always active
 MAX_CONDITIONS = 64
@@ -29,40 +29,42 @@ MAX_DESCRIBED = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Space:
-    """A search space, compiled; made by `compile_space`, and safe to use from several threads."""
+    """A compiled search space, made by `compile_space`. Safe to use from several threads."""
 
     #: builds the objective's values
     root: Node
     #: conditions under which each label is active
     skeleton: Skeleton
-    #: label -> law, in order of first appearance in hyperopt's graph (which sorts a dict by its keys)
+    #: label -> distribution, in order of first appearance in hyperopt's graph (which sorts a dict by its keys)
     domains: Mapping[str, Domain]
-    #: label -> the first choice whose option it picks
+    #: label -> the first choice whose option it selects
     switches: Mapping[str, Switch] = field(default_factory=dict)
-    #: hyperopt's own form of it, for hyperopt's own algorithms; None if it was not made from one
+    #: hyperopt's own form of the space, for hyperopt's algorithms; None if it was not made from one
     graph: Value = None
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
-        """Draw `size` assignments from the prior: the active labels' raw draws, as plain ints and floats.
+        """Draw `size` assignments from the prior: raw draws of the active labels, as plain ints and floats.
 
         A choice's label in `pins` has the index given there.
         """
         return self.skeleton.draw(self.domains, generator, size, pins)
 
     def evaluate(self, params: Params) -> Value:
-        """Return the objective's values for these draws: equal to hyperopt's ``space_eval``, types included.
+        """Return the objective's values for these draws. They equal those of hyperopt's ``space_eval``, types included.
 
-        Labels that are not active may be absent. Raises SpaceError if an active one is.
+        Labels that are not active may be missing. Raises SpaceError if an active one is missing.
         """
         return self.root.evaluate(params, {})
 
     def active(self, params: Params) -> tuple[str, ...]:
-        """Return the labels that take part under these params, in declaration order; `params` may hold more."""
+        """Return the active labels under these params, in declaration order. `params` may contain more."""
         found = {label for block in self.skeleton.walk(params) for label in block.labels}
         return tuple(label for label in self.domains if label in found)
 
     def check(self, params: Params) -> None:
-        """Raise SpaceError unless these params can be drawn: every active label there, its value in its domain."""
+        """Raise SpaceError unless these params can be drawn: every active label is there, with a value in its
+        domain.
+        """
         for label in params:
             if label not in self.domains:
                 raise SpaceError(f"The space has no hyperparameter {label!r}; leave it out, or correct its name.")
@@ -76,10 +78,10 @@ class Space:
 
     @cached_property
     def conditions(self) -> Mapping[str, tuple[Condition, ...]]:
-        """Label -> the alternatives under which it is active; ``((),)`` is always.
+        """Label -> the alternatives under which it is active; ``((),)`` means always.
 
-        Below an option picked by a computed index, or with more than `MAX_CONDITIONS` alternatives, it says "active"
-        too often; `active` is exact.
+        Below an option selected by a computed index, or with more than `MAX_CONDITIONS` alternatives, it says "active"
+        too often. `active` is exact.
         """
         above: dict[Block, set[Condition]] = {block: set() for block in self.skeleton.blocks}
         above[self.skeleton.root] = {()}
@@ -95,7 +97,9 @@ class Space:
         return {label: tuple(sorted(self._simplified(chains))) for label, chains in found.items()}
 
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
-        """Return the same alternatives, those of all options of a choice replaced by the one above that choice."""
+        """Return the same alternatives, with those of all options of a choice replaced by the condition of that
+        choice.
+        """
         if () in chains or len(chains) > MAX_CONDITIONS:
             return {()}
         options = Counter((chain[:-1], chain[-1][0]) for chain in chains)
@@ -133,7 +137,7 @@ class Space:
 
 
 def _extended(chains: set[Condition], label: str | None, place: int) -> set[Condition]:
-    """Return the chains with one more link, without those that already went another way at this choice."""
+    """Return the chains with one more link, without those that chose another option of this choice."""
     if label is None:
         return chains
     lasting = {chain for chain in chains if dict(chain).get(label, place) == place}

@@ -1,6 +1,6 @@
-"""Subspaces of a space: one for each combination of its structural choices, made lazily and never more than a bound.
+"""Subspaces of a space: one for each combination of its structural choices, created lazily and limited in number.
 
-A choice is structural if at least one of its options holds a hyperparameter. Source: SHADHO, arXiv 1707.01428.
+A choice is structural if at least one of its options contains a hyperparameter. Source: SHADHO, arXiv 1707.01428.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_SUBSPACES = 64
 #: the subspace that is the whole space
 UNDIVIDED = "all"
-#: the values of a subspace's labels in their order, None for an inactive one: what tells params of it from others
+#: the values of a subspace's labels in order, None for an inactive one; identifies params within the subspace
 Key = tuple[Value | None, ...]
-#: the choices still open, nearest first, as a linked list
+#: the choices that are still open, nearest first, as a linked list
 _Pending = tuple[Branch, "_Pending"] | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Subspace:
-    """A part of the search space that is ranked and assigned as one: some choices are pinned, the rest is drawn."""
+    """A part of the search space that is ranked and assigned as a unit: some choices are pinned, the rest is drawn."""
 
     #: the pinned choices and options, ``kernel=rbf``, joined by commas; "all" if nothing is pinned
     name: str
     #: the pinned choices: label -> option index, in declaration order
     fixed: Pins
-    #: the leaves: label -> law of everything that may be drawn in it, choices that were not split included
+    #: the leaves: label -> distribution of everything that may be drawn in it, including choices that were not split
     domains: Mapping[str, Domain]
-    #: the share of the space's own prior that falls into it; all subspaces' sum to 1
+    #: its probability under the space's prior; those of all subspaces sum to 1
     probability: float
     space: Space = field(repr=False)
 
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
-        """Draw `size` assignments of the active labels from the prior within the subspace, pinned labels included."""
+        """Draw `size` assignments of the active labels from the prior within the subspace, including pinned labels."""
         return self.space.sample(generator, size, self.fixed)
 
     def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
-        """Return the active labels' values at these masses of their laws, from 0 to 1, one for each leaf."""
+        """Return the active labels' values at these quantiles, from 0 to 1, one for each leaf."""
         params: dict[str, Value] = {**self.fixed}
         for column, (label, domain) in enumerate(self.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
         return {label: params[label] for label in self.space.active(params)}
 
     def key(self, params: Params) -> Key:
-        """Return what tells these params from others of the subspace."""
+        """Return a key that identifies these params within the subspace."""
         return tuple(map(params.get, self.domains))
 
     def contains(self, params: Params) -> bool:
-        """Return True if these params lie in this subspace, and so in no other."""
+        """Return True if these params belong to this subspace, and so to no other."""
         return all(params.get(label) == place for label, place in self.fixed.items())
 
 
@@ -78,7 +78,7 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
     if len(combinations) > max_subspaces:
         chosen = within.outermost(max_subspaces)
         only = ", ".join(chosen) or "none"
-        # No warning: it is searched as any other, and there is nothing to fix.
+        # Not a warning: the space is searched like any other, and there is nothing to fix.
         logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
         combinations = list(within.combinations(chosen))
     return tuple(map(within.subspace, within.names(combinations), combinations))
@@ -99,12 +99,12 @@ class _Structure:
         self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
 
     def reachable(self, label: str) -> list[int]:
-        """Return the options that the prior ever takes."""
+        """Return the options that have a positive probability."""
         options = range(len(self.choices[label].options))
         return [place for place in options if self._probability(label, place) > 0]
 
     def combinations(self, labels: Collection[str]) -> Iterator[dict[str, int]]:
-        """Yield every combination of options of these choices, the last choice varying fastest."""
+        """Yield every combination of options of these choices, with the last choice varying fastest."""
         todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._space.skeleton.root, None), {}, set())]
         while todo:
             pending, pins, seen = todo.pop()
@@ -124,7 +124,7 @@ class _Structure:
                 yield pins
 
     def outermost(self, limit: int) -> list[str]:
-        """Return as many of the choices at the top, in declaration order, as have at most `limit` combinations."""
+        """Return as many of the outermost choices, in declaration order, as have at most `limit` combinations."""
         chosen: dict[str, int] = {}
         for branch in self._space.skeleton.root.branches:
             if branch.label is None or branch.label in chosen:
@@ -142,7 +142,7 @@ class _Structure:
         names = [",".join(parts) or UNDIVIDED for parts in named]
         if len(set(names)) == len(names):
             return names
-        # commas and equals signs inside labels and tags can make two names one
+        # commas and equals signs inside labels and tags can make two names equal
         return [f"{name}#{number}" for number, name in enumerate(names)]
 
     def subspace(self, name: str, pins: Pins) -> Subspace:
@@ -163,7 +163,7 @@ class _Structure:
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the options that these pins admit."""
+    """Return the options that these pins allow."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 

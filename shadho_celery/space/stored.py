@@ -1,7 +1,7 @@
-"""The machine-readable form of a space, as a store keeps it: JSON of declared records, and values made from it again.
+"""The machine-readable form of a space in a store: JSON of declared records, and values computed from it.
 
-Nodes come children first and name one another by their places: a shared node is written once, and depth is no concern.
-Constants that JSON cannot carry, such as functions, are kept as texts.
+Nodes come children first and refer to one another by their places. A shared node is written once, and depth is not
+limited. Constants that JSON cannot represent, such as functions, are kept as texts.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shadho_celery.space.pure import FUNCTIONS, Refused, Steps
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Node, Value
 
-#: a constant that JSON can carry
+#: a constant that JSON can represent
 Scalar = bool | int | float | str | None
 
 #: finds a function of hyperopt's scope by its name
 Find = Callable[[str], Callable[..., Value] | None]
 
-#: steps of one evaluation of a space, and so many more for each of its nodes
+#: steps of one evaluation of a space, and additional steps for each of its nodes
 LEAST_STEPS, STEPS_PER_NODE = 10_000, 4
 
 
 class Shown(str):
-    """Text in place of a value that only the study's module has; its repr is the text itself."""
+    """Text shown instead of a value that only the study's module has. Its repr is the text itself."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Shown(str):
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """Node of a space; other nodes are named by their places in the list."""
+    """Node of a space. Other nodes are given by their places in the list."""
 
 
 class Literal(_Record, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Literal(_Record, frozen=True, kw_only=True):
 
 
 class Opaque(_Record, frozen=True, kw_only=True):
-    """A constant that JSON cannot carry, in words."""
+    """A constant that JSON cannot represent, as text."""
 
     text: str
 
@@ -77,7 +77,7 @@ class Dict(_Record, frozen=True, kw_only=True):
 
 
 class Call(_Record, frozen=True, kw_only=True):
-    """A function of hyperopt's scope, by its name there."""
+    """A function of hyperopt's scope, by name."""
 
     name: str
     args: list[int]
@@ -85,14 +85,14 @@ class Call(_Record, frozen=True, kw_only=True):
 
 
 class Switch(_Record, frozen=True, kw_only=True):
-    """One of the options, by an index."""
+    """One of several options, selected by an index."""
 
     index: int
     options: list[int]
 
 
 class Shared(_Record, frozen=True, kw_only=True):
-    """A node that stands in several places, and is evaluated once."""
+    """A node that occurs in several places and is evaluated once."""
 
     node: int
 
@@ -101,18 +101,18 @@ AnyRecord = Literal | Opaque | Param | Sequence | Dict | Call | Switch | Shared
 
 
 class Label(Struct, frozen=True, kw_only=True):
-    """A hyperparameter: its law, and what a person reads in place of its draw."""
+    """A label: its distribution, and what is shown instead of its draw."""
 
-    #: hyperopt's name of the law, and its parameters by name
+    #: hyperopt's name of the distribution, and its parameters by name
     law: str
     parameters: dict[str, Any]
-    #: alternatives under which it is active, each a list of (choice's label, option's index); ``[[]]`` is always
+    #: alternatives under which it is active, each a list of (choice's label, option's index); ``[[]]`` means always
     conditions: list[list[tuple[str, int]]]
-    #: by index, the option of a choice: the constant itself, or a name
+    #: the option of a choice by index: the constant itself, or a name
     options: list[Scalar] | None = None
-    #: indexes of options that no text tells apart
+    #: indexes of options that no text distinguishes
     alike: list[int] = []
-    #: place of the one expression of this label alone, such as an int(); None if there are several
+    #: place of the only expression of this label alone, such as an int(); None if there are several
     expression: int | None = None
 
 
@@ -121,7 +121,7 @@ class StoredSpace(Struct, frozen=True, kw_only=True):
 
     nodes: list[AnyRecord]
     labels: dict[str, Label]
-    #: version of the texts in it, and of those that describe the space
+    #: version of its texts, and of those that describe the space
     version: int = 0
 
 
@@ -149,16 +149,16 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 class RestoredSpace:
-    """Makes values from params by a space's machine-readable form.
+    """Computes values from params, using a space's machine-readable form.
 
-    The form may be a stranger's: only functions of `pure.FUNCTIONS` are called, and within bounds. What they refuse is
-    shown as a text.
+    The form may come from a stranger: only functions of `pure.FUNCTIONS` are called, within limits. What they refuse is
+    shown as text.
     """
 
     def __init__(self, stored: Mapping[str, Any], find: Find | None = None) -> None:
-        """`find` returns functions of hyperopt's scope, for a space of this program itself.
+        """Use `find` to return functions of hyperopt's scope, for a space of this program itself.
 
-        Raises ValueError, or an error of msgspec's, which is one, for what is no such form.
+        Raises ValueError, or an error of msgspec (a ValueError), for anything that is not such a form.
         """
         space = convert(stored, StoredSpace)
         _check_order(space.nodes)
@@ -167,11 +167,11 @@ class RestoredSpace:
         self._find = find
 
     def evaluate(self, params: Params) -> tuple[Value, bool]:
-        """Return the values that the objective got, and False if some of them are texts in place of the real ones."""
+        """Return the values that the objective got, and False if some of them are texts instead of the real ones."""
         return self._evaluated(-1, params)
 
     def shown(self, params: Params, label: str) -> Value:
-        """Return what the objective got of one label that is active: the option of a choice, else the number."""
+        """Return what the objective got for one active label: the option of a choice, else the number."""
         known, drawn = self.labels.get(label), params[label]
         if known is not None and known.options is not None:
             return known.options[drawn] if isinstance(drawn, int) and 0 <= drawn < len(known.options) else drawn
@@ -196,10 +196,10 @@ class _Evaluation:
         self._params = params
         self._find = find
         self._steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(nodes))
-        #: False once a value is a text in place of the real one
+        #: False once a value is a text instead of the real one
         self.is_exact = True
 
-    # The loops are written out because each comprehension would be one more frame a level before Python 3.12.
+    # The loops are written out because each comprehension would use one more frame per level before Python 3.12.
     def at(self, place: int) -> Value:
         """Return the value of a node."""
         self._steps.spend()
@@ -253,12 +253,12 @@ class _Evaluation:
 
 
 def _check_order(nodes: list[AnyRecord]) -> None:
-    """Raise ValueError unless each node names only earlier ones, which cannot run in a circle."""
+    """Raise ValueError unless each node refers only to earlier ones, so that there are no cycles."""
     if not nodes:
         raise ValueError("a space without nodes")
     for place, node in enumerate(nodes):
         if any(not 0 <= child < place for child in _children(node)):
-            raise ValueError(f"node {place} names one that does not precede it")
+            raise ValueError(f"node {place} refers to one that does not precede it")
 
 
 def _children(node: AnyRecord) -> list[int]:
@@ -298,7 +298,7 @@ def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
 
 
 def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
-    """Return a choice's options as a person reads them: constants themselves, else tags or texts; see `unlike`."""
+    """Return a choice's options as shown to users: constants themselves, else tags or texts; see `unlike`."""
     found: list[Any] = []
     for option, tag in zip(switch.options, option_tags(label, switch.options), strict=True):
         plain = tree.unshared(option)
@@ -315,7 +315,7 @@ def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
 
 
 def _fits_json(value: object) -> bool:
-    """Return whether JSON gives the constant back as it is."""
+    """Return whether JSON returns the constant unchanged."""
     if isinstance(value, float):
         return type(value) is float and math.isfinite(value)
     if type(value) is int:

@@ -1,6 +1,7 @@
-"""The compiled form of a space: small frozen nodes that build the objective's values from the drawn values.
+"""The compiled form of a space: small frozen nodes that compute the objective's values from the drawn values.
 
-Nodes form a graph without cycles (one node may stand in several places, wrapped in `Shared`). They compare by identity.
+Nodes form a graph without cycles. A node that occurs in several places is wrapped in `Shared`. Nodes compare by
+identity.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ Value = Any
 Memo = dict[Hashable, Value]
 T = TypeVar("T")
 
-#: bytes from which an array is handed out as a view that cannot be written, in place of a copy
+#: size in bytes above which an array is passed as a read-only view instead of a copy
 LARGE_ARRAY = 2**20
 
-#: types whose values cannot change; the last one's are marks, which are compared by identity
+#: types whose values cannot change; those of the last one are compared by identity
 _FIXED = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType, object}
 )
-#: key of a memo: the copies of one evaluation, by the ids of what is copied, as copy.deepcopy keeps them
+#: key of a memo: the copies of one evaluation by the ids of the originals, as in copy.deepcopy
 _COPIES = "copies"
 
 
 class Node(ABC):
-    """One step of the way from a trial's params to the objective's values."""
+    """One step of the computation from a trial's params to the objective's values."""
 
     __slots__ = ()
 
     @abstractmethod
     def evaluate(self, params: Params, memo: Memo) -> Value:
-        """Return the value that hyperopt's space_eval gives; `memo` keeps shared nodes' values for one evaluation."""
+        """Return the same value as hyperopt's space_eval. `memo` keeps shared nodes' values for one evaluation."""
 
     @property
     def children(self) -> tuple[Node, ...]:
-        """Nodes that this one is made of, in order."""
+        """Nodes from which this one is made, in order."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Literal(Node):
-    """A constant. Each evaluation gets a copy, so that an objective which changes it changes it for itself alone."""
+    """A constant. Each evaluation gets a copy, so an objective that changes it changes only its own copy."""
 
     value: Value
-    #: True for a generator of random numbers that the space draws from: a copy would draw the same each time
+    #: True for a generator of random numbers from which the space draws: a copy would draw the same each time
     is_drawn_from: bool = False
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
@@ -76,11 +77,11 @@ class Param(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sequence(Node):
-    """A tuple; lists become tuples too, as hyperopt has it."""
+    """A tuple. Lists become tuples too, as in hyperopt."""
 
     items: tuple[Node, ...]
 
-    # The loops below are written out because each comprehension would be one more frame a level before Python 3.12.
+    # The loops below are written out because each comprehension would use one more frame per level before Python 3.12.
     def evaluate(self, params: Params, memo: Memo) -> Value:
         values = []
         for item in self.items:
@@ -117,7 +118,7 @@ class Call(Node):
     function: Callable[..., Value]
     args: tuple[Node, ...]
     kwargs: tuple[tuple[str, Node], ...]
-    #: gives the node's value from the function's result and the params
+    #: computes the node's value from the function's result and the params
     finish: Callable[[Value, Params], Value]
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
@@ -138,7 +139,7 @@ class Call(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Switch(Node):
-    """One of the options, by an index; the others are not evaluated."""
+    """One of several options, selected by an index. The others are not evaluated."""
 
     index: Node
     options: tuple[Node, ...]
@@ -147,7 +148,7 @@ class Switch(Node):
         return self.options[self.position(self.index.evaluate(params, memo))].evaluate(params, memo)
 
     def position(self, index: Value) -> int:
-        """Return the option's place; only whole numbers pass, as in hyperopt (no bool of numpy's, no 1.0)."""
+        """Return the option's index. Only whole numbers are accepted, as in hyperopt (no numpy bool, no 1.0)."""
         if isinstance(index, np.ndarray):
             index = index.item()
         if not isinstance(index, (int, np.integer)):
@@ -163,7 +164,7 @@ class Switch(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Shared(Node):
-    """A node that stands in several places; it is evaluated once, because it may be costly or have side effects."""
+    """A node that occurs in several places. It is evaluated once, because it may be expensive or have side effects."""
 
     node: Node
 
@@ -189,14 +190,14 @@ def nodes(root: Node) -> Iterator[Node]:
 
 
 def _is_fixed(value: Value) -> bool:
-    """Return True if nothing of the value can change."""
+    """Return True if no part of the value can change."""
     if isinstance(value, partial):
         return not vars(value) and all(map(_is_fixed, (value.func, *value.args, *value.keywords.values())))
     return type(value) in _FIXED or (type(value) in (tuple, frozenset) and all(map(_is_fixed, value)))
 
 
 def copied(value: Value, memo: Memo) -> Value:
-    """Return a copy that has no part in common with the value; the value itself if it cannot be copied (a lock)."""
+    """Return a copy that shares no part with the value, or the value itself if it cannot be copied (a lock)."""
     copies = memo.setdefault(_COPIES, {})
     if isinstance(value, np.ndarray) and value.nbytes > LARGE_ARRAY and not value.dtype.hasobject:
         if id(value) not in copies:
@@ -214,9 +215,9 @@ class CycleFound(Exception):
 
 
 def postorder(root: T, children: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield every object reachable from `root` once, children first, in their order. Raises CycleFound in a cycle.
+    """Yield every object reachable from `root` once, children first, in order. Raises CycleFound for a cycle.
 
-    Objects compare by identity, and nothing recurses, so depth is no concern.
+    Objects compare by identity. There is no recursion, so depth is not limited.
     """
     open_or_done: dict[int, bool] = {id(root): False}
     stack: list[tuple[T, Iterator[T]]] = [(root, iter(children(root)))]

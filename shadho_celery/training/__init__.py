@@ -2,10 +2,11 @@
 
 Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
 first N gradients of a step and drops the late ones (Chen et al., *Revisiting Distributed Synchronous SGD*, arXiv
-1604.00981). `README.md` beside this file describes the use.
+1604.00981). `README.md` beside this file describes how to use it.
 
-The room uses `core`, `objective`, `errors`, torch and sockets of its own. It knows no queue, store or scheduler: an
-objective reaches those through its context, so the same training runs on a fleet, on a laptop and in a test.
+The room imports `core`, `objective`, `errors` and torch, and opens its own sockets. It does not know queues, stores or
+schedulers: an objective reaches those through its context. The same training therefore runs on a fleet, on a laptop and
+in a test.
 """
 
 try:

@@ -1,7 +1,8 @@
-"""Advice on the width of a training: the N and b with the least time to a target, from a few measured widths.
+"""Advice on the number of replicas: the N and b with the least time to a target, from a few measured widths.
 
-Step time: Ernest's model, fitted to each compute class by non-negative least squares. Iterations: I(m) = I_inf (1 + c /
-m). Both as in Hemingway (arXiv 1702.05865). With few profiles, `layers.prior_seconds` gives a prior for the step time.
+A width is a number of replicas. Step time is Ernest's model, fitted to each compute class by non-negative least
+squares. The number of iterations is I(m) = I_inf (1 + c / m). Both are as in Hemingway (arXiv 1702.05865). With few
+profiles, `layers.prior_seconds` gives a prior for the step time.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from shadho_celery.errors import UsageError
 from shadho_celery.training.backups import Array, Law, choose
 from shadho_celery.training.report import Report
 
-#: multiple of the widest profile up to which a fit is used
+#: a fit is used up to this multiple of the widest profile
 REACH = 2.0
 #: weight of the prior, relative to one profile
 PRIOR_WEIGHT = 0.1
-#: greatest number of backups tried
+#: maximum number of backups that are tried
 MAX_BACKUPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Seconds per step measured at one width."""
+    """Seconds per step measured with one number of replicas."""
 
-    #: m
+    #: number of replicas, m
     replicas: int
     #: seconds per step
     seconds: float
-    #: examples of a step, over all replicas
+    #: examples per step, over all replicas
     size: float
 
 
@@ -44,13 +45,13 @@ class StepSeconds:
 
     #: a, b, c, d; none is negative
     coefficients: tuple[float, float, float, float]
-    #: replicas of the widest profile
+    #: number of replicas of the widest profile
     widest: int
 
     def at(self, replicas: int, size: float) -> float:
-        """Return the seconds per step at a width.
+        """Return the seconds per step with m replicas.
 
-        Raises UsageError beyond twice the widest profile; at four times, predictions were 42 % off.
+        Raises UsageError above twice the widest profile: at four times, predictions were 42 % off.
         """
         _check_width(replicas, self.widest, "profile", "measure the step time")
         return float(_terms(replicas, size) @ np.array(self.coefficients))
@@ -58,32 +59,32 @@ class StepSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Iterations:
-    """Steps to the target at each width: I(m) = I_inf (1 + c / m)."""
+    """Steps to the target for m replicas: I(m) = I_inf (1 + c / m)."""
 
     #: I_inf
     limit: float
     #: c
     slope: float
-    #: replicas of the widest training
+    #: number of replicas of the widest training
     widest: int
 
     def at(self, replicas: int) -> float:
-        """Return the steps to the target at a width. Raises UsageError beyond twice the widest training."""
+        """Return the steps to the target with m replicas. Raises UsageError above twice the widest training."""
         _check_width(replicas, self.widest, "training to the target", "train to the target")
         return self.limit * (1 + self.slope / replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Advised width with its predictions."""
+    """Advised number of replicas with its predictions."""
 
-    #: compute class to train on
+    #: compute class for the training
     compute_class: str
     #: N
     replicas: int
     #: b
     backups: int
-    #: seconds from one step to the next
+    #: seconds per step
     step_seconds: float
     #: steps to the target
     iterations: float
@@ -94,16 +95,16 @@ class Advice:
 
 
 def profile(report: Report, batch: int) -> Profile:
-    """Return the profile of a training with `batch` examples for each gradient. Raises UsageError without steps."""
+    """Return the profile of a training with `batch` examples per gradient. Raises UsageError if it has no steps."""
     if not report.steps:
-        raise UsageError("the training took no step, so it has no step time; train for some steps first")
+        raise UsageError("the training took no step, so it has no step time; train for a few steps first")
     return Profile(replicas=report.replicas, seconds=report.seconds / report.steps, size=float(batch * report.replicas))
 
 
 def fit(profiles: Sequence[Profile], prior: tuple[float, float] | None = None) -> StepSeconds:
     """Fit f(m) to the profiles of one compute class by relative least squares.
 
-    `prior` gives b and d (`layers.prior_seconds`); it decides as far as the profiles leave them open.
+    `prior` gives b and d (`layers.prior_seconds`). It determines what the profiles leave undetermined.
     """
     if not profiles:
         raise UsageError("this compute class has no profile; measure the seconds per step at two or more widths first")
@@ -117,17 +118,19 @@ def fit(profiles: Sequence[Profile], prior: tuple[float, float] | None = None) -
             row = np.zeros(4)
             row[column] = PRIOR_WEIGHT / max(value, 1e-12)
             terms, targets = np.vstack([terms, row]), np.append(targets, PRIOR_WEIGHT)
-    # Columns scaled to the same norm: seconds per example and seconds per replica differ by orders of magnitude.
+    # Columns are scaled to the same norm: seconds per example and per replica differ by orders of magnitude.
     scales = np.maximum(np.linalg.norm(terms, axis=0), 1e-12)
     a, b, c, d = (nnls(terms / scales, targets)[0] / scales).tolist()
     return StepSeconds(coefficients=(a, b, c, d), widest=max(profile.replicas for profile in profiles))
 
 
 def fit_iterations(steps: Mapping[int, float]) -> Iterations:
-    """Fit I(m) to the steps to a target, by width. Raises UsageError for fewer than two widths, or one below 1."""
+    """Fit I(m) to the steps to a target, by number of replicas. Raises UsageError for fewer than two, or one below
+    1.
+    """
     if len(steps) < 2:
         raise UsageError(
-            "one width does not tell how the number of steps depends on it; train to the target at two widths or more"
+            "one width does not show how the number of steps depends on it; train to the target at two or more widths"
         )
     if min(steps) < 1 or not all(0 < count < math.inf for count in steps.values()):
         raise UsageError(
@@ -137,7 +140,7 @@ def fit_iterations(steps: Mapping[int, float]) -> Iterations:
     terms = np.stack([np.ones_like(widths), 1 / widths], axis=1) / counts[:, None]
     limit, times_slope = nnls(terms, np.ones_like(widths))[0]
     if limit <= 0:
-        # The steps fall at least as 1/m: these widths show no limit.
+        # The steps fall at least as fast as 1/m: these widths show no limit.
         limit = counts.min() * 1e-3
         times_slope = float(np.mean((counts - limit) * widths))
     return Iterations(limit=float(limit), slope=float(times_slope / limit), widest=max(steps))
@@ -154,12 +157,12 @@ def advise(
     cancel_seconds: float | None = None,
     seed: int = 0,
 ) -> Advice:
-    """Return the compute class, N and b that reach the target in the least seconds, or machine-seconds.
+    """Return the compute class, N and b that reach the target in the least seconds, or in the least machine-seconds.
 
-    `batch` is the number of examples of one replica's gradient. `machines` gives the slots of each class, by default as
-    many as the fits are used for. With a `law` of response times backups are considered too: the renewal simulation
-    predicts by how much b shortens a step of N gradients. Raises UsageError if `machines` exceed twice the widest
-    profile, or twice the widest training of `iterations`.
+    `batch` is the number of examples per gradient. `machines` gives the slots of each class, by default as many as the
+    fits can be used for. With a `law` of response times, backups are considered too: the renewal simulation predicts by
+    how much b shortens a step of N gradients. Raises UsageError if `machines` exceed twice the widest profile, or twice
+    the widest training of `iterations`.
     """
     if machines is None:
         machines = {name: int(REACH * min(each.widest, iterations.widest)) for name, each in steps.items()}
@@ -167,7 +170,7 @@ def advise(
         raise UsageError("machines must name compute classes with profiles, each with one slot or more")
 
     def relative(replicas: int, spare: int) -> list[float]:
-        """Return the step times with 0..`spare` backups, relative to the one without."""
+        """Return the step times with 0 to `spare` backups, relative to that without backups."""
         if law is None:
             return [1.0]
         most = min(spare, MAX_BACKUPS)
@@ -193,8 +196,8 @@ def _widths(
     slots: int,
     relative: Callable[[int, int], list[float]],
 ) -> Iterator[Advice]:
-    """Yield the advice for each width and number of backups of one compute class."""
-    # The widest first: if it exceeds the fits, it is refused before any work.
+    """Yield the advice for each number of replicas and backups of one compute class."""
+    # The largest first: if it exceeds the fits, it is refused before any work is done.
     for replicas in range(slots, 0, -1):
         without_backups = steps.at(replicas, batch * replicas)
         for backups, factor in enumerate(relative(replicas, slots - replicas)):

@@ -1,8 +1,8 @@
-"""Choice of the number of backup replicas, by a renewal simulation on recorded response times.
+"""Choice of the number of backup replicas by a renewal simulation on recorded response times.
 
-A replica that missed a step is busy until its stale gradient is finished or cancelled, and only then starts on the
-current parameters. Order statistics of independent times neglect that, and predict too great a gain. The simulation in
-turn draws times independently: a replica that is slow for minutes counts as one that is slow now and then.
+A replica that missed a step is busy until its stale gradient is finished or cancelled. Only then does it start on the
+current parameters. Order statistics of independent times neglect this and predict too great a gain. The simulation
+still draws times independently: a replica that is slow for minutes is treated as one that is sometimes slow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Array = NDArray[np.float64]
 #: distribution of response times: (generator, runs, n) -> seconds of one gradient of n replicas, shape (runs, n)
 Law = Callable[[np.random.Generator, int, int], Array]
 
-#: response times kept for each replica
+#: number of response times kept for each replica
 RING_SIZE = 500
-#: runs of the simulation side by side, and steps of each; the first quarter is discarded: all replicas start idle
+#: number of parallel runs of the simulation, and steps of each; the first quarter is discarded because all replicas
+#: start idle
 RUNS, STEPS = 32, 96
 #: relative excess over the shortest step time that is accepted to save backups
 TOLERANCE = 0.05
 #: steps from one choice of b to the next
 TUNE_EVERY = 100
-#: response times of a replica below which they are not used
+#: a replica with fewer response times is not used
 MIN_TIMES = 5
 
 
@@ -37,14 +38,14 @@ class Times:
     """Last response times of each replica: seconds from sending the parameters to the complete gradient.
 
     Cancelled responses are censored: the mass of each goes to the longer times of its replica, in equal parts (Efron's
-    form of the Kaplan-Meier estimate). A censored time that is the longest counts twice its seconds.
+    form of the Kaplan-Meier estimate). If the longest time is censored, it counts as twice its seconds.
     """
 
     def __init__(self) -> None:
         self._rings: dict[int, deque[tuple[float, bool]]] = {}
 
     def record(self, replica: int, seconds: float, *, finished: bool = True) -> None:
-        """Record one response; `finished` is False if it was cancelled after so many seconds."""
+        """Record one response. `finished` is False if it was cancelled after this many seconds."""
         if math.isfinite(seconds) and seconds >= 0:
             self._rings.setdefault(replica, deque(maxlen=RING_SIZE)).append((seconds, finished))
 
@@ -53,9 +54,9 @@ class Times:
         self._rings.pop(replica, None)
 
     def law(self) -> Law | None:
-        """Return the distribution of the times recorded so far; None before one replica has enough.
+        """Return the distribution of the times recorded so far, or None before one replica has enough.
 
-        The k-th column is the k-th replica by number; columns beyond the known replicas draw from the times of all.
+        Column k is replica k. Further columns draw from the times of all replicas.
         """
         known = [ring for _, ring in sorted(self._rings.items()) if len(ring) >= MIN_TIMES]
         if not known:
@@ -74,7 +75,7 @@ class Times:
 class _Table:
     """Response times in ascending order."""
 
-    #: seconds, of equal ones the finished before the cancelled; shape (n,)
+    #: seconds, shape (n,); among equal ones, finished before cancelled
     seconds: Array
     #: False for cancelled ones; shape (n,)
     finished: NDArray[np.bool_]
@@ -83,7 +84,7 @@ class _Table:
         last = len(self.seconds) - 1
         at = generator.integers(0, last + 1, runs)
         while (moving := ~self.finished[at] & (at < last)).any():
-            # Move on to one of the longer times, each with the same probability.
+            # Replace by one of the longer times, each with the same probability.
             at[moving] += 1 + (generator.random(int(moving.sum())) * (last - at[moving])).astype(int)
         return np.where(self.finished[at], 1.0, 2.0) * self.seconds[at]
 
@@ -99,7 +100,7 @@ class Prediction:
 
     #: spare replicas, b
     backups: int
-    #: mean seconds from one step to the next
+    #: mean seconds per step
     step_seconds: float
 
 
@@ -115,7 +116,8 @@ def simulate(
 ) -> Prediction:
     """Simulate N + b replicas: a step ends with its N-th gradient.
 
-    A late replica abandons its stale gradient `cancel_seconds` after the end of the step; with None it finishes it.
+    A late replica abandons its stale gradient `cancel_seconds` after the end of the step. If that is None, it finishes
+    the gradient.
     """
     takes = law(generator, steps * runs, replicas + backups).reshape(steps, runs, -1)
     free = np.zeros((runs, replicas + backups))
@@ -156,10 +158,10 @@ def choose(
 ) -> Choice:
     """Return the least b in 0..`max_backups` whose step time is within TOLERANCE of the best, for N `replicas`.
 
-    With N fixed, more backups never slow a step down, but each takes a slot, and the last ones gain next to nothing.
+    With N fixed, more backups never slow a step down, but each takes a slot, and the last ones gain almost nothing.
     """
     check_replicas(replicas, max_backups)
-    # The same seed for all: common random numbers, so that only b makes a difference.
+    # The same seed for all (common random numbers), so that only b makes a difference.
     predictions = tuple(
         simulate(law, replicas, b, cancel_seconds=cancel_seconds, generator=np.random.default_rng(seed))
         for b in range(max_backups + 1)

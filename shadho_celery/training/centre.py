@@ -19,14 +19,15 @@ class CentreState(TypedDict):
     """State of a `ModelCentre` in a checkpoint: tensors, numbers and plain containers."""
 
     model: dict[str, Tensor]
-    #: as the optimizer's own ``state_dict`` gives it
+    #: as returned by the optimizer's ``state_dict``
     optimizer: dict[str, Any]
     #: moving average of the parameters; None without one
     averaged: Tensor | None
 
 
 class ModelCentre:
-    """Centre that a strategy's central rule works on, with an optional moving average of the parameters.
+    """The coordinator's model, on which a strategy's central rule works, with an optional moving average of its
+    parameters.
 
     The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It leaves out the buffers.
     """
@@ -37,7 +38,7 @@ class ModelCentre:
         self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
         _check_optimizer(model, optimizer)
         self.size = self.shape.parameters.size
-        #: factor on the learning rate of every parameter group, for the step under way
+        #: factor on the learning rate of every parameter group in the current step
         self.scale = 1.0
         self._decay = average
         self._averaged: Vector | None = None
@@ -68,13 +69,13 @@ class ModelCentre:
             self.optimizer.step()
 
     def scratch(self) -> Vector:
-        """Return the vector that `descend` takes without a copy."""
+        """Return the vector that `descend` uses without a copy."""
         if self._gradient is None:
             self._gradient = self.shape.vector()
         return self._gradient
 
     def update_average(self) -> None:
-        """Take the current parameters into the moving average."""
+        """Add the current parameters to the moving average."""
         if self._averaged is not None and self._decay is not None:
             now = self.shape.vector()
             self.read(now)
@@ -82,7 +83,7 @@ class ModelCentre:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averaged parameters, if there are any, into the model for the block."""
+        """Put the averaged parameters, if there are any, into the model for the duration of the block."""
         if self._averaged is None:
             yield
             return
@@ -95,7 +96,7 @@ class ModelCentre:
             self.write(own)
 
     def keep_average(self) -> None:
-        """Put the averaged parameters, if there are any, into the model for good."""
+        """Put the averaged parameters, if there are any, into the model permanently."""
         if self._averaged is not None:
             self.write(self._averaged)
 
@@ -108,7 +109,7 @@ class ModelCentre:
         self.shape.parameters.write(vector)
 
     def state(self) -> CentreState:
-        """Return the state for a checkpoint; its tensors share memory with the model."""
+        """Return the state for a checkpoint. Its tensors share memory with the model."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -124,7 +125,7 @@ class ModelCentre:
 
     @contextmanager
     def _scaled_rates(self) -> Iterator[None]:
-        """Multiply the learning rates by `scale` for the block."""
+        """Multiply the learning rates by `scale` for the duration of the block."""
         if self.scale == 1.0:
             yield
             return
@@ -145,4 +146,6 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         raise UsageError(f"optimizer is {kind}; give one that steps along a gradient, such as SGD(model.parameters())")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, model.parameters())):
-        raise UsageError("the optimizer has none of the model's parameters; make it of this model's own parameters")
+        raise UsageError(
+            "the optimizer has none of the model's parameters; construct it with this model's own parameters"
+        )

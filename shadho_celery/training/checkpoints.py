@@ -1,7 +1,7 @@
-"""Checkpoints of a training, which also fence off a coordinator that was replaced.
+"""Checkpoints of a training, which also stop a coordinator that was replaced.
 
-Each start claims the files with an epoch one higher than the last. A coordinator that was believed dead finds the claim
-of its successor before it writes, and ends.
+Each start claims the files with an epoch that is one higher than the last. A coordinator that was believed dead finds
+its successor's claim before it writes, and ends.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from shadho_celery.training.log import Row
 
 
 class Superseded(ShadhoError):
-    """Another coordinator has taken over this training; this one ends and has written nothing since."""
+    """Another coordinator has taken over this training. This one ends and has written nothing since."""
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One start of a coordinator."""
 
-    #: from 1, one higher at each start
+    #: number of the start, from 1
     epoch: Annotated[int, Meta(ge=1)]
     #: secret of the gang; replicas that survived the last coordinator know it
     token: str
-    #: port on which replicas look for the coordinator; 0 before it is known
+    #: port on which the coordinator listens; 0 before it is known
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
     #: random name of the start
     owner: str
@@ -50,7 +50,7 @@ class TrainingState(TypedDict):
     step: int
     #: the log's steps
     steps: list[Row]
-    #: the log's counters by name; their keys are places, or causes
+    #: the log's counters by name; their keys are places or causes
     counts: dict[str, dict[int, int] | dict[str, int]]
 
 
@@ -68,10 +68,10 @@ class Checkpoints:
         return self._state
 
     def claim(self, token: str | None) -> Claim:
-        """Claim the training for this coordinator; without `token`, keep the token of the last start."""
+        """Claim the training for this coordinator. Without `token`, keep the token of the last start."""
         last = self._read_claim()
         for part in self._state.parent.glob(f".{self._state.stem}.*{PART}"):
-            # Left by a start that was killed while it wrote.
+            # Left by a start that was killed while writing.
             part.unlink(missing_ok=True)
         self._claim = Claim(
             epoch=last.epoch + 1 if last else 1,
@@ -93,11 +93,11 @@ class Checkpoints:
         self._raise_if_superseded()
         with _replacing(self._state) as file:
             torch.save(state, file)
-            # Once more: the write takes the longest, and the other claim may fall into it.
+            # Checked again: writing takes longest, and the other claim may have happened meanwhile.
             self._raise_if_superseded()
 
     def load(self) -> TrainingState | None:
-        """Return the last state, None if there is none. Raises ShadhoError if it cannot be read."""
+        """Return the last state, or None if there is none. Raises ShadhoError if it cannot be read."""
         if not self._state.exists():
             return None
         try:
@@ -126,7 +126,9 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise ShadhoError(f"{self._claims} cannot be read ({error}); remove it to start anew") from error
+            raise ShadhoError(
+                f"{self._claims} cannot be read ({error}); remove it to start from the beginning"
+            ) from error
 
     def _write_claim(self, claim: Claim) -> None:
         with _replacing(self._claims) as file:
@@ -137,7 +139,7 @@ class Checkpoints:
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
     """Yield a new file, which replaces the target at the end unless the block raises."""
     try:
-        # Its owner alone may read it: the claim contains the token.
+        # Only its owner may read it, because the claim contains the token.
         with replacing(target, mode=0o600) as file:
             yield file
     except FileNotFoundError:

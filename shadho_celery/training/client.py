@@ -38,22 +38,23 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two checks for a stopped trial
 TICK = 0.25
-#: seconds between two attempts to connect: the first pause, and the longest
+#: seconds between two attempts to connect: the first pause and the longest
 BACKOFF = (0.05, 2.0)
-#: least seconds from one connection's start to the next: the cause that ended one may end the next at once
+#: minimum seconds between the starts of two connections, because what ended one may end the next at once
 MIN_CONNECT_INTERVAL = 2.0
-#: seconds that the threads of a closed connection have to end
+#: seconds for the threads of a closed connection to end
 LEAVE_SECONDS = 1.0
 
 
 class ConnectionLost(Exception):
-    """End of a connection without a QUIT; the coordinator may be started again."""
+    """End of a connection without a QUIT. The coordinator may be started again."""
 
 
 class Client:
     """One replica's connection, and the parameters received over it.
 
-    Two buffers hold parameters: one is being filled; the other, the newest complete one, can be read.
+    Two buffers hold parameters. One is being filled. The other one holds the newest complete parameters and can be
+    read.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Client:
             raise self._ended
 
     def wait(self, after: int) -> int:
-        """Block until the parameters of a step beyond `after` are complete; return their step."""
+        """Block until the parameters of a step after `after` are complete. Return their step."""
         with self._changed:
             while True:
                 self.raise_if_ended()
@@ -153,7 +154,7 @@ class Client:
                 self._changed.wait(TICK)
 
     def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
-        """Wait for `seconds`; return True early if `abandon` does, which is asked at every new step."""
+        """Wait for `seconds`. Return True early if `abandon`, which is called at every new step, returns True."""
         until = self._now() + seconds
         with self._changed:
             while (left := until - self._now()) > 0:
@@ -168,7 +169,7 @@ class Client:
         return self._newest
 
     def read_params(self, reader: Callable[[Vector], None]) -> int:
-        """Call `reader` with the newest parameters and buffers; return their step."""
+        """Call `reader` with the newest parameters and buffers. Return their step."""
         with self._changed:
             reader(self._front)
             return self._step
@@ -180,21 +181,21 @@ class Client:
             assert self._wire is not None
             self._wire.send(frame)
         except OSError as error:
-            # The reading thread knows the reason, if a QUIT gave one.
+            # If there was a QUIT, the reading thread knows the reason.
             with self._changed:
                 self._changed.wait_for(lambda: self._ended is not None, timeout=TICK)
             self.raise_if_ended()
             raise ConnectionLost(str(error)) from None
 
     def send_quit(self, reason: str) -> None:
-        """Send the coordinator, if it is connected, the reason for which this replica ends."""
+        """Send the reason for which this replica ends to the coordinator, if it is connected."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
                 self._wire.send(quit_frame(reason))
                 self._wire.finish()
 
     def close(self) -> None:
-        """End the connection and its threads: a worker does not use a process again that has threads left."""
+        """End the connection and its threads: a worker does not reuse a process that has threads left."""
         if self._wire is not None:
             self._wire.close()
         self._closed.set()
@@ -210,7 +211,7 @@ class Client:
                 if header.kind is Kind.QUIT:
                     raise parse_quit(payload).exception()
                 if header.kind is Kind.PING:
-                    # If the other thread is sending, that is a sign of life as well.
+                    # If the other thread is sending, that is a sign of life too.
                     wire.send(pong, wait=False)
                 elif header.kind is Kind.PARAMS:
                     self._swap(header)
@@ -249,7 +250,7 @@ class Client:
         wire.close()
 
     def _watch(self, wire: Wire, closed: threading.Event) -> None:
-        """End the connection after `deadline_seconds` of silence; the coordinator sends heartbeats."""
+        """End the connection after `deadline_seconds` of silence. The coordinator sends heartbeats."""
         while not closed.wait(min(1.0, self._deadline / 4)):
             if self._now() - wire.heard_at > self._deadline:
                 self._end(wire, ConnectionLost(f"nothing heard for {self._deadline:g} s"))

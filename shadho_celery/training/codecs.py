@@ -1,4 +1,4 @@
-"""Codecs for gradients on the wire: raw float32, or unbiased quantisation to a few bits a number."""
+"""Codecs for gradients on the wire: plain float32, or unbiased quantisation to a few bits per number."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shadho_celery.training.strategies import Vector
 
 #: numbers that share one scale
 BLOCK = 256
-#: numbers processed at a time; their working memory fits a core's cache
+#: numbers processed at a time, so that their working memory fits a core's cache
 CHUNK = 256 * BLOCK
-#: least and greatest bits of a number: one for the sign and at least one for the magnitude
+#: minimum and maximum bits per number: one for the sign and at least one for the magnitude
 MIN_BITS, MAX_BITS = 2, 8
 
 #: bits, three unused bytes, count of numbers
@@ -27,18 +27,18 @@ _HEADER = struct.Struct("<B3xI")
 
 
 class Encoder(Protocol):
-    """Encoder of one replica; it may keep state from one vector to the next."""
+    """Encoder of one replica. It may keep state between vectors."""
 
     def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        """Return the payload of a vector; it may share the vector's memory."""
+        """Return the payload of a vector. It may share the vector's memory."""
         ...
 
 
 class Codec(Protocol):
-    """Codec between vectors and payloads; the decoded vector equals the encoded one in expectation."""
+    """Codec between vectors and payloads. The decoded vector equals the encoded one in expectation."""
 
     def encoder(self) -> Encoder:
-        """Return a new encoder; each replica has its own."""
+        """Return a new encoder. Each replica has its own."""
         ...
 
     def decode(self, payload: Buffer, out: Vector) -> None:
@@ -46,13 +46,13 @@ class Codec(Protocol):
         ...
 
     def max_bytes(self, size: int) -> int:
-        """Return the greatest payload of a vector of `size` numbers, in bytes; receivers allow no more."""
+        """Return the maximum payload of a vector of `size` numbers in bytes. Receivers allow no more."""
         ...
 
 
 @dataclass(frozen=True)
 class Raw:
-    """No compression: four bytes a number, as they lie in memory."""
+    """No compression: four bytes per number, as in memory."""
 
     def encoder(self) -> Raw:
         return self
@@ -73,16 +73,16 @@ class Raw:
 class Quantize:
     """Stochastic rounding to a sign and 2^(bits-1) - 1 magnitudes, scaled by the maximum of each 256 numbers.
 
-    Unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum in place of the norm). Zero stays zero. A number
-    that is not finite makes its whole block NaN.
+    It is unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum instead of the norm). Zero stays zero. A
+    number that is not finite makes its whole block NaN.
 
-    With ``"dynamic"`` the number of magnitudes follows the gradient's norm: the fewest bits for a given sum of squared
-    errors are spent if every step has the same error (DQ-SGD, Yan et al., arXiv 2107.14575). Their weights by the age
-    of a step are left out, because they need the number of the last step. A replica's first gradient gets 2 bits, and
-    so does every later one whose norm is not greater.
+    With ``"dynamic"`` the number of magnitudes follows the gradient's norm. The fewest bits for a given sum of squared
+    errors are used if every step has the same error (DQ-SGD, Yan et al., arXiv 2107.14575). Their weights by the age of
+    a step are left out, because they need the number of the last step. A replica's first gradient gets 2 bits, and so
+    does every later one whose norm is not greater.
     """
 
-    #: bits of each number, 2 to 8, or "dynamic"
+    #: bits per number, 2 to 8, or "dynamic"
     bits: int | Literal["dynamic"] = "dynamic"
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Quantize:
 
 
 class Quantizer:
-    """Encoder of `Quantize`; it keeps the norm of the first gradient that was not zero."""
+    """Encoder of `Quantize`. It keeps the norm of the first gradient that was not zero."""
 
     def __init__(self, bits: int | Literal["dynamic"]) -> None:
         self._bits = bits
@@ -156,14 +156,14 @@ class Quantizer:
 def bits_by_norm(ratio: float) -> int:
     """Return the bits for a gradient whose norm is `ratio` times the first one's: `ratio` magnitudes, rounded up.
 
-    The first gradient has one magnitude. The error of n magnitudes is proportional to norm / n, so it stays constant.
+    The first gradient has one magnitude. The error with n magnitudes is proportional to norm / n, so it stays constant.
     """
-    # Slack: norms of float32 are not exact, and a ratio of 1 must not round up.
+    # A tolerance: norms in float32 are not exact, and a ratio of 1 must not be rounded up.
     return min(MAX_BITS, max(MIN_BITS, 1 + math.ceil(math.log2(1 + ratio) - 1e-6)))
 
 
 def encoded_bytes(size: int, bits: int) -> int:
-    """Return the bytes of a quantised vector: a header, and for each chunk its scales and a plane for each bit."""
+    """Return the bytes of a quantised vector: a header, and for each chunk its scales and one plane per bit."""
     chunks, rest = divmod(size, CHUNK)
     return _HEADER.size + sum(
         count * (4 * _blocks(n) + bits * _bytes(n)) for count, n in ((chunks, CHUNK), (1, rest)) if n
@@ -183,7 +183,7 @@ def _bytes(n: int) -> int:
 
 
 def _packed(codes: NDArray[np.uint8], bits: int) -> bytes:
-    """Pack the codes into one plane of n/8 bytes for each bit, so that any number of bits packs alike."""
+    """Pack the codes into one plane of n/8 bytes per bit, so that any number of bits is packed in the same way."""
     return np.packbits((codes[None, :] >> np.arange(bits, dtype=np.uint8)[:, None]) & 1, axis=1).tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Gradient of one batch's mean loss at the model's parameters, micro-batch by micro-batch."""
+"""Gradient of one batch's mean loss at the model's parameters, computed by micro-batches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shadho_celery.training.vectors import Bucket
 
 
 class Computer:
-    """Backward passes of one model; the gradient is left in ``parameter.grad``, and in the bucket if there is one."""
+    """Backward passes of one model. The gradient is left in ``parameter.grad``, and in the bucket if there is one."""
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None) -> None:
         self.model, self.batches, self.bucket = model, batches, bucket
         self._loss = loss
 
     def backward(self, draw: int, place: int, abandon: Callable[[], bool] | None = None) -> float | None:
-        """Compute the gradient of batch (draw, place); return the mean loss.
+        """Compute the gradient of batch (draw, place). Return the mean loss.
 
-        None if `abandon` returned True between two micro-batches. Random draws of the model (dropout) depend on (seed,
-        draw, place) too, so that a gradient can be computed again; the process's own generator keeps its state.
+        Returns None if `abandon` returned True between two micro-batches. Random draws of the model (dropout) also
+        depend on (seed, draw, place), so a gradient can be computed again. The process's own generator keeps its state.
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
@@ -48,7 +48,7 @@ class Computer:
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed the generators for the block, and restore that of the CPU after it."""
+    """Seed the generators for the duration of the block, and restore that of the CPU after it."""
     # Not `torch.random.fork_rng` and `torch.manual_seed`: they take 0.25 ms, as long as a small gradient.
     generator = torch.default_generator
     state = generator.get_state()

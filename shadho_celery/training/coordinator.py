@@ -1,8 +1,8 @@
 """Coordinator of a gang: gathers vectors, commits steps and publishes parameters, in one thread.
 
-Commit rule: a vector counts if its frame is whole and undamaged, belongs to this epoch of the coordinator and to the
-current step, is finite, and is the first from its place. N such vectors make the step. So no part of a gradient is ever
-applied, and none twice, whenever a replica dies.
+Commit rule: a vector counts if its frame is complete and undamaged, belongs to this epoch of the coordinator and to the
+current step, is finite, and is the first from its place. N such vectors make the step. Whenever a replica dies, no part
+of a gradient is applied alone, and no gradient is applied twice.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from shadho_celery.training.vectors import is_finite
 
 logger = logging.getLogger(__name__)
 
-#: vectors in a row that are not finite, after which a replica is quarantined; the next replica of its rank is at its
-#: first one
+#: a replica is quarantined after this many vectors in a row that are not finite; the next replica of its rank after one
 QUARANTINE_AFTER = 3
-#: seconds between two checks without an event: whether the trial must stop, whether a grace period is over
+#: seconds between two checks without an event: whether the trial must stop, and whether a grace period is over
 TICK = 0.1
 #: seconds within which a replica abandons a stale gradient
 CANCEL_SECONDS = 0.01
-#: number of backups up to which the report predicts step times, at least
+#: minimum number of backups up to which the report predicts step times
 PREDICT_UP_TO = 4
 
 
@@ -64,9 +63,9 @@ class Coordinator:
         #: returns how many replicas are present or may still come; None if that is not known
         self._can_come = can_come
         self._last_reason = ""
-        # True if replicas abandon a gradient that is too late, and do not finish it first.
+        # True if replicas abandon a gradient that is too late instead of finishing it
         self._cancels = strategy.lockstep and getattr(strategy, "cancel", True)
-        #: keeps the response times, and chooses b from them if it is "auto"
+        #: keeps the response times, and chooses b from them if b is "auto"
         self.tuner = Tuner(
             strategy.replicas,
             backups,
@@ -74,7 +73,7 @@ class Coordinator:
             seed=run.plan.seed,
         )
         self._peers: dict[int, Peer] = {}
-        #: by rank: vectors in a row that were not finite
+        #: vectors in a row that were not finite, by rank
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
         self._snapshots = SnapshotPool(layout, encrypted=encrypted)
@@ -84,9 +83,9 @@ class Coordinator:
         self._quorum = Quorum(strategy.replicas, policy, now)
 
     def train(self) -> None:
-        """Gather the gang and take all steps. Raises ShadhoError if that is impossible."""
+        """Assemble the gang and take all steps. Raises ShadhoError if that is impossible."""
         has_come = self._gather()
-        # Also after a stop: until this call a trial's time limit is suspended.
+        # Also after a stop, because a trial's time limit is paused until this call.
         self.run.context.gang_assembled()
         if not has_come:
             return
@@ -103,16 +102,16 @@ class Coordinator:
             self._publish(peer)
 
     def commit_if_due(self) -> None:
-        """Commit the current step if its vectors are complete, or if no more of them can come. Raises ShadhoError."""
+        """Commit the current step if its vectors are complete, or if no more of them can arrive. Raises ShadhoError."""
         if self._is_due():
             self._commit()
         elif self._assignments.idle and not self._mean and not self._assignments.busy:
-            # No finite vector is left for this step: the next one has other batches.
+            # No finite vector is left for this step. The next one has other batches.
             self.run.skip_step()
             self._start_next_step(self._assignments.idle)
 
     def predictions(self) -> Sequence[Prediction]:
-        """Return the step time predicted for each b: of the last choice, else by the times recorded so far.
+        """Return the predicted step time for each b: of the last choice, else from the times recorded so far.
 
         Empty if too few times are recorded, and for strategies other than `Sync`.
         """
@@ -133,7 +132,7 @@ class Coordinator:
     # Events
 
     def _gather(self) -> bool:
-        """Wait for N replicas; return False if the trial must stop."""
+        """Wait for N replicas. Return False if the trial must stop."""
         while not self.run.is_over:
             enough, note = self._quorum.start(len(self._peers), self._last_reason, self._is_hopeless)
             if note:
@@ -198,7 +197,7 @@ class Coordinator:
         self._mean.add(peer.place, vector, buffers, loss)
 
     def _drop_late(self, peer: Peer) -> None:
-        """Drop a late vector for good, and send its replica the current parameters at once."""
+        """Drop a late vector, and send its replica the current parameters at once."""
         log = self.run.log
         log.late[peer.place] += 1
         if self._cancels:
@@ -208,13 +207,13 @@ class Coordinator:
             self._publish(peer)
 
     def _refuse(self, peer: Peer) -> None:
-        """Refuse a vector that is not finite; quarantine its replica after several in a row."""
-        # One such vector may be due to the training; several in a row are due to the machine.
+        """Refuse a vector that is not finite. Quarantine its replica after several in a row."""
+        # One such vector may be caused by the training; several in a row are caused by the machine.
         self.run.log.refused["not finite"] += 1
         self._not_finite[peer.rank] += 1
         self._assignments.set_idle(peer.place)
         if self._not_finite[peer.rank] >= QUARANTINE_AFTER and len(self._peers) > 1:
-            # Its rank stays open: the next replica may be on a machine that works.
+            # Its rank stays open, because the next replica may be on a working machine.
             self._note(
                 f"replica {peer.rank} is in quarantine: its gradients were not finite; another may take its place"
             )
@@ -245,7 +244,7 @@ class Coordinator:
         return alive >= self._quorum.size and bool(self._mean) and not self._assignments.busy
 
     def _is_hopeless(self) -> bool:
-        """Return True if it is known that no replica can come beside those present."""
+        """Return True if it is known that no further replica can come."""
         return self._can_come is not None and self._can_come() <= len(self._peers)
 
     def _commit(self) -> None:
@@ -257,7 +256,7 @@ class Coordinator:
                 self._peers[place].notify(notice)
         places, loss = self._mean.take()
         if self.strategy.lockstep:
-            # Fewer than N gradients: the learning rate is lower in proportion.
+            # With fewer than N gradients, the learning rate is reduced in proportion.
             run.centre.scale = len(places) / self.strategy.replicas
         self.strategy.apply(run.centre, self._mean.vector)
         run.centre.shape.buffers.write(self._mean.buffers)
@@ -278,7 +277,7 @@ class Coordinator:
         run.after_step()
 
     def _take_snapshot(self) -> None:
-        """Copy the current parameters to a snapshot, to send them while the model changes."""
+        """Copy the current parameters to a snapshot, which is sent while the model changes."""
         if self._current is not None:
             self._snapshots.release(self._current)
         self._current = self._snapshots.take()
@@ -299,7 +298,7 @@ class Coordinator:
     # Backups
 
     def _tune_backups(self) -> None:
-        """Lower b to the number that the recorded times justify; the other backups are dismissed for good."""
+        """Reduce b to the number that the recorded times justify. The other backups are dismissed permanently."""
         choice = self.tuner.at(self.run.step)
         if choice is None or choice.backups >= self.backups:
             return

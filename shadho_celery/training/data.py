@@ -1,8 +1,8 @@
-"""Batches of examples: a function of seed, step and place alone.
+"""Batches of examples, as a function of seed, step and place only.
 
-Each epoch visits the data in a permutation of its own. Batch (step, place) is number ``step * places + place`` of the
-stream of batches. So no replica has a fixed shard, whose examples would be lost with a slow replica. A batch may span
-the end of an epoch.
+Each epoch visits the data in its own permutation. Batch (step, place) is number ``step * places + place`` of the stream
+of batches. No replica has a fixed shard, whose examples would be lost with a slow replica. A batch may span the end of
+an epoch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Data = Sequence[Tensor] | Examples
 #: (model, batch) -> mean loss, a scalar tensor; a batch is a tuple of tensors, or collated examples of a data set
 Loss = Callable[[nn.Module, Any], Tensor]
 
-#: permutations kept: a batch may lie in two epochs
+#: number of permutations kept, because a batch may span two epochs
 _KEPT = 2
 
 
 class Batches:
-    """Stream of batches. Raises UsageError for data that cannot be drawn from, or fewer than one batch."""
+    """Stream of batches. Raises UsageError for data of an unsupported type, or with fewer examples than one batch."""
 
     def __init__(self, data: Data, *, batch: int, seed: int, places: int = 1, micro_batches: int = 1) -> None:
         _check_data(data)
@@ -47,7 +47,7 @@ class Batches:
             raise UsageError(f"the data's tensors differ in length, {sorted(sizes)}; give one entry for each example")
         self.size = sizes.pop()
         if batch < 1:
-            raise UsageError(f"batch is {batch}; give the number of examples for one gradient, from 1 up")
+            raise UsageError(f"batch is {batch}; give the number of examples for one gradient, at least 1")
         if self.size < batch:
             raise UsageError(
                 f"the data set has {self.size} examples, fewer than a batch of {batch}; give a smaller batch"
@@ -59,7 +59,7 @@ class Batches:
 
     @property
     def digest(self) -> str:
-        """Text that is equal for equal data and batches; of tensors it contains shapes, types and three examples."""
+        """Text that is equal for equal data and batches. For tensors it contains shapes, types and three examples."""
         described: list[object] = [self.size, self.batch]
         if self._tensors is not None:
             some = sorted({0, self.size // 2, self.size - 1})
@@ -91,14 +91,14 @@ class Batches:
         if epoch not in self._epochs:
             generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
             self._epochs[epoch] = torch.randperm(self.size, generator=generator)
-            # The furthest ones go: after a restart the epoch asked for may lie behind those kept.
+            # The furthest ones are removed: after a restart the epoch asked for may be before those kept.
             for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
 
 
 def check_loss(loss: object) -> None:
-    """Raise UsageError for a criterion: it is called with predictions, not with the model."""
+    """Raise UsageError for a criterion, which is called with predictions and not with the model."""
     if isinstance(loss, nn.Module):
         raise UsageError(
             f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns the batch's mean loss, "
@@ -114,10 +114,12 @@ def _tensors_of(data: Data) -> Sequence[Tensor] | None:
 
 
 def _check_data(data: object) -> None:
-    """Raise UsageError for containers of data that a gang cannot draw from."""
+    """Raise UsageError for containers of data that a gang does not support."""
     wanted = "give tensors of equal length, or a Dataset with len() and data[i]"
     if isinstance(data, DataLoader):
-        raise UsageError("data is a DataLoader; give its data set (loader.dataset): a gang makes the batches itself")
+        raise UsageError(
+            "data is a DataLoader; give its data set (loader.dataset), because a gang draws the batches itself"
+        )
     if isinstance(data, tuple) and any(isinstance(each, np.ndarray) for each in data):
         raise UsageError(f"data are numpy arrays; {wanted}; torch.as_tensor converts an array")
     if isinstance(data, Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
@@ -125,7 +127,7 @@ def _check_data(data: object) -> None:
 
 
 def mixed(*numbers: int) -> int:
-    """Return a seed of 63 bits that is different if any of the numbers is (SplitMix64, Steele et al., 2014)."""
+    """Return a seed of 63 bits that differs if any of the numbers differs (SplitMix64, Steele et al., 2014)."""
     state = 0
     for number in numbers:
         state = (state ^ (number & _MASK)) + 0x9E3779B97F4A7C15 & _MASK

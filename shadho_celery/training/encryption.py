@@ -1,12 +1,13 @@
-"""Encryption of a connection's frames by AES-256-GCM, in place of the checksum.
+"""Encryption of a connection's frames by AES-256-GCM, which replaces the checksum.
 
 ::
 
     header 32s | tag 16s | piece of the payload, up to 1 MiB | tag 16s | next piece | tag 16s | ...
 
-The session key is HKDF-SHA256 of the gang's token, salted with the hash of the handshake: of both nonces, and of all
-else that was said in clear. A nonce is the direction and the number of pieces sent before, so none is used twice under
-a key. A piece that is changed, repeated, left out or moved fails its authentication, the header's before it is used.
+The session key is HKDF-SHA256 of the gang's token, salted with the hash of the whole handshake, including both nonces.
+The nonce of a piece is the direction and the number of pieces sent before, so no nonce is used twice with a key. A
+piece that is changed, repeated, left out or moved fails its authentication. The header is authenticated before it is
+used.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _NONCE = struct.Struct(">B3xQ")
 
 
 class Encrypted:
-    """Form of the frames of one connection, from the end of its handshake."""
+    """Format of the frames of one connection after its handshake."""
 
     def __init__(self, token: str, handshake: bytes, *, is_coordinator: bool) -> None:
-        """`handshake` are the bytes of the handshake's frames; both ends must have sent and received the same."""
+        """Use the bytes of the handshake's frames as `handshake`. Both ends must have sent and received the same."""
         salt = hashlib.sha256(handshake).digest()
         key = HKDF(SHA256(), KEY_BYTES, salt, b"shadho training bus").derive(token.encode())
         self._cipher = AESGCM(key)
         self._sent, self._received = _nonces(is_coordinator), _nonces(not is_coordinator)
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES + TAG_BYTES)), memoryview(b"")
-        #: memory for an encrypted piece in each direction; a new one for each piece would cost a third of the rate
+        #: memory for an encrypted piece in each direction; allocating it for each piece would cost a third of the rate
         self._outward, self._inward = (memoryview(bytearray(CHUNK + TAG_BYTES)) for _ in range(2))
 
     def size(self, length: int) -> int:
@@ -76,7 +77,7 @@ class Encrypted:
             self._cipher.decrypt_into(next(self._received), data, None, into)
         except InvalidTag:
             raise BrokenFrame(
-                "a frame is not authentic: it was changed on its way, or the two ends do not have the same token"
+                "a frame is not authentic: it was changed on its way, or the two ends have different tokens"
             ) from None
 
 

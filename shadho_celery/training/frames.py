@@ -5,14 +5,14 @@
     magic 4s | version u8 | kind u8 | flags u16 | epoch u32 | sender i32 | step i64 | length u64 | payload | crc32 u32
 
 Payloads are numbers or JSON, never pickle. All integers are little-endian. The first five bytes keep their meaning in
-every version of the protocol. The receiver sets the greatest length of each kind; a header that exceeds it ends the
+every version of the protocol. The receiver sets the maximum length of each kind. A header that exceeds it ends the
 connection before any memory is allocated.
 
-The checksum comes last, so that a payload of 100 MB is summed piece by piece while it travels. It is the CRC-32 of the
+The checksum comes last, so that a payload of 100 MB is summed piece by piece while it is sent. It is the CRC-32 of the
 folded payload: each MB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC of every byte would cost
-more than the copy. Folded, it still detects every change shorter than 8 KiB, and all others but one in 2^32.
+more than the copy. The folded CRC still detects every change shorter than 8 KiB, and misses one in 2^32 of all others.
 
-This is the form of all frames of the handshake. With a signing key the later ones are encrypted, see `encryption`.
+All frames of the handshake have this format. With a signing key the later ones are encrypted, see `encryption`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import numpy as np
 MAGIC = b"SHGB"
 #: version of the protocol; both ends must have the same
 VERSION = 3
-#: greatest length of a control frame's JSON, and of any frame before the sender has proved the token
+#: maximum length of a control frame's JSON, and of any frame before the sender has proved that it knows the token
 CONTROL_BYTES = 4096
-#: bytes that are sent, received and summed at a time; they are still in the core's cache
+#: bytes that are sent, received and summed at a time, so that they stay in the core's cache
 CHUNK = 1 << 20
 #: bytes of a row of the folded checksum
 ROW = 1 << 13
 #: bytes of the kernel's buffer for each direction; the kernel may grant less
 SOCKET_BUFFER = 4 << 20
-#: bytes below which one call sends the whole frame
+#: a frame with fewer bytes is sent by one call
 SMALL_FRAME = 1 << 16
 #: seconds between two heartbeats sent while a long frame arrives
 HEARTBEAT_SECONDS = 0.25
@@ -68,7 +68,7 @@ class Kind(IntEnum):
     PARAMS = 3
     #: a replica's vector for a step
     GRAD = 4
-    #: start of a new step, whose number is in the header: gradients of older ones are too late
+    #: start of a new step, whose number is in the header; gradients of older steps are too late
     STEP = 5
     #: heartbeat
     PING = 6
@@ -77,7 +77,7 @@ class Kind(IntEnum):
 
 
 class BrokenFrame(ConnectionError):
-    """Received bytes that break the protocol; the connection cannot be used any more."""
+    """Received bytes violate the protocol. The connection cannot be used any more."""
 
 
 class OtherVersion(BrokenFrame):
@@ -89,11 +89,11 @@ class Header:
     """Header of a frame."""
 
     kind: Kind
-    #: number of the coordinator's start: one more after each restart
+    #: number of the coordinator's start, one higher after each restart
     epoch: int = 0
     #: the replica's place; `COORDINATOR` for the coordinator
     sender: int = COORDINATOR
-    #: step that the payload belongs to
+    #: step of the payload
     step: int = 0
     #: bytes of the payload
     length: int = 0
@@ -134,7 +134,7 @@ class Frame:
         self.crc: int | None = None
 
     def checksummed(self) -> Frame:
-        """Compute the checksum once, before several threads send the frame; return the frame."""
+        """Compute the checksum once, before several threads send the frame. Return the frame."""
         crc = zlib.crc32(self.head)
         for chunk in self.chunks():
             crc = checksum(chunk, crc)
@@ -142,7 +142,7 @@ class Frame:
         return self
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield the payload in pieces of `CHUNK` bytes; only a piece that spans several parts is copied."""
+        """Yield the payload in pieces of `CHUNK` bytes. Only a piece that spans several parts is copied."""
         pending: list[memoryview] = []
         count = 0
         for part in self.parts:
@@ -160,7 +160,7 @@ class Frame:
 
 
 def checksum(chunk: Buffer, crc: int) -> int:
-    """Return the checksum `crc` continued over one chunk of a payload."""
+    """Return the checksum `crc` updated with one chunk of a payload."""
     whole = len(chunk) - len(chunk) % ROW
     if whole > ROW:
         rows = np.frombuffer(chunk, dtype="<u4", count=whole // 4).reshape(-1, ROW // 4)
@@ -175,7 +175,7 @@ def control_frame(kind: Kind, content: Mapping[str, object] | None = None, *, ep
 
 
 def control_content(payload: Buffer) -> dict[str, object]:
-    """Return the JSON object of a control frame, its fields unchecked. Raises BrokenFrame."""
+    """Return the JSON object of a control frame without checking its fields. Raises BrokenFrame."""
     try:
         content = json.loads(bytes(payload))
     except (ValueError, RecursionError):
@@ -186,7 +186,7 @@ def control_content(payload: Buffer) -> dict[str, object]:
 
 
 class Form(Protocol):
-    """Form of a connection's frames: what is sent for a frame, and how what comes is checked.
+    """Format of a connection's frames: what is sent for a frame, and how received bytes are checked.
 
     Six methods and two buffers, as a frame is received in three parts, into memory that the form provides.
     The receiver fills `head`, then `room` for each piece of `CHUNK` bytes of the payload, then `tail`.
@@ -196,26 +196,26 @@ class Form(Protocol):
     tail: memoryview
 
     def size(self, length: int) -> int:
-        """Return the bytes that are sent for a frame with a payload of so many."""
+        """Return the number of bytes sent for a frame with a payload of this size."""
 
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
-        """Yield the bytes of a frame. One of more than `SMALL_FRAME` bytes is valid until the next."""
+        """Yield the bytes of a frame. A piece of more than `SMALL_FRAME` bytes is valid until the next one."""
 
     def room(self, piece: memoryview) -> memoryview:
-        """Return the memory into which to receive what is sent for a piece of the payload."""
+        """Return the memory that receives the bytes of a piece of the payload."""
 
     def read_head(self) -> Buffer:
-        """Return the header that came. Raises BrokenFrame."""
+        """Return the received header. Raises BrokenFrame."""
 
     def read(self, piece: memoryview) -> None:
-        """Check what came into its `room`, and write the piece. Raises BrokenFrame."""
+        """Check the bytes received into `room`, and write the piece. Raises BrokenFrame."""
 
     def read_tail(self) -> None:
         """Check the end of the frame. Raises BrokenFrame."""
 
 
 class Clear:
-    """Frames as they are, with a checksum at the end."""
+    """Plain frames with a checksum at the end."""
 
     def __init__(self) -> None:
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(_CHECKSUM.size))
@@ -254,11 +254,11 @@ class Wire:
     def __init__(self, connection: socket.socket, now: Callable[[], float] = time.monotonic) -> None:
         self._socket, self._now = connection, now
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        #: form of the next frames; changed only between two frames, at the end of the handshake
+        #: format of the next frames; changed only between two frames, at the end of the handshake
         self.form: Form = Clear()
-        #: moment at which the last byte arrived
+        #: time at which the last byte arrived
         self.heard_at = now()
-        #: frame to send while a long frame arrives: the PING to answer is queued behind that frame
+        #: frame to send while a long frame arrives: the PING to be answered is queued behind that frame
         self.heartbeat: Frame | None = None
         self._heartbeat_at = now()
         self._until: float | None = None
@@ -268,7 +268,7 @@ class Wire:
         enable_keepalive(connection)
 
     def send(self, frame: Frame, *, wait: bool = True) -> bool:
-        """Send a whole frame; return False if another thread is sending and `wait` is False. Raises OSError."""
+        """Send a whole frame. Return False if another thread is sending and `wait` is False. Raises OSError."""
         if not self._sending.acquire(blocking=wait):
             return False
         try:
@@ -290,10 +290,10 @@ class Wire:
     def receive(
         self, limits: Mapping[Kind, int], buffer_for: Callable[[Header], memoryview]
     ) -> tuple[Header, memoryview]:
-        """Read the next frame; its payload goes into the buffer that `buffer_for` returns for its header.
+        """Read the next frame. Its payload goes into the buffer that `buffer_for` returns for its header.
 
-        `limits` has the greatest length of each kind that is expected. Raises BrokenFrame if the frame exceeds it, is
-        of another kind, is damaged or ends early; EOFError if the other end closed between two frames; OSError.
+        `limits` has the maximum length of each expected kind. Raises BrokenFrame if the frame exceeds it, is of another
+        kind, is damaged or ends early; EOFError if the other end closed between two frames; OSError.
         """
         form = self.form
         self._fill(form.head, first=True)
@@ -330,7 +330,7 @@ class Wire:
             got += count
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit all following calls together to so many seconds; None removes the limit.
+        """Limit the total time of all following calls; None removes the limit.
 
         Single bytes that arrive do not extend it.
         """
@@ -344,10 +344,10 @@ class Wire:
             self._socket.settimeout(left)
 
     def close(self) -> None:
-        """Close the connection, from any thread; calls in progress in other threads end with an error."""
+        """Close the connection, from any thread. Calls in progress in other threads end with an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # The next connection may get the same descriptor: no call may still be about to use it.
+        # The next connection may get the same descriptor, so no call may be about to use it.
         with self._sending, self._receiving:
             self._socket.close()
 

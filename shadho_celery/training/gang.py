@@ -5,9 +5,9 @@
     with gang(context, replicas=8, backups="auto") as g:
         report = g.fit(model, optimizer, data, loss, steps=1000, batch=64)
 
-A trial with several slots calls its replicas through the trial's queue: other workers run the same objective, with the
-same params and seed, and there `fit` takes the replica's part and leaves the objective by `ReplicaDone`. A trial with
-one slot starts its replicas as processes on this machine, and needs no broker.
+A trial with several slots calls its replicas through the trial's queue. Other workers run the same objective with the
+same params and seed. There, `fit` acts as a replica, and leaves the objective by raising `ReplicaDone`. A trial with
+one slot starts its replicas as processes on this machine and needs no broker.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 #: environment variable with the address under which other machines reach this one, if it is not detected correctly
 HOST_VARIABLE = "SHADHO_HOST"
-#: environment variable with the address to listen on, if it is another one than the replicas are given
+#: environment variable with the address to listen on, if it differs from the one that replicas are given
 LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
 
@@ -63,7 +63,7 @@ class GangSettings:
     strategy: Strategy
     codec: Codec
     policy: QuorumPolicy
-    #: secret that admits replicas; None makes one up
+    #: secret that admits replicas; None generates one
     token: str | None
     #: address given to the replicas; None detects it
     host: str | None
@@ -102,16 +102,17 @@ def gang(
     delay: Delay | None = None,
     start_method: Literal["fork", "spawn"] | None = None,
 ) -> Gang:
-    """Return a gang of N `replicas` and b `backups` that trains by `Sync`, or one that trains by `strategy`.
+    """Return a gang of N `replicas` and b `backups` that trains with `Sync`, or one that trains with `strategy`.
 
-    One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters; beyond that use
-    DistributedDataParallel or torchft in the objective. `token`, `host` and `port` need not be given.
+    One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters. Beyond that, use
+    DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are optional.
 
-    It waits `start_seconds` for its first N replicas: a minute, or an hour in a trial with several slots, whose
-    scheduler takes an incomplete gang back earlier. While fewer than N are alive it waits `grace_seconds` (10, or 0 if
-    lost replicas cannot return); then `on_few` decides: "shrink" continues with fewer and a learning rate in
-    proportion, "wait" waits on, "fail" raises. A replica that is silent for `deadline_seconds` counts as lost.
-    `delay(place, draw)` gives the least seconds of a gradient, to simulate slow machines. Raises UsageError.
+    The gang waits `start_seconds` for its first N replicas: a minute, or an hour in a trial with several slots, whose
+    scheduler takes an incomplete gang back earlier. If fewer than N are alive, it waits `grace_seconds` (10, or 0 if
+    lost replicas cannot return). Then `on_few` decides: "shrink" continues with fewer replicas and a learning rate
+    reduced in proportion, "wait" continues to wait, and "fail" raises. A replica that sends nothing for
+    `deadline_seconds` counts as lost. `delay(place, draw)` gives the minimum seconds of a gradient, to simulate slow
+    machines. Raises UsageError.
     """
     _check_arguments(strategy, codec, token, port, on_few)
     # A grace of 0 is valid: the gang does not wait for replacements.
@@ -124,7 +125,7 @@ def gang(
             "set STUDY['slots'] to the number of replicas"
         )
     if start_seconds is None:
-        # Called replicas may take long to start, and the scheduler takes back a gang that stays incomplete.
+        # Called replicas may take long to start, and the scheduler takes an incomplete gang back.
         start_seconds = 3600.0 if calls else 60.0
     if grace_seconds is None:
         grace_seconds = 10.0 if calls else 0.0
@@ -143,11 +144,11 @@ def gang(
 
 
 class Gang:
-    """Processes that train one model, once; made by `gang`, and closed at the end of its `with` block."""
+    """Processes that train one model once. Created by `gang`, and closed at the end of its `with` block."""
 
     def __init__(self, context: Context, settings: GangSettings) -> None:
         self.context, self.settings, self.strategy = context, settings, settings.strategy
-        #: record of the gradients that made each step; `replay` computes the training again from it
+        #: record of the gradients that made each step; `replay` uses it to compute the training again
         self.log = Log()
         #: replica processes on this machine
         self.processes = Processes(settings.start_method)
@@ -182,18 +183,18 @@ class Gang:
         checkpoint_every: int = 100,
         ema: float | None = None,
     ) -> Report:
-        """Train until `steps` steps are done, counted from the first one even after a restart; return the report.
+        """Train until `steps` steps are done, counted from the first one even after a restart. Return the report.
 
         `data` are tensors of equal first dimension or a map-style Dataset. `loss(model, batch)` returns the mean loss
-        of a batch of `batch` examples, a scalar tensor. The context gets reports of `evaluate(model)`, or without it of
-        the training loss, the last one at the end. With `ema` the moving average of the parameters is evaluated, and
-        left in the model. The training ends early if ``context.should_stop()``.
+        of a batch of `batch` examples, a scalar tensor. The context gets reports of `evaluate(model)`, or of the
+        training loss without it; the last one comes at the end. With `ema` the moving average of the parameters is
+        evaluated, and left in the model. The training ends early if ``context.should_stop()``.
 
         Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
         Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
         """
         if self._used:
-            raise UsageError("a gang trains one model once; make another gang for the next model")
+            raise UsageError("a gang trains one model once; create another gang for the next model")
         self._used = True
         self.context.gangs += 1
         check_loss(loss)
@@ -210,7 +211,7 @@ class Gang:
         return self._train(plan, ModelCentre(model, optimizer, average=ema), data, loss)
 
     def present(self) -> int:
-        """Return how many replicas are connected; 0 if this process trains without any."""
+        """Return how many replicas are connected; 0 if this process trains alone."""
         return self._listener.present() if self._listener is not None else 0
 
     def close(self, reason: str, *, error: bool = False) -> None:
@@ -222,7 +223,7 @@ class Gang:
         self.processes.close()
 
     def _train(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss) -> Report:
-        """Take this process's part: replica, only process, or coordinator."""
+        """Act as a replica, as the only process, or as the coordinator."""
         settings = self.settings
         places = settings.places
         # Errors in the data are raised here, before any process is started.
@@ -235,7 +236,7 @@ class Gang:
             strategy=settings.strategy,
             codec=settings.codec,
             digest=_digest(centre.shape, settings, batches.digest, self.context.gangs),
-            # What stays on this machine need not be encrypted.
+            # Connections within this machine need not be encrypted.
             encrypted=self.context.encrypted and self.context.slots > 1,
             delay=settings.delay,
         )
@@ -254,15 +255,15 @@ class Gang:
         return self._coordinate(run, workload)
 
     def _take_part(self, seat: ReplicaSeat, workload: Workload) -> Report:
-        """Take a replica's part, and leave the objective by ReplicaDone."""
+        """Act as a replica, and leave the objective by raising ReplicaDone."""
         if self.context.gangs < seat.call:
-            # An earlier gang of the trial, which has ended: the later one gets its parameters from its coordinator.
+            # An earlier gang of the trial, which has ended. The later one gets its parameters from its coordinator.
             return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self.settings.places))
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
     def _coordinate(self, run: Run, workload: Workload) -> Report:
-        """Take the coordinator's part."""
+        """Act as the coordinator."""
         try:
             coordinator = self._assemble(run, workload)
             coordinator.train()
@@ -283,7 +284,7 @@ class Gang:
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
-        # Before this process has any thread: only then is forking safe.
+        # Before this process has any threads, because only then is forking safe.
         for rank in range(1 if calls else settings.places):
             seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
             self.processes.start(seat, workload, self._server)
@@ -323,7 +324,7 @@ class Gang:
             try:
                 return listen(host, last_port)
             except UsageError:
-                logger.info("port %d of the last coordinator is in use; another one is taken", last_port)
+                logger.info("port %d of the last coordinator is in use; using another one", last_port)
         return listen(host, self.settings.port)
 
     def _report(self, run: Run, coordinator: Coordinator | None = None) -> Report:
@@ -351,7 +352,7 @@ def _listening_address(host: str) -> str:
         return told
     with suppress(OSError):
         if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
-            # So Debian has it in /etc/hosts for the machine's own name.
+            # Debian has this in /etc/hosts for the machine's own name.
             raise UsageError(
                 f"other machines cannot reach this one as {host}, which is a loopback address here; {LISTEN_REMEDY}"
             )
@@ -359,7 +360,9 @@ def _listening_address(host: str) -> str:
 
 
 def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
-    """Train without sockets and copies: plain SGD, bit for bit. Raises UsageError at the first step, and Diverged."""
+    """Train without sockets and copies: plain SGD, equal to the bit. Raises UsageError at the first step, and
+    Diverged.
+    """
     computer = Computer(run.centre.model, loss, batches)
     shape = run.centre.shape
     before = shape.vector(shape.buffers.size)
@@ -380,7 +383,7 @@ def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
 
 
 def _digest(shape: Shape, settings: GangSettings, data: str, number: int) -> str:
-    """Return the digest of all that must be equal in coordinator and replicas; `number` counts the trial's gangs."""
+    """Return the digest of all that must be equal in coordinator and replicas. `number` counts the trial's gangs."""
     text = f"{shape.digest}:{settings.strategy!r}:{settings.codec!r}:{data}:{number}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -389,13 +392,13 @@ def _limit_warnings(places: int, size: int) -> Iterator[str]:
     """Yield a warning for each limit of one coordinator that a gang exceeds."""
     if places > MAX_REPLICAS:
         yield (
-            f"{places} replicas are more than the {MAX_REPLICAS} that one coordinator is made for; "
+            f"{places} replicas are more than the {MAX_REPLICAS} that one coordinator supports well; "
             "DistributedDataParallel will be faster"
         )
     if size > MAX_PARAMETERS:
         yield (
             f"{size / 1e6:.0f} million parameters are more than the {MAX_PARAMETERS / 1e6:.0f} million that one "
-            "coordinator is made for; DistributedDataParallel will be faster"
+            "coordinator supports well; DistributedDataParallel will be faster"
         )
 
 
@@ -425,7 +428,7 @@ def _check_arguments(strategy: object, codec: object, token: object, port: objec
     if not (isinstance(port, int) and 0 <= port < 2**16):
         raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any free port")
     if token is not None and not (isinstance(token, str) and token):
-        raise UsageError("token must be a non-empty string; leave it out, and one is made up")
+        raise UsageError("token must be a non-empty string; leave it out to generate one")
 
 
 def _check_seconds(**given: float | None) -> None:

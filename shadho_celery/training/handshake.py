@@ -1,15 +1,17 @@
-"""Mutual authentication of coordinator and replica by challenge and response: neither end sends the token.
+"""Mutual authentication of coordinator and replica by challenge and response. Neither end sends the token.
 
 1. The coordinator sends HELLO with a nonce.
+
 2. The replica answers HELLO with its own nonce, the HMAC-SHA256 of both nonces under the token, its rank and the digest
-   of its model and settings.
+of its model and settings.
+
 3. The coordinator answers WELCOME with its own HMAC, or QUIT with the reason.
 
-No frame before WELCOME is longer than 4 KiB. Nonce and proof are checked before any other field is read; only the
-reason of a QUIT is taken unproved.
+No frame before WELCOME is longer than 4 KiB. Nonce and proof are checked before any other field is read. Only the
+reason of a QUIT is accepted without proof.
 
-The handshake is in clear. Where the gang is encrypted, all that follows is not, under a key that the handshake decides:
-an end that was told anything else than the other one has said cannot read what comes next.
+The handshake is in plain text. If the gang is encrypted, everything after it is encrypted with a key that depends on
+the handshake. If the two ends saw different handshakes, they cannot read what follows.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from shadho_celery.training.frames import (
     small_buffer,
 )
 
-#: seconds that the whole handshake may take
+#: time limit of the whole handshake in seconds
 HANDSHAKE_SECONDS = 10.0
-#: greatest length of a reason: characters, and bytes of its JSON; the other fields of a QUIT take less than 96 bytes
+#: maximum length of a reason, in characters and in bytes of its JSON; the other fields of a QUIT take less than 96
+#: bytes
 MAX_REASON = (1000, CONTROL_BYTES - 96)
 
 Number = Annotated[int, Meta(ge=0)]
@@ -51,11 +54,11 @@ Record = TypeVar("Record", bound=Struct)
 
 
 class Refused(ShadhoError):
-    """The coordinator does not admit this replica; both must run the same objective, with the same token."""
+    """The coordinator does not admit this replica. Both must run the same objective with the same token."""
 
 
 class TrainingOver(Exception):
-    """End of the training for this replica; the message gives the reason."""
+    """End of the training for this replica. The message gives the reason."""
 
 
 class Challenge(Struct, frozen=True, kw_only=True):
@@ -73,28 +76,28 @@ class Proof(Struct, frozen=True, kw_only=True):
 
 
 class Hello(Struct, frozen=True, kw_only=True):
-    """Fields of a replica's HELLO that are read once it is authenticated."""
+    """Fields of a replica's HELLO that are read after it is authenticated."""
 
     #: number of the replica in its gang
     rank: Number
     #: digest of model, data and settings, which must be equal at both ends
     digest: str
-    #: True if the frames after the handshake are to be encrypted, which must be equal at both ends
+    #: True if the frames after the handshake will be encrypted, which must be equal at both ends
     encrypted: bool = False
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
     """Admission of a replica: its place, and the stream of batches to draw from."""
 
-    #: position in the gang, from 0; no two replicas have the same at a time
+    #: position in the gang, from 0; unique at any time
     place: Number
-    #: positions in the gang: the stream of batches is numbered by it
+    #: number of positions in the gang, by which the stream of batches is numbered
     places: Count
     #: seed of the data's order and of random draws in the model
     seed: int
     #: examples of one gradient
     batch: Count
-    #: parts of a batch between which a gradient may be abandoned
+    #: parts of a batch; a gradient may be abandoned between them
     micro_batches: Count
 
 
@@ -102,7 +105,7 @@ class Quit(Struct, frozen=True, kw_only=True):
     """End of a connection, announced by either end."""
 
     reason: str = "no reason given"
-    #: True if the reason is an error, and not the normal end of a training
+    #: True if the reason is an error and not the normal end of a training
     error: bool = False
 
     def exception(self) -> Refused | TrainingOver:
@@ -110,7 +113,7 @@ class Quit(Struct, frozen=True, kw_only=True):
         return Refused(self.reason) if self.error else TrainingOver(self.reason)
 
 
-# Replicas that connect at once are admitted by a thread each.
+# Replicas that connect at the same time are admitted by one thread each.
 resolve(Challenge, Proof, Hello, Welcome, Quit)
 
 
@@ -138,7 +141,7 @@ def parse_quit(payload: Buffer) -> Quit:
 
 
 def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
-    """Return a QUIT, its reason cut to the length that a control frame holds."""
+    """Return a QUIT with its reason cut to the length that fits a control frame."""
     characters, most_bytes = MAX_REASON
     lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
     cut = reason[: sum(length <= most_bytes for length in lengths)]
@@ -146,9 +149,9 @@ def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
 
 
 def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epoch: int) -> Hello:
-    """Run the coordinator's part; return the replica's HELLO after its WELCOME is sent.
+    """Act as the coordinator. Return the replica's HELLO after its WELCOME is sent.
 
-    `admit` raises Refused or TrainingOver to turn the replica away. Raises those, BrokenFrame, EOFError and OSError.
+    `admit` raises Refused or TrainingOver to reject the replica. Raises those, BrokenFrame, EOFError and OSError.
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     nonce = secrets.token_hex(16)
@@ -159,7 +162,7 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
         content = control_content(said.parts[0])
         offered = parse(content, Proof, Kind.HELLO)
         if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
-            raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it anew")
+            raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
         hello = parse(content, Hello, Kind.HELLO)
         welcome = admit(hello)
     except (Refused, TrainingOver, OtherVersion) as error:
@@ -175,7 +178,7 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
 
 
 def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
-    """Run the replica's part; return the epoch and the WELCOME.
+    """Act as the replica. Return the epoch and the WELCOME.
 
     Raises Refused, TrainingOver if the gang needs no more replicas, BrokenFrame, EOFError and OSError.
     """
@@ -204,7 +207,7 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
 
 def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) -> None:
     """Encrypt the wire's next frames, in both directions."""
-    # Not at the top: without a signing key `cryptography` need not be installed.
+    # Imported here because `cryptography` need not be installed without a signing key.
     from shadho_celery.training.encryption import Encrypted
 
     said = b"".join(b"".join([frame.head, *frame.parts]) for frame in handshake)
@@ -220,12 +223,12 @@ def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
 
 
 def _is_proof(claimed: object, expected: str) -> bool:
-    # Bytes: `compare_digest` takes no text beyond ASCII.
+    # Bytes, because `compare_digest` takes only ASCII text.
     return isinstance(claimed, str) and hmac.compare_digest(_encoded(claimed), expected.encode())
 
 
 def _encoded(text: str) -> bytes:
-    """Encode any text that JSON can produce, unpaired surrogates included."""
+    """Encode any text that JSON can contain, including unpaired surrogates."""
     return text.encode(errors="surrogatepass")
 
 

@@ -1,6 +1,6 @@
 """Flops and bytes of a model by layer, counted on one forward pass: a prior for the advisor's step times.
 
-After Das et al., arXiv 1602.06709.
+Follows Das et al., arXiv 1602.06709.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Layer:
 
 
 def count(model: nn.Module, *inputs: object) -> list[Layer]:
-    """Count the flops and bytes of each layer by hooks on one forward pass on `inputs`, the model's arguments.
+    """Count the flops and bytes of each layer with hooks, in one forward pass on `inputs`, the model's arguments.
 
-    Only linear layers and convolutions count flops; those of other layers are small beside them. The model is left
-    unchanged, including the statistics of batch norms.
+    Flops are counted for linear layers and convolutions only; those of other layers are small in comparison. The model
+    is left unchanged, including the statistics of batch norms.
     """
     flops: dict[nn.Module, float] = {}
 
@@ -73,7 +73,7 @@ def prior_seconds(
 
 
 def _flops(module: nn.Module, output: object) -> float:
-    """Return two flops for each weight and each output element that it contributes to."""
+    """Return two flops for each pair of a weight and an output element to which it contributes."""
     weight = getattr(module, "weight", None)
     if not isinstance(output, torch.Tensor) or not isinstance(weight, torch.Tensor):
         return 0.0

@@ -1,7 +1,7 @@
 """Coordinator's end of the connections: admits replicas, reads from each and sends to each without blocking.
 
-Each replica has one thread that reads and one that sends. A fault of one connection (wrong token, garbage, half a
-frame, silence) ends that connection, is counted and logged, and leaves the others alone.
+Each replica has one thread that reads and one that sends. A fault of one connection (wrong token, garbage, an
+incomplete frame, silence) ends only that connection, and is counted and logged.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
 
 logger = logging.getLogger(__name__)
 
-#: connections that may be in their handshake at a time; one more closes the oldest
+#: maximum number of connections in their handshake; one more closes the oldest
 MAX_HANDSHAKES = 64
-#: connections that may wait to be accepted
+#: maximum number of connections that wait to be accepted
 BACKLOG = 64
-#: what to do if a machine does not have the address by which others reach it
+#: remedy if a machine does not have the address by which others reach it
 LISTEN_REMEDY = "set SHADHO_LISTEN to an address of this machine, or to 0.0.0.0 for all of them"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Conditions on which a replica is admitted, and the settings in its WELCOME."""
+    """Conditions for the admission of a replica, and the settings in its WELCOME."""
 
     token: str
     #: number of the coordinator's start
     epoch: int
-    #: replicas that have a place at a time
+    #: maximum number of replicas with a place
     places: int
     #: digest of model, data and settings; a replica must have the same
     digest: str
-    #: greatest length of a GRAD, in bytes
+    #: maximum length of a GRAD in bytes
     max_bytes: int
     #: seed of the data's order and of random draws in the model
     seed: int = 0
@@ -58,7 +58,7 @@ class Terms:
     encrypted: bool = False
     #: examples of one gradient
     batch: int = 1
-    #: parts of a batch between which a gradient may be abandoned
+    #: parts of a batch; a gradient may be abandoned between them
     micro_batches: int = 1
     #: seconds of silence after which a replica counts as lost
     deadline_seconds: float = 30.0
@@ -77,9 +77,9 @@ class Listener:
 
     def __init__(self, server: socket.socket, terms: Terms) -> None:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
-        #: connections turned away or ended by a fault, by cause
+        #: connections rejected or ended by a fault, by cause
         self.refused: Counter[str] = Counter()
-        #: replicas that have a place at a time; lowered later if backups are not needed
+        #: maximum number of replicas with a place; reduced later if backups are not needed
         self.places = terms.places
         self._server, self._terms = server, terms
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Listener:
         return received + sum(w.bytes_in for w in wires), sent + sum(w.bytes_out for w in wires)
 
     def close(self, reason: str, *, error: bool = False, seconds: float = 2.0) -> None:
-        """Dismiss all replicas and close; connections that are still open after `seconds` are dropped."""
+        """Dismiss all replicas and close. Connections that are still open after `seconds` are dropped."""
         self._closing.set()
         close_socket(self._server)
         with self._lock:
@@ -197,7 +197,7 @@ class Listener:
         """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""
         if hello.digest != self._terms.digest:
             raise Refused(
-                "this replica has another model, other data or other settings than the coordinator; "
+                "this replica's model, data or settings differ from the coordinator's; "
                 "run the same code with the same params"
             )
         if hello.encrypted != self._terms.encrypted:
@@ -217,8 +217,7 @@ class Listener:
             self._peers[peer.place] = peer
             self._replaced.update(earlier)
         for peer_before in earlier:
-            # Dismissed, not dropped: a replica that is cut off connects again, and the two would replace each other
-            # for ever.
+            # Dismissed, not dropped: a dropped replica connects again, and the two would replace each other for ever.
             peer_before.dismiss("another replica of the same rank has connected")
         return peer
 
@@ -247,7 +246,7 @@ class Listener:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket; port 0 takes any free port. Raises UsageError if the address cannot be used."""
+    """Return a listening socket. Port 0 takes any free port. Raises UsageError if the address cannot be used."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -262,14 +261,14 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def close_socket(server: socket.socket) -> None:
-    """Close a listening socket, so that a thread blocked in `accept` returns."""
+    """Close a listening socket in a way that ends an `accept` that blocks."""
     with suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
     server.close()
 
 
 def _cause(error: Exception) -> str:
-    """Return a short name of the cause, to count by."""
+    """Return a short name of the cause, for counting."""
     if isinstance(error, OtherVersion):
         return "another version"
     if isinstance(error, Refused | TrainingOver):

@@ -1,4 +1,4 @@
-"""Record of a distributed training, step by step: enough to compute it again in one process."""
+"""Record of a distributed training, step by step, from which one process can compute it again."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Step:
 class Log:
     """Steps of a training and counts of its vectors; the coordinator writes it."""
 
-    #: positions in the gang: the stream of batches is numbered by it
+    #: number of positions in the gang, by which the stream of batches is numbered
     places: int = 1
     steps: list[Step] = field(default_factory=list)
-    #: by place: vectors that made a step
+    #: vectors that made a step, by place
     accepted: Counter[int] = field(default_factory=Counter)
-    #: by place: vectors that came too late and were dropped
+    #: vectors that came too late and were dropped, by place
     late: Counter[int] = field(default_factory=Counter)
-    #: by place: vectors that never came, because their step ended without them
+    #: vectors that never arrived because their step ended without them, by place
     cancelled: Counter[int] = field(default_factory=Counter)
     #: frames refused, by cause
     refused: Counter[str] = field(default_factory=Counter)
     #: messages for the user, in order
     notes: list[str] = field(default_factory=list)
-    #: steps restored from a checkpoint, which are in `steps` too; None for a training from the start
+    #: steps restored from a checkpoint, which are also in `steps`; None for a training from the start
     resumed_from: int | None = None

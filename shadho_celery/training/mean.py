@@ -1,4 +1,4 @@
-"""Mean of a step's vectors, summed in the order of arrival: a gang and its replay get the same bits."""
+"""Mean of a step's vectors, summed in the order of arrival, so a gang and its replay get the same bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mean:
         self._losses.append(loss)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Turn the sums into means, in place; return the places and the mean loss, and start a new step."""
+        """Turn the sums into means, in place. Return the places and the mean loss, and start a new step."""
         places, loss = tuple(self.places), math.fsum(self._losses) / len(self._losses)
         if len(places) > 1:
             share = np.float32(1.0 / len(places))

@@ -49,16 +49,16 @@ class Async:
 class Average:
     """Local SGD with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
 
-    A replica sends the difference that `tau` local steps have made and continues. `delay` local steps later it merges
+    A replica sends the difference that `tau` local steps have made, and continues. `delay` local steps later it merges
     the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has its own optimizer. A
-    step is one averaging; a replica that is too late for one starts again from the newest parameters.
+    step is one averaging. A replica that is too late for one starts again from the newest parameters.
     """
 
     #: N
     replicas: int
-    #: local steps from one sending to the next
+    #: local steps between two sendings
     tau: int = 4
-    #: local steps from the sending to the merging of the average, 0 to `tau`
+    #: local steps between sending and merging the average, 0 to `tau`
     delay: int = 0
     #: b
     backups: int | Literal["auto"] = 0
@@ -78,8 +78,8 @@ class Average:
         _add(centre, mean)
 
     def train(self, replica: Replica) -> None:
-        """Send the difference of every `tau` local steps; merge each average `delay` local steps later."""
-        # Differences travel, not parameters: they are small numbers, which a codec can quantise.
+        """Send the difference of every `tau` local steps. Merge each average `delay` local steps later."""
+        # Differences are sent instead of parameters, because they are small numbers, which a codec can quantise.
         base, sent, now = (np.empty(replica.size, dtype=np.float32) for _ in range(3))
         step = self._restart(replica, -1, base)
         done, loss = 0, math.nan
@@ -103,7 +103,7 @@ class Average:
 
     @staticmethod
     def _restart(replica: Replica, after: int, base: Vector) -> int:
-        """Load the newest parameters beyond step `after`, also into `base`; return their step."""
+        """Load the newest parameters after step `after`, also into `base`. Return their step."""
         replica.wait(after=after)
         step = replica.load()
         replica.read(base)
@@ -114,16 +114,16 @@ class Average:
 class Elastic:
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
-    A replica trains without waiting; a second thread of it sends and receives. Between two local steps, once newer
-    parameters x~ of the coordinator have come, both are moved towards each other (EASGD, Zhang et al., arXiv
-    1412.6651): e = alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
+    A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
+    have arrived, both are moved towards each other between two local steps (EASGD, Zhang et al., arXiv 1412.6651): e =
+    alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
     """
 
     #: N
     replicas: int
-    #: share of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
+    #: part of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
     alpha: float = 0.1
-    #: least number of local steps between two exchanges
+    #: minimum number of local steps between two exchanges
     every: int = 4
     backups: Literal[0] = 0
     lockstep: bool = False
@@ -143,7 +143,7 @@ class Elastic:
         _add(centre, mean)
 
     def train(self, replica: Replica) -> None:
-        """Take local steps; exchange the elastic difference whenever newer parameters have come."""
+        """Take local steps. Exchange the elastic difference whenever newer parameters have arrived."""
         replica.wait(after=-1)
         step = replica.load()
         local = np.empty(replica.size, dtype=np.float32)
@@ -175,7 +175,7 @@ def _check_no_backups(name: str, backups: int) -> None:
 
 
 class _Exchange:
-    """Thread that sends differences and receives parameters; it owns `centre` while an exchange is in progress."""
+    """Thread that sends differences and receives parameters. It owns `centre` while an exchange is in progress."""
 
     def __init__(self, replica: Replica, step: int) -> None:
         #: parameters of the coordinator, as received last
@@ -193,7 +193,7 @@ class _Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Short: when the training ends, the replica's methods raise in the thread too.
+        # Short, because when the training ends, the replica's methods also raise in this thread.
         self._queue.put(None)
         self._thread.join()
 

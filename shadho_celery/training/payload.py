@@ -14,7 +14,7 @@ from shadho_celery.training.frames import BrokenFrame, Buffer, Frame, Header, Ki
 from shadho_celery.training.strategies import Vector
 from shadho_celery.training.vectors import Shape
 
-#: loss; eight unused bytes align the numbers behind it
+#: loss; eight unused bytes align the numbers after it
 _PREFIX = struct.Struct("<d8x")
 
 if sys.byteorder != "little":
@@ -37,7 +37,9 @@ class Layout:
         return Frame(header, _PREFIX.pack(loss), buffers.data, encoded)
 
     def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, Vector, Vector]:
-        """Return loss, buffers and vector, which is decoded into `out` or a view of `payload`. Raises BrokenFrame."""
+        """Return loss, buffers and vector. The vector is decoded into `out`, or is a view of `payload`. Raises
+        BrokenFrame.
+        """
         if len(payload) < _PREFIX.size + 4 * self.buffers:
             raise BrokenFrame("the GRAD is too short for its buffers")
         (loss,) = _PREFIX.unpack_from(payload)
@@ -68,13 +70,13 @@ class SnapshotPool:
     """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
 
     def __init__(self, layout: Layout, *, encrypted: bool = False) -> None:
-        """`encrypted` tells that the frames are sent encrypted, and need no checksum."""
+        """`encrypted` says that the frames are sent encrypted and need no checksum."""
         self._layout, self._encrypted = layout, encrypted
         self._lock = threading.Lock()
         self._all: list[Snapshot] = []
 
     def take(self) -> Snapshot:
-        """Return a snapshot to write to, with the caller as its one user."""
+        """Return a snapshot to write to, with the caller as its only user."""
         with self._lock:
             free = next((each for each in self._all if not each.users), None)
             if free is None:
@@ -94,7 +96,7 @@ class SnapshotPool:
             snapshot.users -= 1
 
     def frame(self, snapshot: Snapshot, epoch: int, step: int) -> Frame:
-        """Return the frame that sends a snapshot; its checksum is computed once for all replicas."""
+        """Return the frame that sends a snapshot. Its checksum is computed once for all replicas."""
         header = Header(kind=Kind.PARAMS, epoch=epoch, step=step)
         frame = Frame(header, snapshot.vector.data)
         return frame if self._encrypted else frame.checksummed()

@@ -28,13 +28,13 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """Event: a whole frame has come. The replica's next vector is read after `Peer.release_payload`."""
+    """Event: a whole frame has arrived. The replica's next vector is read after `Peer.release_payload`."""
 
     peer: Peer
     header: Header
     #: view of the connection's buffer
     payload: memoryview
-    #: moment at which its last byte came; the coordinator may handle it later
+    #: time at which its last byte arrived; the coordinator may handle it later
     at: float
 
 
@@ -42,9 +42,9 @@ Event = Joined | Left | Arrived
 
 
 class Peer:
-    """One replica, as the coordinator sees it: a thread that reads its frames and one that sends to it.
+    """One replica as seen by the coordinator: a thread that reads its frames and one that sends to it.
 
-    Sending never blocks the coordinator: notices are queued, and parameters that still wait are replaced by newer ones.
+    Sending never blocks the coordinator: notices are queued, and waiting parameters are replaced by newer ones.
     """
 
     def __init__(self, wire: Wire, *, place: int, rank: int, max_bytes: int) -> None:
@@ -57,17 +57,17 @@ class Peer:
         self._closed = False
         #: reason for which the connection ended or was ended
         self.reason: str | None = None
-        #: True while the reading thread waits for `release_payload`: no heartbeat is read in that time
+        #: True while the reading thread waits for `release_payload`; no heartbeat is read in that time
         self.is_waiting = False
 
     def notify(self, frame: Frame) -> None:
-        """Queue a small frame; it goes out before parameters that still wait."""
+        """Queue a small frame. It is sent before waiting parameters."""
         with self._changed:
             self._notices.append(frame)
             self._changed.notify()
 
     def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Queue the parameters of a step in place of older ones that still wait.
+        """Queue the parameters of a step in place of older waiting ones.
 
         `done` is called once: after they are sent, or when they are replaced or dropped.
         """
@@ -94,7 +94,7 @@ class Peer:
         self._drop_params()
 
     def dismiss(self, reason: str, *, error: bool = False) -> None:
-        """Send QUIT to the replica, after the notices that are queued."""
+        """Send QUIT to the replica, after the queued notices."""
         self.reason = self.reason or reason
         self.notify(quit_frame(reason, error=error))
 

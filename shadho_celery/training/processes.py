@@ -1,4 +1,4 @@
-"""Replica processes on this machine: forked if that is safe, spawned if CUDA is in use; none outlives its parent."""
+"""Replica processes on this machine: forked if that is safe, spawned if CUDA is in use. None outlives its parent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.training.replica import Workload, serve
 
-#: seconds that replicas have to exit before they are killed
+#: seconds for replicas to exit before they are killed
 LEAVE_SECONDS = 2.0
 
 
@@ -45,15 +45,15 @@ class Child(Protocol):
 
 
 class Forked:
-    """Process forked from this one, which runs `work` and exits; it also exits when the pipe `lifeline` closes."""
+    """Process forked from this one, which runs `work` and exits. It also exits when the pipe `lifeline` closes."""
 
     def __init__(self, work: Callable[[], None], lifeline: int) -> None:
         self._code: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Newer Pythons warn of fork in a process with threads. This child takes no lock that another thread may
-            # hold: it has one torch thread and its own sockets, and exits without clean-up.
+            # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another thread
+            # may hold: it has one torch thread and its own sockets, and exits without clean-up.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid: int | None = os.fork()
         if not self.pid:
@@ -91,7 +91,7 @@ class Processes:
         can_fork = hasattr(os, "fork") and sys.platform == "linux" and not torch.cuda.is_initialized()
         self.method = method or ("fork" if can_fork else "spawn")
         self.children: list[Child] = []
-        #: pipe without any data: it closes when this process ends, however that happens
+        #: pipe without any data, which closes when this process ends for any reason
         self._lifeline: tuple[int, int] | None = None
 
     def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
@@ -141,7 +141,7 @@ def _run_child(work: Callable[[], None], lifeline: int) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ctrl-C goes to the whole process group; the parent alone decides what follows.
+        # Ctrl-C reaches the whole process group; only the parent decides what follows.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
@@ -159,7 +159,7 @@ def _run_child(work: Callable[[], None], lifeline: int) -> NoReturn:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    # Nothing is ever written: this returns when the parent's end is closed, however the parent died.
+    # Nothing is ever written: this returns when the parent's end is closed, even if the parent was killed.
     os.read(lifeline, 1)
     os._exit(1)
 

@@ -15,14 +15,14 @@ class QuorumPolicy:
 
     #: seconds to wait for the first N replicas
     start_seconds: float = 60.0
-    #: seconds that a step waits for replacements of lost replicas
+    #: seconds for which a step waits for replacements of lost replicas
     grace_seconds: float = 10.0
-    #: after that: continue with those present, N and learning rate in proportion; wait on; or end with an error
+    #: after that: continue with fewer replicas and a lower learning rate, wait on, or end with an error
     on_few: Literal["shrink", "wait", "fail"] = "shrink"
 
 
 class Quorum:
-    """Number of gradients that make a step now; it follows the number of replicas that are alive."""
+    """Number of gradients that currently make a step. It follows the number of live replicas."""
 
     def __init__(self, replicas: int, policy: QuorumPolicy, now: Callable[[], float]) -> None:
         #: gradients that make a step
@@ -32,7 +32,7 @@ class Quorum:
         self._until = now() + policy.start_seconds
 
     def start(self, present: int, reason: str, hopeless: Callable[[], bool]) -> tuple[bool, str | None]:
-        """Decide whether the first step may begin with those present; return the decision and a note.
+        """Decide whether the first step may begin with those present. Return the decision and a note.
 
         `hopeless` returns True if no more replicas can come. Raises ShadhoError if too few came in time.
         """
@@ -49,9 +49,9 @@ class Quorum:
         return True, self._resize(present, missing)
 
     def follow(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
-        """Follow the number of replicas that are alive; return a note if the quorum changes.
+        """Follow the number of live replicas. Return a note if the quorum changes.
 
-        Raises ShadhoError if there are too few for too long, or the policy is to wait and no more can come.
+        Raises ShadhoError if there are too few for too long, or if the policy is to wait and no more can come.
         """
         if alive >= self.size:
             self._short_since = None

@@ -1,4 +1,4 @@
-"""Replay: computes a distributed training again in one process, from the log of the vectors that made each step."""
+"""Replay: compute a distributed training again in one process, from the log of the vectors that made each step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def replay(
     micro_batches: int = 1,
     strategy: Strategy | None = None,
 ) -> Iterable[int]:
-    """Take every step of `log` on a model and optimizer as they were at the start; yield each step's number after it.
+    """Take every step of `log` on a model and optimizer in their initial state. Yield each step's number after it.
 
-    A gradient is a function of parameters, step and place, and the sums are taken in the logged order. So the
-    parameters are equal to the trained ones: bit for bit if the same instructions compute the gradients, else to float
-    tolerance, and only for gradients that were sent unquantised (codec `Raw`). Raises UsageError for a strategy other
-    than `Sync` and for a log without its first steps.
+    A gradient is a function of parameters, step and place, and the sums are taken in the logged order. The parameters
+    therefore equal the trained ones: to the bit if the same instructions compute the gradients, else within float
+    tolerance. This holds only for gradients that were sent without quantisation (codec `Raw`). Raises UsageError for a
+    strategy other than `Sync`, and for a log without its first steps.
     """
     if strategy is not None and not isinstance(strategy, Sync):
         raise UsageError(
@@ -76,7 +76,9 @@ def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss,
 
 
 def _local_steps(centre: ModelCentre, computer: Computer, log: Log) -> Iterable[int]:
-    """Replay a training without sockets: a parameter that the loss does not use has no gradient; in a gang it is 0."""
+    """Replay a training without sockets. There, a parameter that the loss does not use has no gradient; in a gang it is
+    0.
+    """
     for step in log.steps:
         if step.accepted:
             computer.backward(step.step, 0)

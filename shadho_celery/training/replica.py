@@ -25,7 +25,7 @@ from shadho_celery.training.vectors import Bucket, Shape
 
 logger = logging.getLogger(__name__)
 
-#: (place, draw) -> least seconds of a gradient, to simulate slow machines
+#: (place, draw) -> minimum seconds of a gradient, to simulate slow machines
 Delay = Callable[[int, int], float]
 
 
@@ -44,7 +44,7 @@ class Workload:
     digest: str
     #: True if the replica's connection is encrypted
     encrypted: bool = False
-    #: simulated slowness; None for none
+    #: simulated slowness, or None
     delay: Delay | None = None
     #: seconds for which a replica tries to reconnect to its coordinator
     reconnect_seconds: float = 60.0
@@ -75,7 +75,7 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
     except TrainingOver as over:
         logger.info("replica %d ends: %s", seat.rank, over)
     except Exception as error:
-        # The coordinator gets the reason: its error is the one that users see.
+        # The coordinator gets the reason, because its error is the one that users see.
         client.send_quit(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -138,7 +138,7 @@ class ConnectedReplica:
         if math.isfinite(loss) and self._shape.has_finite_gradients():
             self._workload.optimizer.step()
         else:
-            # Skipped: otherwise one such batch would stay in the parameters and the momentum.
+            # Skipped: otherwise one such batch would affect all later parameters and the momentum.
             self._shape.buffers.write(self._buffers)
         return loss
 

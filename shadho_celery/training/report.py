@@ -12,11 +12,11 @@ import numpy as np
 from shadho_celery.training.backups import Prediction
 from shadho_celery.training.log import Log
 
-#: share of accepted gradients below which a replica is warned of
+#: a warning names a replica with a lower share of accepted gradients
 FEW_ACCEPTED = 0.2
 #: percentiles of the step times that are reported
 PERCENTILES = (50, 90, 99)
-#: characters of the longest bar
+#: length of the longest bar in characters
 BAR_WIDTH = 40
 #: text of a chart without predictions
 NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
@@ -52,7 +52,7 @@ class Report:
         return math.fsum(step.seconds for step in self.log.steps)
 
     def dropped_share(self) -> dict[int, float]:
-        """Return by place the share of its gradients that came too late or were abandoned."""
+        """Return the share of gradients that came too late or were abandoned, by place."""
         used, dropped = self.log.accepted, self.log.late + self.log.cancelled
         return {name: dropped[name] / (used[name] + dropped[name]) for name in sorted(+used | dropped)}
 
@@ -64,7 +64,9 @@ class Report:
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Return a warning for each replica that is too slow for this training: few of its gradients counted."""
+        """Return a warning for each replica that is too slow for this training, so that few of its gradients
+        counted.
+        """
         return [
             f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
@@ -72,7 +74,7 @@ class Report:
         ]
 
     def as_metrics(self) -> dict[str, object]:
-        """Return the report as a trial's metrics, in values that JSON can hold."""
+        """Return the report as a trial's metrics, with values that JSON can represent."""
         return {
             "replicas": self.replicas,
             "backups": self.backups,
@@ -108,7 +110,7 @@ class Report:
         return "\n".join([*lines, *self.log.notes, *self.warnings()])
 
     def chart(self) -> str:
-        """Return a chart of the step time against b as SVG; without predictions its text says so."""
+        """Return a chart of the step time against b as SVG. Without predictions it shows a text that says so."""
         return svg(
             {each.backups: each.step_seconds for each in self.predictions},
             x="backup replicas b",
@@ -123,7 +125,7 @@ def many(count: int, thing: str) -> str:
 
 
 def bars(values: Mapping[str, float], form: str, top: float | None = None) -> list[str]:
-    """Return a line with a bar for each value; the longest bar stands for `top`, by default the greatest value."""
+    """Return a line with a bar for each value. The longest bar stands for `top`, by default the greatest value."""
     top = top or max(values.values(), default=0.0) or 1.0
     names = max(map(len, values), default=0)
     return [

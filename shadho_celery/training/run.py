@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 #: counters of a log that a checkpoint holds
 COUNTS = ("accepted", "late", "cancelled", "refused")
-#: reports to the context over a whole training, evenly spaced, unless `report_every` is given
+#: number of reports to the context over a whole training, evenly spaced, unless `report_every` is given
 REPORTS = 20
-#: steps in a row without a finite gradient, after which the training has diverged
+#: a training has diverged after this many steps in a row without a finite gradient
 MAX_NOT_FINITE = 3
 
 
 class Diverged(ShadhoError):
-    """The training diverged: its loss or gradients are not finite; lower the learning rate or clip the gradients."""
+    """The training diverged: its loss or gradients are not finite. Lower the learning rate or clip the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +40,17 @@ class Plan:
     steps: int
     #: examples of one replica's gradient
     batch: int
-    #: parts of a batch between which a gradient may be abandoned
+    #: parts of a batch; a gradient may be abandoned between them
     micro_batches: int = 1
     #: seed of the data's order and of random draws in the model
     seed: int = 0
-    #: called after each step with the count of steps done and the loss of the last one
+    #: called after each step with the number of steps done and the loss of the last one
     on_step: Callable[[int, float], None] | None = None
-    #: returns the model's loss on data of its own
+    #: returns the model's loss on other data
     evaluate: Callable[[nn.Module], float] | None = None
-    #: steps from one report to the next; None for 20 reports in all
+    #: steps between two reports; None for 20 reports in all
     report_every: int | None = None
-    #: steps from one checkpoint to the next; 0 for none
+    #: steps between two checkpoints; 0 for none
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Run:
     ) -> None:
         self.plan, self.centre, self.context = plan, centre, context
         self.log = Log(places=places)
-        #: steps done; the parameters are those of this step
+        #: number of steps done; the parameters are those of this step
         self.step = 0
         #: value of the last evaluation, or mean training loss of the last report
         self.loss: float | None = None
@@ -93,16 +93,16 @@ class Run:
         # A trial with a budget may be promoted to a greater one, and then continues from its last step.
         self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
-            # Without the trial's number: a promoted trial has another number and the same folder.
+            # Without the trial's number: a promoted trial has another number but the same folder.
             settings = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
             name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
     def claim(self, token: str | None) -> Claim | None:
-        """Claim the training for this process and restore its last checkpoint; None without checkpoints."""
+        """Claim the training for this process and restore its last checkpoint. Return None without checkpoints."""
         if self._checkpoints is None:
             return None
-        # A speculative copy starts from the original's checkpoint, and leaves its files alone.
+        # A speculative copy starts from the original's checkpoint, and does not change its files.
         claim = None if self.context.is_copy else self._checkpoints.claim(token)
         state = self._checkpoints.load()
         if state is not None:
@@ -145,7 +145,7 @@ class Run:
     def skip_step(self) -> None:
         """Record a step without any finite gradient: the parameters stay, and the next step has other batches.
 
-        Raises UsageError for the first step, and Diverged at the third such step in a row.
+        Raises UsageError at the first step, and Diverged at the third such step in a row.
         """
         self._skipped += 1
         if self.step == 0:
@@ -170,9 +170,9 @@ class Run:
         self.step += 1
 
     def after_step(self) -> None:
-        """Call `on_step`, and if due evaluate, report and save a checkpoint.
+        """Call `on_step`. If they are due, evaluate, report and save a checkpoint.
 
-        These may take long, so they come after the step's parameters are on their way to the replicas.
+        These may take long, so this is called after the step's parameters are on their way to the replicas.
         """
         last = self.step >= self.plan.steps
         if self.plan.on_step is not None:
@@ -195,14 +195,14 @@ class Run:
     def finish(self) -> None:
         """Put the averaged parameters into the model, and remove the checkpoint unless the trial may be promoted."""
         if self.loss is None and self.step:
-            # Resumed after the last step, or stopped before the first report.
+            # It was resumed after the last step, or stopped before the first report.
             self.loss = self._current_loss()
         self.centre.keep_average()
         if self._checkpoints is not None and not self._keeps_checkpoint and self.step >= self.plan.steps:
             self._checkpoints.remove()
 
     def _current_loss(self) -> float | None:
-        """Evaluate the model; without `evaluate`, return the mean loss since the last report, None without steps."""
+        """Evaluate the model. Without `evaluate`, return the mean loss since the last report, or None without steps."""
         if self.plan.evaluate is None:
             losses = [step.loss for step in self.log.steps[-self._every :] if step.accepted]
             return math.fsum(losses) / len(losses) if losses else None

@@ -1,7 +1,7 @@
-"""Roles of a training: the strategy (local rule and central rule), the replica and the centre that it works on.
+"""Roles of a training: the strategy (local rule and central rule), the replica, and the model on which it works.
 
-A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors; its central
-rule, `Strategy.apply`, runs in the coordinator and takes their mean into the model. Connections, commit rule, late
+A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors. Its central
+rule, `Strategy.apply`, runs in the coordinator and applies their mean to the model. Connections, commit rule, late
 frames, failures and checkpoints are the same for all strategies.
 """
 
@@ -20,7 +20,7 @@ from shadho_celery.errors import UsageError
 #: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
 Vector = NDArray[np.float32]
 
-#: replicas that one coordinator is made for
+#: number of replicas that one coordinator supports well
 MAX_REPLICAS = 16
 
 
@@ -35,20 +35,20 @@ class Replica(Protocol):
 
     #: count of the model's parameters
     size: int
-    #: position in the gang, from 0; no two replicas have the same at a time
+    #: position in the gang, from 0; unique at any time
     place: int
 
     def wait(self, after: int) -> int:
-        """Block until the parameters of a step beyond `after` are here; return their step. Loads nothing."""
+        """Block until the parameters of a step after `after` have arrived. Return their step. Loads nothing."""
 
     def newest(self) -> int:
-        """Return the newest step announced, -1 before the first; its parameters may still be on their way."""
+        """Return the newest announced step, or -1 before the first. Its parameters may still be on their way."""
 
     def received(self, out: Vector) -> int:
-        """Copy the newest parameters received to `out`; return their step."""
+        """Copy the newest received parameters to `out`. Return their step."""
 
     def load(self) -> int:
-        """Write the newest parameters received, and their buffers, into the model; return their step."""
+        """Write the newest received parameters and their buffers into the model. Return their step."""
 
     def read(self, out: Vector) -> None:
         """Copy the model's parameters to `out`."""
@@ -59,17 +59,17 @@ class Replica(Protocol):
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
         """Return the gradient of the mean loss on batch (draw, place) of the data, at the model's parameters.
 
-        None if `abandon` returned True between two micro-batches. The next call overwrites the vector.
+        Returns None if `abandon` returned True between two micro-batches. The next call overwrites the vector.
         """
 
     def descend(self, draw: int) -> float:
-        """Take one step of the replica's own optimizer on batch (draw, place); return the loss.
+        """Take one step of the replica's own optimizer on batch (draw, place). Return the loss.
 
         A gradient that is not finite changes nothing.
         """
 
     def send(self, step: int, vector: Vector, loss: float) -> None:
-        """Send a vector computed from the parameters of `step`; return once it may be overwritten."""
+        """Send a vector computed from the parameters of `step`. Return when it may be overwritten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Centre(Protocol):
     size: int
 
     def descend(self, gradient: Vector) -> None:
-        """Take one step of the optimizer along `gradient`; the rate is lower while the gang is short of replicas."""
+        """Take one step of the optimizer along `gradient`. The rate is lower while replicas are missing."""
 
     def read(self, out: Vector) -> None:
         """Copy the parameters to `out`."""
@@ -113,16 +113,16 @@ class Strategy(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Synchrony of the steps.
+        """Whether replicas work in lockstep.
 
-        True: a step takes N vectors of that very step, one of each replica, and drops later ones; all replicas get the
-        new parameters. False: each vector is a step of its own at once, however stale; only its sender gets the new
+        True: a step takes N vectors of exactly this step, one from each replica, and drops later ones. All replicas get
+        the new parameters. False: each vector makes a step at once, however stale. Only its sender gets the new
         parameters.
         """
         ...
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        """Take the mean of a step's vectors into the centre (central rule); without lockstep, a single vector.
+        """Apply the mean of a step's vectors to the model (central rule). Without lockstep, apply a single vector.
 
         `mean` may be overwritten.
         """
@@ -143,15 +143,15 @@ def check_replicas(replicas: int, backups: int | str) -> None:
 class Sync:
     """Synchronous SGD with backup replicas ("backup workers", Chen et al., arXiv 1604.00981, algorithms 3 and 4).
 
-    The mean of the first N gradients makes the step. The b late ones are dropped for good: a replica abandons its
-    gradient between two micro-batches as soon as the next step is announced. No gradient that counts is stale.
+    The mean of the first N gradients makes the step. The b late ones are dropped: a replica abandons its gradient
+    between two micro-batches as soon as the next step is announced. No gradient that counts is stale.
     """
 
     #: N
     replicas: int
     #: b
     backups: int | Literal["auto"] = 0
-    #: True: a replica abandons a gradient that is too late; False: it finishes and sends it, for comparison
+    #: True: a replica abandons a gradient that is too late. False: it finishes and sends it, for comparison.
     cancel: bool = True
     lockstep: bool = True
 

@@ -1,8 +1,8 @@
 """Conversion of a model's parameters, buffers and gradient to flat float32 vectors, and back.
 
-Converted are the parameters that require gradients, in the order of ``model.parameters()``, and the buffers that
-training changes: floating-point ones, and BatchNorm's count of batches. For a model on a GPU the vectors lie in pinned
-memory, and a hook on each parameter copies its gradient while the backward pass continues.
+It converts the parameters that require gradients, in the order of ``model.parameters()``, and the buffers that training
+changes: floating-point ones, and BatchNorm's count of batches. For a model on a GPU the vectors are in pinned memory. A
+hook on each parameter copies its gradient while the backward pass continues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
 
-#: parameters that one coordinator is made for; beyond, it is the bottleneck by far
+#: number of parameters that one coordinator supports well; beyond, it is by far the bottleneck
 MAX_PARAMETERS = 50_000_000
 
 
@@ -45,7 +45,7 @@ class Tensors:
         """Copy a vector into the tensors."""
         with torch.no_grad():
             for view, tensor in zip(self.views(torch.from_numpy(vector)), self.tensors, strict=True):
-                # Counts of batches are integers; a mean of them need not be.
+                # Counts of batches are integers, but their mean may not be one.
                 tensor.copy_(view if tensor.is_floating_point() else view.round())
 
 
@@ -76,22 +76,24 @@ class Shape:
         return all(map(_all_finite, gradients))
 
     def vector(self, size: int | None = None) -> Vector:
-        """Return a vector of zeros, by default as long as the parameters; in pinned memory for a model on a GPU."""
+        """Return a vector of zeros, by default as long as the parameters. For a model on a GPU it is in pinned
+        memory.
+        """
         size = self.parameters.size if size is None else size
         vector: Vector = torch.zeros(size, dtype=torch.float32, pin_memory=self.on_gpu).numpy()
         return vector
 
 
 class Bucket:
-    """Vector that gathers a model's gradient while it is computed.
+    """Vector that collects a model's gradient while it is computed.
 
-    A hook copies the gradient of each parameter as soon as it is complete; on a GPU the copy overlaps the rest of the
+    A hook copies the gradient of each parameter as soon as it is complete. On a GPU the copy overlaps the rest of the
     backward pass.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.vector = shape.vector()
-        #: True during the last micro-batch: only then the hooks copy
+        #: True during the last micro-batch, because the hooks copy only then
         self.armed = False
         self._parameters = shape.parameters.tensors
         self._views = list(shape.parameters.views(torch.from_numpy(self.vector)))
@@ -111,7 +113,7 @@ class Bucket:
         return copy
 
     def begin(self) -> None:
-        """Discard the traces of an abandoned gradient."""
+        """Discard what an abandoned gradient has left."""
         self.armed = False
         self._filled = [False] * len(self._views)
 
@@ -137,5 +139,5 @@ def is_finite(vector: Vector) -> bool:
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    # One pass in most cases: a finite sum has finite terms only. An infinite one may have overflowed.
+    # One pass in most cases: if the sum is finite, all terms are. An infinite sum may be an overflow.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

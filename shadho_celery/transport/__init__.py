@@ -1,10 +1,10 @@
-"""Transport: the way of attempts to workers, and of events back: broker, Redis channel, signing, TLS.
+"""Transport of attempts to workers and of events back: broker, Redis channel, signing, TLS.
 
-May use: core (and the rooms before runner). `broker` publishes messages, `channel` has both ends of the way back,
-`seats` those of gangs, `lua/` their scripts (`finish_and_claim` above all), `quarantine` the workers that get no
-trials, `registry` the live workers and studies, `redis_queues` what a worker needs where Redis is the broker,
-`refused_messages` drops those of ended studies in bulk.
-Why it is so: the broker only delivers. A claim in Redis decides which worker runs an attempt, a lease for how long, and
-one script takes its result. Redis is the gate, the store the authority: losing Redis costs a re-run, never a double
-count. JSON on the wire, never pickle; a record that does not fit its declaration is refused and counted.
+May use: core (and the rooms before runner). `broker` publishes messages. `channel` has both ends of the connection for
+events, `seats` both ends for gangs, and `lua/` their scripts. `quarantine` records workers that get no trials, and
+`registry` the live workers and studies. `redis_queues` is for Redis as the broker. `refused_messages` deletes messages.
+
+The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease for how long. One script
+accepts its result. The store is the authority: if Redis loses its data, trials run again, but none is counted twice.
+Messages are JSON, never pickle. A record that does not match its declaration is refused and counted.
 """

@@ -1,7 +1,7 @@
-"""Broker: the queues of compute classes and machines, and the messages that carry attempts to their workers.
+"""Broker: queues of compute classes and machines, and the messages that carry attempts to workers.
 
-Scheduler and workers declare a queue through `queue`, so that its arguments can never differ. The scheduler
-builds Celery's messages (protocol 2) itself and publishes a turn's attempts in one batch: `apply_async` one by one
+Scheduler and workers both declare a queue through `queue`, so its arguments cannot differ. The scheduler builds
+Celery's messages (protocol 2) itself and publishes all attempts of a turn in one batch. Calling `apply_async` for each
 costs ten times as much.
 """
 
@@ -30,37 +30,38 @@ from shadho_celery.transport.signing import UNSIGNED, Signer
 from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER, DEFAULTS
 
-#: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
+#: version of the protocol: the format of messages and of the channel's records; scheduler and worker must have the same
 PROTOCOL = 11
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"
 
-#: AMQP's codes of permanent refusals (access refused, not allowed), and Redis' words for them
+#: permanent refusals: AMQP's codes (access refused, not allowed), and the words that Redis uses
 _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
-#: errors of a URL that its transport cannot use
+#: errors for a URL that its transport cannot use
 _MISWRITTEN = (ValueError, TypeError)
 
-#: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
+#: maximum number of messages in one batch (Redis), or of messages not yet confirmed by the broker (RabbitMQ)
 BATCH = 500
 
-#: seconds after which a machine's queue that no worker consumes is removed, with its messages
+#: seconds without a consumer after which RabbitMQ removes a machine's queue and its messages
 MACHINE_QUEUE_SECONDS = 300
 
-#: seconds for which a publisher that RabbitMQ has blocked looks whether that is over; it looks again at its next call
+#: seconds for which a publisher checks whether RabbitMQ still blocks it, before the call fails
 UNBLOCKED_SECONDS = 0.2
 
-#: cause of a publisher's failure meanwhile
+#: reason for a publisher's failure while it is blocked
 BLOCKED = "it takes no messages while its memory or disk is nearly full; see rabbitmq-diagnostics alarms"
 
-#: most bytes of a queue's name in AMQP
+#: maximum number of bytes of a queue's name in AMQP
 _MAX_NAME = 255
 
 
 class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
-    """A connection to RabbitMQ that is given up at the first request without an answer in time, its end included.
+    """A connection to RabbitMQ that closes at the first request without an answer in time. Closing has a time limit
+    too.
 
     py-amqp waits for answers without a limit, unless its socket has one.
     """
@@ -80,20 +81,20 @@ class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
 
 
 class _Bounded(kombu.transport.pyamqp.Transport):  # type: ignore[misc]
-    """kombu's transport for RabbitMQ with our connection."""
+    """kombu's transport for RabbitMQ that uses `_AmqpConnection`."""
 
     Connection = _AmqpConnection
 
 
 class _BoundedTls(_Bounded, kombu.transport.pyamqp.SSLTransport):  # type: ignore[misc]
-    """The same with TLS."""
+    """The same transport with TLS."""
 
 
 _BOUNDED = {kombu.transport.pyamqp.Transport: _Bounded, kombu.transport.pyamqp.SSLTransport: _BoundedTls}
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
-    """A connection to any broker, each of whose requests has a bound in time; that of Redis is a setting."""
+    """A connection to any broker with a time limit for each request. For Redis the limit is a setting."""
 
     def get_transport_cls(self) -> Any:
         found = super().get_transport_cls()
@@ -103,8 +104,8 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 def machine_queue(compute_class: str, host: str) -> str:
     """Return the name of the queue for the workers of a class on one machine: ``class,host``.
 
-    A class's name has no comma, so that no class's own queue has such a name. In place of a host's name that is too
-    long stands its digest: if it were another host's name, that host's workers would decline the attempts.
+    A class name has no comma, so the queue of a class cannot have such a name. If the host's name is too long, its
+    digest is used instead. A shortened name could be that of another host, whose workers would decline the attempts.
     """
     name = f"{compute_class},{host}"
     if len(name.encode()) <= _MAX_NAME:
@@ -113,10 +114,12 @@ def machine_queue(compute_class: str, host: str) -> str:
 
 
 def queue(name: str) -> kombu.Queue:
-    """Return the queue of a compute class or of a machine: durable, bound by its own name to the default exchange.
+    """Return the queue of a compute class or of a machine. It is durable, and bound to the default exchange by its own
+    name.
 
-    That of a class has no arguments: those of an existing queue cannot be changed, the consumer timeout is set in the
-    broker's file. That of a machine expires, as no one else would remove the queue of a machine that is gone.
+    The queue of a class has no arguments, because those of an existing queue cannot be changed; the consumer timeout is
+    set in the broker's configuration file. The queue of a machine expires, because nothing else would remove it if the
+    machine is gone.
     """
     expires = MACHINE_QUEUE_SECONDS if "," in name else None
     return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True, expires=expires)
@@ -135,7 +138,7 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
         **dict.fromkeys(("parent_id", "group", "eta", "expires")),
         "retries": 0,
         "timelimit": [None, None],
-        # Monitors show it in place of the params, which may be long.
+        # Shown by monitoring tools instead of the params, which may be long.
         "argsrepr": f"(study {payload.study}, trials {[attempt.number for attempt in payload.attempts]})",
         "kwargsrepr": "{}",
         "origin": "shadho",
@@ -147,13 +150,13 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
 
 
 class RefusedMessage(Exception):
-    """A message that a worker must not act on; the text gives the reason."""
+    """A message that a worker must not act on. The text gives the reason."""
 
 
 def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
     """Return the payload of a message. Raises RefusedMessage.
 
-    `headers` are the message's, or Celery's request that has them: anything with a `get`.
+    `headers` are those of the message, or Celery's request; any object with `get` works.
     """
     protocol = headers.get("shadho_protocol")
     if protocol != PROTOCOL:
@@ -168,11 +171,11 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
 
 
 def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> None:
-    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queues of these names.
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume these queues.
 
-    To be called before a worker starts: Celery connects again and again, which is right while a broker is away, but
-    hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards. `url` is
-    the one that it was given, for messages.
+    Call this before a worker starts. Celery reconnects for ever, which is right while a broker is down, but hides the
+    reason for a permanent refusal. `connection` is Celery's and not open yet; it is closed afterwards. `url` is the URL
+    to show in messages.
     """
     url = url or connection.as_uri()
     name = names[0]
@@ -182,7 +185,8 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
             for name in names:
                 queue(name)(channel).declare()
                 if connection.transport.driver_type == "amqp":
-                    # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
+                    # This needs the same permission as consuming. A message that it gets returns to the queue when the
+                    # channel closes.
                     channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         if is_untrusted(error) or isinstance(error, _MISWRITTEN):
@@ -196,7 +200,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages that wait in each of these queues; None for one that there is not.
+    """Return the number of messages that wait in each of these queues, or None for a queue that does not exist.
 
     Raises ServiceError if the broker cannot be used.
     """
@@ -209,21 +213,23 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
 
 
 def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
-    """Return what `depths` does, over an open connection. Raises its errors."""
+    """Return the result of `depths` over an open connection. Raises the connection's errors."""
     found: dict[str, int | None] = {}
     for name in names:
         try:
-            # A channel of its own: asking for a queue that there is not closes it.
+            # Use a separate channel: asking for a queue that does not exist closes it.
             found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
         except amqp.ChannelError:
-            # In Redis a queue is there as long as it is not empty.
+            # In Redis a queue exists only while it is not empty.
             found[name] = None if connection.transport.driver_type == "amqp" else 0
     return found
 
 
 @contextmanager
 def opened(connection: kombu.Connection) -> Iterator[None]:
-    """Open a connection whose every request has a bound in time, and close it; after an error without a goodbye."""
+    """Open a connection with a time limit for each request, and close it. After an error, close it without notifying
+    the broker.
+    """
     try:
         _open(connection)
         yield
@@ -234,7 +240,7 @@ def opened(connection: kombu.Connection) -> Iterator[None]:
 
 
 def configured() -> kombu.Connection:
-    """Return a connection to the configured broker, to be opened, with the workers' settings."""
+    """Return a connection to the configured broker with the workers' settings, not open yet."""
     settings = configuration()
     return _connection(
         settings["broker_url"], settings.get("broker_transport_options") or {}, settings.get("broker_use_ssl", False)
@@ -242,19 +248,19 @@ def configured() -> kombu.Connection:
 
 
 def _open(connection: kombu.Connection) -> None:
-    # The time limit allows a second try after a refusal only: a server that stands still costs it once.
+    # The time limit allows a second try only after a refusal: a server that does not respond costs the time limit once.
     connection.ensure_connection(
         max_retries=1, interval_start=0.2, timeout=BROKER_CONNECT_SECONDS, reraise_as_library_errors=False
     )
 
 
 def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | bool) -> kombu.Connection:
-    """Return a connection to be opened, with Celery's `broker_transport_options` and `broker_use_ssl`."""
+    """Return a connection with Celery's `broker_transport_options` and `broker_use_ssl`, not open yet."""
     connection = Connection(
         url, ssl=ssl, connect_timeout=BROKER_CONNECT_SECONDS, heartbeat=0, transport_options=dict(options)
     )
     if connection.get_transport_cls().driver_type == "redis":
-        # A worker's is longer, which waits in a read for its next message.
+        # A worker needs a longer limit, because it waits in a read for its next message.
         connection.transport_options |= {
             "socket_timeout": BROKER_SECONDS,
             "socket_connect_timeout": BROKER_CONNECT_SECONDS,
@@ -263,7 +269,7 @@ def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | b
 
 
 class Publisher:
-    """Publishes messages to their queues. A message may be published twice: its claim is refused then."""
+    """Publishes messages to their queues. If a message is published twice, the second claim is refused."""
 
     def __init__(
         self,
@@ -272,7 +278,7 @@ class Publisher:
         ssl: Mapping[str, Any] | bool = False,
         signer: Signer = UNSIGNED,
     ) -> None:
-        """`options` are Celery's `broker_transport_options`, `ssl` its `broker_use_ssl`.
+        """Use Celery's `broker_transport_options` as `options`, and its `broker_use_ssl` as `ssl`.
 
         Raises ServiceError if no broker answers.
         """
@@ -281,7 +287,7 @@ class Publisher:
         self._connection = _connection(url, options or {}, ssl)
         if self._connection.get_transport_cls().driver_type == "amqp":
             self._connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
-        #: True while RabbitMQ reads nothing from this connection, because its memory or disk are nearly full
+        #: True while RabbitMQ does not read from this connection, because its memory or disk is nearly full
         self._is_blocked = False
         self._producer: kombu.Producer | None = None
         self._open()
@@ -298,15 +304,16 @@ class Publisher:
         )
 
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
-        """Send each payload to the queue named beside it. Raises ServiceError if the broker does not take them."""
+        """Send each payload to the queue given beside it. Raises ServiceError if the broker does not accept them."""
         batch = list(payloads)
         try:
             self._publish(batch)
         except self._failures() as error:
-            # The connection stays while it is blocked: RabbitMQ would not even read of its end.
+            # The connection is kept while it is blocked: RabbitMQ would not read that it was closed.
             if self._is_blocked:
                 raise _unusable(self._url, error) from error
-            # It may have died while it was idle. On a new one a server that stands still is not waited for again.
+            # The connection may have been lost while idle, so a new one is tried. A server that does not respond is not
+            # tried twice.
             self._drop()
             self._open()
             try:
@@ -318,7 +325,7 @@ class Publisher:
 
     @property
     def connection(self) -> kombu.Connection:
-        """Its connection to the broker; others are to be made like it."""
+        """Connection to the broker, as a template for others."""
         return self._connection
 
     def close(self) -> None:
@@ -330,7 +337,7 @@ class Publisher:
         self._producer = None
 
     def _drop(self) -> None:
-        """Close the connection without telling the broker, which may stand still."""
+        """Close the connection without notifying the broker, which may not respond."""
         with suppress(*self._failures()):
             self._connection.collect()
         self._producer, self._is_blocked = None, False
@@ -341,7 +348,7 @@ class Publisher:
             channel = self._connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
             self._declared: set[str] = set()
-            #: delivery tags of RabbitMQ's confirms; Redis has none
+            #: delivery tags that RabbitMQ has not confirmed yet; Redis has no confirms
             self._published_tag = self._confirmed_tag = 0
             self._has_confirms = hasattr(channel, "confirm_select")
             if self._has_confirms:
@@ -385,7 +392,7 @@ class Publisher:
         self._is_blocked = False
 
     def _await_unblocked(self) -> None:
-        """Read whether RabbitMQ takes messages again. Raises ConnectionError if it does not yet."""
+        """Check whether RabbitMQ accepts messages again. Raises ConnectionError if it does not yet."""
         with suppress(TimeoutError):
             while self._is_blocked:
                 self._connection.drain_events(timeout=UNBLOCKED_SECONDS)
@@ -393,18 +400,18 @@ class Publisher:
             raise ConnectionError(BLOCKED)
 
     def _failures(self) -> tuple[type[BaseException], ...]:
-        # The last two: no transport knows the URL's scheme, or the URL cannot be read.
+        # The last two errors: no transport knows the URL's scheme, or the URL cannot be parsed.
         connection = self._connection
         return *connection.connection_errors, *connection.channel_errors, KombuError, OSError, KeyError, ValueError
 
 
 def _unusable(url: str, error: BaseException) -> ServiceError:
     cause = one_line(mask_in(str(error), url)) or type(error).__name__
-    # Without the variable, another URL than the default one is that of a celeryconfig.py.
+    # If the variable is not set and the URL is not the default, it comes from a celeryconfig.py.
     named = BROKER if os.environ.get(BROKER) or url == DEFAULTS[BROKER] else "broker_url of celeryconfig.py"
     return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, named)}")
 
 
 def _signed(payload: Mapping[str, Any]) -> str:
-    """Return the text of a message that is signed: the protocol, and the payload as JSON in its own order."""
+    """Return the text that a message's signature covers: the protocol, and the payload as JSON."""
     return f"task {PROTOCOL} {json.dumps(payload, separators=(',', ':'))}"

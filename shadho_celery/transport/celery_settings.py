@@ -1,4 +1,6 @@
-"""Celery settings in force: the package's own, and what a celeryconfig.py of the working directory may override."""
+"""Celery settings in force: the package's own, and those that a celeryconfig.py in the working directory may
+override.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
 from shadho_celery.transport.tls import tls
 
-#: settings in a file that an environment variable precedes: it is of this run, and options of a command set it
+#: settings that an environment variable overrides: the variable is set for this run, or by an option of the command
 _NAMED: Mapping[str, str] = {
     "broker_url": urls.BROKER,
     "shadho_redis_url": urls.REDIS,
@@ -26,8 +28,8 @@ _NAMED: Mapping[str, str] = {
     "shadho_accept_code": "SHADHO_ACCEPT_CODE",
 }
 
-#: Celery's settings that a file may override, by the first word of their names. On the others depends which messages
-#: there are, who may send them, how often they are delivered and where they run.
+#: Celery's settings that a file may override, by the first word of their names. The other settings decide which
+#: messages exist, who may send them, how often they are delivered and where they run.
 _FREE: Mapping[str, str] = {
     "broker": "url use_ssl transport_options login_method failover_strategy heartbeat heartbeat_checkrate pool_limit "
     "connection_timeout connection_retry connection_retry_on_startup connection_max_retries channel_error_retry",
@@ -40,10 +42,10 @@ _FREE: Mapping[str, str] = {
 
 
 def configuration(*, with_folder: bool = True) -> dict[str, Any]:
-    """Return the package's settings, overridden by those of a celeryconfig.py in the working directory.
+    """Return the package's settings, overridden by a celeryconfig.py in the working directory.
 
-    Warns of settings there that are not taken. Without `with_folder` that file is not read. Raises UsageError if a file
-    cannot be read, or if no broker's URL begins like theirs.
+    Warns about settings in it that are ignored. With `with_folder` false the file is not read. Raises UsageError if a
+    file cannot be read, or if a URL does not begin like that of any broker.
     """
     settings, origin = _settings(_packages_file()), urls.BROKER
     if with_folder and (file := file_of_folder()):
@@ -52,14 +54,14 @@ def configuration(*, with_folder: bool = True) -> dict[str, Any]:
         if "broker_url" in own:
             origin = f"broker_url of {file.name}"
     _check_broker(settings["broker_url"], origin)
-    # Only now is the broker known. Without these settings Celery would not verify its certificate.
+    # Only now is the broker known. Without these settings Celery would not verify the broker's certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
     return settings
 
 
 def file_of_folder() -> Path | None:
-    """Return the working directory's celeryconfig.py; None if there is none but the package's own."""
+    """Return the path of the working directory's celeryconfig.py, or None if there is none except the package's own."""
     own = Path("celeryconfig.py").absolute()
     if os.environ.get(urls.IGNORE) == "1" or not own.exists() or own.samefile(_packages_file()):
         return None
@@ -68,39 +70,39 @@ def file_of_folder() -> Path | None:
 
 def _packages_file() -> Path:
     package = Path(__file__).parents[1]
-    # An installed package has the file inside, a checkout beside it.
+    # In an installed package the file is inside, in a checkout it is beside the package.
     files = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
     return next(file for file in files if file.exists())
 
 
 def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the working directory's file overrides of `settings`, and warn of what it does not."""
-    # Late: it takes a second, and a scheduler needs no more of Celery.
+    """Return the settings that the working directory's file overrides, and warn about those that are ignored."""
+    # Imported late: the import takes a second, and a scheduler needs nothing else from Celery.
     from celery.app.defaults import DEFAULTS
 
     own = _read(file)
     given = {name for name, variable in _NAMED.items() if os.environ.get(variable)}
     if "broker_url" in own.keys() & given and own["broker_url"] != settings["broker_url"]:
-        # All that it says of a broker is of another one.
+        # All its broker settings belong to another broker.
         given |= {name for name in own if name.startswith("broker_")}
     fixed = sorted(name for name in own.keys() & DEFAULTS.keys() if not _is_free(name))
     if other := [name for name in fixed if own[name] != settings.get(name)]:
         warnings.warn(
-            f"{file} is read, without {', '.join(other)}: trials depend on these; if the file is another "
-            f"project's, set {urls.IGNORE}=1",
+            f"{file} is used without its settings {', '.join(other)}, which trials depend on; if the file belongs "
+            f"to another project, set {urls.IGNORE}=1",
             stacklevel=2,
         )
     return {name: value for name, value in own.items() if name not in given and _is_free(name)}
 
 
 def _is_free(name: str) -> bool:
-    """Return whether the working directory's file may override this setting: one of `_FREE`, and ours."""
+    """Return whether the working directory's file may override this setting: it is one of `_FREE`, and we use it."""
     kind, _, what = name.partition("_")
     return kind == "shadho" or what in _FREE.get(kind, "").split()
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the settings in the working directory's file. Raises UsageError, naming it, if it fails."""
+    """Return the settings in the working directory's file. Raises UsageError with the file's name if it fails."""
     try:
         return _settings(file)
     except KeyboardInterrupt:
@@ -108,20 +110,20 @@ def _read(file: Path) -> dict[str, Any]:
     except BaseException as error:
         raise UsageError(
             f"{file} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line_of(error, str(file))}; "
-            f"fix it, or set {urls.IGNORE}=1 if it is another project's"
+            f"fix it, or set {urls.IGNORE}=1 if it belongs to another project"
         ) from error
 
 
 def _check_broker(url: object, origin: str) -> None:
-    """Raise UsageError for a URL that Celery cannot use; `origin` says where it stands."""
+    """Raise UsageError for a URL that Celery cannot use. `origin` says where the URL comes from."""
     if not isinstance(url, str):
-        raise UsageError(f"{origin} is no text; write one URL, such as amqp://127.0.0.1")
+        raise UsageError(f"{origin} is not a text; write one URL, such as amqp://127.0.0.1")
     urls.check(origin, url)
     scheme, separator, _ = url.partition("://")
-    # A scheme may say more after a plus: redis+socket.
+    # A scheme may continue after a plus: redis+socket.
     kind = scheme.partition("+")[0]
     if separator and kind not in TRANSPORT_ALIASES:
-        raise UsageError(f"{origin} begins with {scheme}://, as no broker's does; write amqp:// or redis://")
+        raise UsageError(f"{origin} begins with {scheme}://, which is not a broker's scheme; write amqp:// or redis://")
     try:
         resolve_transport(kind if separator else None)
         kombu.Connection(url)
@@ -131,15 +133,15 @@ def _check_broker(url: object, origin: str) -> None:
             "amqp:// or redis://"
         ) from None
     except (TypeError, ValueError):
-        # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
+        # Do not show their text, which may contain part of the password. TypeError: unknown option in the query.
         raise UsageError(
             f"{origin} {mask(url)} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
-            "with %40 for @ in the password, and so on"
+            "with %40 for @ in the password"
         ) from None
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return the settings in a file: its public names in lower case that are no module and no class."""
+    """Return the settings in a file: its public lower-case names, except modules and classes."""
     return {
         name: value
         for name, value in runpy.run_path(str(path)).items()

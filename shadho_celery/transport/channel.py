@@ -1,23 +1,23 @@
-"""Channel: the way back from workers to schedulers, in Redis; both ends of it.
+"""Channel from workers back to schedulers, in Redis: both ends of it.
 
-The broker only delivers; the scripts in `lua/` decide who runs an attempt. An attempt is *claimed* by the worker that
-will run it, its *lease* is renewed while it runs, and its result is taken only while that lease lasts.
+The broker only delivers messages. The scripts in `lua/` decide who runs an attempt. An attempt is *claimed* by the
+worker that will run it, its *lease* is renewed while it runs, and its result is taken only while that lease lasts.
 
 Keys of a study, under ``shadho:{study}:``; `quarantine`, `seats` and `shipping` describe the others:
 
 ========  ======  ===================================================================================
-events    stream  events that the scheduler has not confirmed yet, an entry has one JSON record a line
+events    stream  events not confirmed by the scheduler; an entry has one JSON record per line
 attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
                   by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
                   ``refused`` -> late results that were refused
-done      bitmap  1 at the numbers of ended trials that `attempts` has no more
+done      bitmap  1 at the numbers of ended trials that were removed from `attempts`
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
-cancel    set     numbers of running trials that should stop; and ``N:pruned`` if trial N is to for its reports
+cancel    set     numbers of running trials that should stop; ``N:pruned`` if trial N was pruned
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
-All of them have a time to live, which scheduler and workers renew: a study whose scheduler does not come back is
-forgotten a week after its last trial.
+All keys have a time to live, which scheduler and workers renew. If a study's scheduler does not come back, Redis
+deletes the keys a week after its last trial.
 """
 
 from __future__ import annotations
@@ -43,32 +43,33 @@ from shadho_celery.store.lock import described, holder_name, is_held
 from shadho_celery.transport.redis import Redis, count, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: seconds for which messages of a study that has ended are refused, and a study that nobody runs is kept
+#: seconds for which messages of an ended study are refused, and for which an abandoned study is kept
 ERASED_SECONDS = 7 * 86400
 
-#: events that wait for the scheduler from which on reports are refused: some 20 MB. Other events are always taken.
+#: number of waiting events above which reports are refused, about 20 MB; other events are always accepted
 MAX_WAITING = 100_000
 
-#: ended trials of which `attempts` keeps which delivery ended them: it may repeat its result
+#: number of ended trials kept in `attempts` with the delivery that ended them, because it may repeat its result
 KEPT_ENDED = 10_000
 
 #: ended trials that are moved to `done` at once
 ARCHIVED = 1000
 
-#: trials of a removed study that are marked as ended at most: a megabyte
+#: maximum number of trials of a removed study that are marked as ended: a megabyte
 MAX_REMOVED = 2**23
 
-#: events read at once
+#: events read at a time
 READ = 1000
 
-#: seconds without a sign of life after which another machine may take over a scheduler's lock: at most as long as its
-#: lock in the store lasts, which is renewed less often
+#: seconds without a sign of life after which another machine may take over a scheduler's lock; not longer than the lock
+#: in the store lasts, which is renewed less often
 HOLD_SECONDS = 20.0
 
-#: forged holders of the lock that are removed at once
+#: maximum number of forged holders that one attempt to lock removes
 FORGED_HOLDERS = 5
 
-#: most characters of an event: three times the bytes of a record of the runner's pipe, for escapes
+#: maximum number of characters of an event: three times the bytes of a record in the runner's pipe, to allow for
+#: escapes
 MAX_EVENT = 50_000_000
 
 #: keys that schedulers and workers use, and their types
@@ -89,13 +90,13 @@ _TYPES = {
     "shadho:{}:sources": "string",
 }
 
-#: greatest first part of an event's id, which no clock gives: nothing can be added to the stream any more
+#: greatest first part of an event id, which no clock reaches; after it, nothing can be added to the stream
 _LAST_ID = str(2**64 - 1)
 
-#: value of the lock: the holder's name, its fencing number, and its signature
+#: format of the lock's value: the holder's name, its fencing number, and its signature
 _HOLDER = re.compile(r"\S+ \d{1,10}( \S+){1,2}:\d{1,19}:[0-9a-f]*")
 
-#: member of the leases
+#: format of the members of `leases`
 _MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
 
 _decode = decoder(Event | GangEvent)
@@ -117,9 +118,10 @@ def configured_lease() -> float:
 
 
 def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
-    """Encode an event for the stream: its JSON, after its signature if messages are signed.
+    """Encode an event for the stream: its JSON, preceded by its signature if messages are signed.
 
-    `seal` and `unseal` are the event codec. The signature covers the study's key: no event passes for another study's.
+    `seal` and `unseal` are the event codec. The signature covers the study's key, so an event of another study is
+    refused.
     """
     return signer.seal(study, json.dumps(msgspec.to_builtins(event)))
 
@@ -133,7 +135,7 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
         event: Event | GangEvent = _decode(plain)
     except (ValueError, RecursionError):
         return None
-    # Only the study's scheduler decides on retries.
+    # Only the study's scheduler decides whether to retry.
     if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
         return None
     return event
@@ -150,7 +152,7 @@ class Claim(Enum):
 
 
 class WorkerChannel:
-    """A worker's end: claim or decline, renew, report, finish."""
+    """A worker's end of the channel: claim or decline, renew, report, finish."""
 
     def __init__(self, client: Redis, worker: str = "", signer: Signer = UNSIGNED) -> None:
         """`worker` is the name to claim by."""
@@ -160,7 +162,7 @@ class WorkerChannel:
         self._signer = signer
 
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
-        """Give back an attempt that is not claimed: it is lost, which does not count against its trial."""
+        """Give back an attempt that was not claimed. It is lost, which does not count against its trial."""
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
         run(self._client, "cancel", study, "keep", number, attempt, seal(study, lost, self._signer))
 
@@ -169,8 +171,8 @@ class WorkerChannel:
     ) -> tuple[list[bool], list[Claim]]:
         """Finish attempts and claim others in one round trip.
 
-        Returns for each result whether it was taken, and for each claim its answer. The call may be repeated with the
-        same `delivery` if the answer was lost. Results that are `watched` count for or against the worker.
+        Returns for each result whether it was accepted, and for each claim its answer. If the answer was lost, repeat
+        the call with the same `delivery`. Results that are `watched` count for or against the worker's circuit breaker.
         """
         parts: list[int | str] = [self._lease_ms, delivery, self._worker, MAX_STRIKES, len(results)]
         for result in results:
@@ -181,13 +183,15 @@ class WorkerChannel:
         return [bool(each) for each in finished], [Claim(each) for each in claimed]
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
-        """Give back claimed attempts that will not end here: they are lost, at no cost for their trials."""
+        """Give back claimed attempts that cannot end here. They are lost, which does not count against their trials."""
         lost = [Lost(number=number, attempt=attempt, reason=reason, claimed=False) for number, attempt in attempts]
         parts = [part for each in lost for part in (each.number, each.attempt, seal(study, each, self._signer))]
         run(self._client, "cancel", study, "revoke", *parts)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Renew the leases of (number, attempt) pairs; return for each what it is `told`, or ``gone`` (not ours)."""
+        """Renew the leases of (number, attempt) pairs. Return what `told` returns for each, or ``gone`` if this worker
+        does not have the lease.
+        """
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
     def are_refused(
@@ -195,7 +199,7 @@ class WorkerChannel:
     ) -> list[tuple[int, int]]:
         """Return those of the (number, attempt) pairs that no worker can claim any more.
 
-        With `replicas` return those that will not run any more: no worker can take a seat of their gangs.
+        With `replicas`, return those that will not run any more: no worker can take a seat of their gangs.
         """
         answers = run(self._client, "refusals", study, int(replicas), *chain.from_iterable(attempts))
         return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
@@ -208,17 +212,18 @@ class WorkerChannel:
             pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
     def report(self, study: str, report: Report) -> str:
-        """Send a report; return what its trial is `told`, or ``refused``.
+        """Send a report. Return what `told` returns for its trial, or ``refused``.
 
-        It is refused where the lease has ended, or too many events wait.
+        It is refused if the lease has ended, or if too many events wait.
         """
         sealed = seal(study, report, self._signer)
         return str(run(self._client, "report", study, report.number, report.attempt, sealed, MAX_WAITING))
 
     def told(self, study: str, numbers: Sequence[int]) -> list[str]:
-        """Return for each trial ``ok``, ``cancel`` (it should stop) or ``prune`` (for its reports).
+        """Return for each trial ``ok``, ``cancel`` (it should stop) or ``prune`` (it should stop because of its
+        reports).
 
-        Cheaper than `renew`.
+        This is cheaper than `renew`.
         """
         [cancelled] = keys(study, "cancel")
         found = self._client.smismember(cancelled, [*numbers, *(f"{number}:pruned" for number in numbers)])
@@ -230,32 +235,33 @@ class WorkerChannel:
 
 
 class SchedulerChannel:
-    """A scheduler's end: drain events, find ended leases, take attempts back.
+    """A scheduler's end of the channel: drain events, find ended leases, take attempts back.
 
-    Redis has a lock as the store has: schedulers with copies of one store would take each other's events.
+    Redis has a lock of its own besides that of the store. Without it, schedulers with copies of the same store would
+    take each other's events.
     """
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0) -> None:
-        """`fence` is the fencing number of the scheduler's lock in its store."""
+        """Use the fencing number of the scheduler's lock in its store as `fence`."""
         self._client = client
         self._study = study
         self._signer = signer
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         self._fence = fence
         self._holder = self._signed(f"{holder_name()}:{fence}")
-        #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
+        #: number of entries, leases and keys that no worker can have written: unsigned, malformed, or of a wrong type
         self.forged = 0
-        #: id of the last event that was read and is not confirmed; without one the stream is read from its start, for
-        #: after a failover to a server whose clock is behind, new events have lower ids
+        #: id of the last event that was read but not confirmed. Without one the stream is read from its start: after a
+        #: failover to a server with a slow clock, new events have lower ids.
         self._last = ""
-        #: True if the last `drain` has read the stream to its end
+        #: True if the last `drain` reached the end of the stream
         self.is_drained = False
-        #: (number, attempt) pairs that have ended their trials since `confirm`, and those that are recorded
+        #: (number, attempt) pairs that have ended their trials since the last `confirm`, and those that are recorded
         self._ended: list[tuple[int, int]] = []
         self._recorded: list[tuple[int, int]] = []
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
-        """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
+        """Return the events since the last call. Wait up to `wait_ms` for the first one (0: do not wait)."""
         answer = self._client.xread({self._events: self._last or "0"}, count=READ, block=wait_ms or None)
         self.is_drained = not answer
         if not answer:
@@ -269,7 +275,7 @@ class SchedulerChannel:
         return [event for event in events if event is not None]
 
     def lock(self) -> None:
-        """Lock the study on this Redis. Raises StudyLocked if another scheduler runs it, from another store."""
+        """Lock the study on this Redis. Raises StudyLocked if another scheduler runs it from another store."""
         held = self._hold()
         if held != self._holder and not is_held(held.partition(":")[0], math.inf, 0.0):
             held = self._hold(dead=held)
@@ -283,9 +289,10 @@ class SchedulerChannel:
             )
 
     def confirm(self) -> None:
-        """Remove the events drained so far, which are recorded as are the ends of trials, and renew the lock.
+        """Remove the events drained so far and mark their trials as ended, once all is recorded in the store. Renew the
+        lock.
 
-        Raises LockLost, and removes nothing, if another scheduler has the lock.
+        Raises LockLost and removes nothing if another scheduler has the lock.
         """
         self._renew(self._last)
         if self._last.startswith(_LAST_ID):
@@ -297,27 +304,28 @@ class SchedulerChannel:
             self._archive(ARCHIVED)
 
     def keep(self) -> None:
-        """Renew the lock, and remove nothing. Raises LockLost if another scheduler has it."""
+        """Renew the lock without removing events. Raises LockLost if another scheduler has it."""
         self._renew("")
 
     def _renew(self, recorded: str) -> None:
-        """Renew the lock, and remove the events up to the one that is `recorded`."""
+        """Renew the lock, and remove the events up to the id `recorded`."""
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
-            # An earlier scheduler's lock, written again. Of two that live, the one with the greater fence goes on.
+            # An earlier scheduler has written the lock again. Of two live schedulers, the one with the greater fence
+            # continues.
             self.forged += 1
             held = self._hold(dead=held, recorded=recorded)
         if held != self._holder:
-            raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
+            raise LockLost("another scheduler has taken over this study's lock on Redis, so this one stops")
 
     def unlock(self) -> None:
-        """Unlock the study, unless another scheduler has taken it over."""
+        """Unlock the study, unless another scheduler has taken over the lock."""
         self._hold(seconds=0.0)
 
     def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
-        """Renew the lock, or take it where nobody, `dead` or a forged holder has it; return its holder.
+        """Renew the lock, or take it if it is free, forged or held by `dead`. Return its holder.
 
-        Raises redis-py's ConnectionError while somebody writes forged ones faster than they are removed.
+        Raises redis-py's ConnectionError if forged values are written faster than they are removed.
         """
         for _ in range(FORGED_HOLDERS):
             held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
@@ -326,14 +334,14 @@ class SchedulerChannel:
                 return held
             self.forged += 1
             dead = held
-        raise redis.ConnectionError("somebody writes to the study's lock without pause")
+        raise redis.ConnectionError("another client keeps overwriting the study's lock")
 
     def _signed(self, holder: str) -> str:
-        """Return the lock's value for a holder: its name, its fence, and their signature if there is a key."""
+        """Return the lock's value for a holder: its name, its fence, and a signature if there is a key."""
         return f"{holder}:{self._signer.sign(self._study + holder)}"
 
     def note_end(self, number: int, attempt: int) -> None:
-        """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""
+        """Remember that an attempt has ended its trial. Once that is recorded, it can leave `attempts`."""
         self._ended.append((number, attempt))
 
     def _archive(self, count: int) -> None:
@@ -342,39 +350,39 @@ class SchedulerChannel:
         del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
-        """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
+        """Return (number, attempt) of the claimed attempts whose lease has ended, until `forget` removes them."""
         found = {member: _MEMBER.fullmatch(member) for member in run(self._client, "expire", self._study)}
         if strange := [member for member, pair in found.items() if pair is None]:
             self.forged += self._client.zrem(self._leases, *strange)
         return [(int(pair[1]), int(pair[2])) for pair in found.values() if pair is not None]
 
     def extend_leases(self) -> None:
-        """Renew all leases that have not ended: for a while workers could not reach Redis to do so."""
+        """Renew all leases that have not ended, after a time in which workers could not reach Redis."""
         run(self._client, "extend", self._study, int(1000 * configured_lease()))
 
     def forget(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Remove ended leases: their loss is recorded."""
+        """Remove ended leases after their loss was recorded."""
         if members := [*map(_member, attempts)]:
             self._client.zrem(self._leases, *members)
 
     def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Return for each (number, attempt): ``leased`` (until it is forgotten), ``free`` to be claimed, or ``void``.
 
-        The events of one that is void are in the stream by then.
+        The events of a void attempt are already in the stream.
         """
         return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
-        """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others.
+        """Take back unclaimed attempts; each gives a Lost event. With `running`, also stop the claimed ones.
 
-        Those that are `pruned` are stopped for their reports.
+        Those in `pruned` are stopped because of their reports.
         """
         self._take_back(attempts, "prune" if running and pruned else "stop" if running else "keep", "taken back")
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
-        """Take back attempts, claimed or not: their worker is gone, or is to stop. A finished trial does not change.
+        """Take back attempts, claimed or not, because their worker is gone or must stop. Finished trials do not change.
 
-        Those that are `claimed` count against their trial.
+        With `claimed`, the loss counts against their trials.
         """
         self._take_back(attempts, "revoke", reason, claimed)
 
@@ -386,15 +394,15 @@ class SchedulerChannel:
         run(self._client, "cancel", self._study, *arguments)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Take back ``void`` attempts, also those that Redis has as ended: their results never came.
+        """Take back ``void`` attempts, even if Redis has recorded their end: their results never arrived.
 
-        Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
+        Later attempts may then be claimed, even if earlier schedulers sent some. Nothing changes while one of those
         runs.
         """
-        self._take_back(attempts, "void", "Redis has no record that it runs, and no result of it came")
+        self._take_back(attempts, "void", "Redis has no record that it runs, and no result arrived")
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Let another attempt follow if one of these has ended its trial."""
+        """Allow another attempt if one of these has ended its trial."""
         run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
 
     def refused(self) -> int:
@@ -402,7 +410,7 @@ class SchedulerChannel:
         return count(self._client.hget(self._attempts, "refused"))
 
     def repair(self) -> None:
-        """Remove keys of a wrong type: every command that uses one fails, and no worker could go on."""
+        """Remove keys of a wrong type: every command that uses one fails, which would stop all workers."""
         expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
         with self._client.pipeline(transaction=False) as pipe:
             for key in expected:
@@ -412,9 +420,9 @@ class SchedulerChannel:
             self.forged += self._client.delete(*wrong)
 
     def erase(self) -> None:
-        """Remove the study's keys: it has ended and all is recorded.
+        """Remove the study's keys after it has ended and everything is recorded.
 
-        Attempts and ended trials are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue,
+        Attempts and ended trials are kept for ERASED_SECONDS. Messages that were taken back may still be in a queue,
         and their claims must be refused.
         """
         self._archive(len(self._recorded))
@@ -424,10 +432,10 @@ class SchedulerChannel:
             self._client.expire(kept, ERASED_SECONDS)
 
     def remove(self, numbers: int) -> str:
-        """Remove the study's keys, of which the store has no record any more; trials up to `numbers` count as ended.
+        """Remove the keys of a study that was deleted from the store. Trials up to `numbers` count as ended.
 
-        So running trials are stopped, and messages that lie in a queue are refused. Returns the host and process of
-        the scheduler that runs the study, from another copy of the store; then nothing changes.
+        Running trials are stopped, and messages in queues are refused. If a scheduler runs the study from another copy
+        of the store, nothing changes, and its host and process are returned.
         """
         [holder, done] = keys(self._study, "holder", "done")
         held = self._client.get(holder)
@@ -442,7 +450,7 @@ class SchedulerChannel:
 
 
 def new_delivery() -> str:
-    """Return a name for one delivery of a message."""
+    """Return a new name for one delivery of a message."""
     return uuid.uuid4().hex[:8]
 
 
@@ -451,7 +459,7 @@ def _member(attempt: tuple[int, int]) -> str:
 
 
 def _failure(result: Result, watched: bool) -> str:
-    """Return the kind of a result's failure as the scripts count it: '' for a success, or 'unwatched'."""
+    """Return the kind of a result's failure for the scripts: '' for a success, or 'unwatched'."""
     if result.outcome.state in WELL:
         return ""
     failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
@@ -459,5 +467,5 @@ def _failure(result: Result, watched: bool) -> str:
 
 
 def _fence(holder: str) -> int:
-    """Return the fencing number in the value of a lock."""
+    """Return the fencing number in a lock's value."""
     return int(holder.rsplit(":", 2)[1])

@@ -1,7 +1,7 @@
 """Hosts: the live workers that share the cores of one host, in Redis.
 
-Key: ``shadho:host:POOL`` (set of the workers' names; it expires unless one of them renews it). What they are, their
-announcements say, see `registry`.
+Key: ``shadho:host:POOL`` (set of the workers' names; it expires unless one of them renews it). Their announcements
+describe them, see `registry`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Host:
     """The host of one worker."""
 
     def __init__(self, client: Redis, name: str, machine: Machine, signer: Signer = UNSIGNED) -> None:
-        """`name` is the worker's, and `machine` what it announces."""
+        """Use the worker's `name`, and the `machine` that it announces."""
         self._client = client
         self._name = name
         self._pool = machine.pool
@@ -30,7 +30,7 @@ class Host:
         self._workers = Registry(client, Worker, signer, index=self._index)
 
     def join(self) -> None:
-        """Have the other workers find this one, which has announced itself, for the next ANNOUNCE_SECONDS."""
+        """Make this worker, which has announced itself, visible to the others for the next ANNOUNCE_SECONDS."""
         if self._pool:
             with self._repairing(), self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(self._index, self._name)
@@ -38,13 +38,13 @@ class Host:
                 pipe.execute()
 
     def leave(self) -> None:
-        """Have the other workers find this one no more."""
+        """Make this worker invisible to the others."""
         if self._pool:
             with self._repairing():
                 self._client.srem(self._index, self._name)
 
     def neighbours(self) -> dict[str, Worker]:
-        """Return the other live workers of the host by their names."""
+        """Return the other live workers of the host by name."""
         living: dict[str, Worker] = {}
         if self._pool:
             with self._repairing():
@@ -53,7 +53,7 @@ class Host:
 
     @contextmanager
     def _repairing(self) -> Iterator[None]:
-        """Remove a key of a wrong type, which no scheduler knows, and pass over the error."""
+        """Remove a key of a wrong type, which no scheduler would repair, and ignore the error."""
         try:
             yield
         except redis.ResponseError as error:

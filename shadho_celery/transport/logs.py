@@ -1,11 +1,11 @@
-"""Logs of trials on other machines: asked for and answered over Redis, on demand.
+"""Logs of trials on other machines, requested and answered over Redis.
 
 Keys, both with a short time to live:
 
 ``shadho:worker:NAME:logs``  list of the requests that worker NAME has not read yet
 ``shadho:STUDY:log:ID``      list of the answers to request ID
 
-Requests and answers are signed if there is a key, each for its own key in Redis.
+Requests and answers are signed if there is a signing key. A signature is valid only for one Redis key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from shadho_celery.core.trial import Number, Place
 from shadho_celery.transport.redis import Redis, is_spoilt, run_on
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: seconds for which a request, and its answers, are kept
+#: seconds for which a request and its answers are kept
 KEPT_SECONDS = 30
 
-#: requests that a worker reads at once
+#: requests that a worker reads at a time
 MAX_REQUESTS = 10
 
-#: most characters of a log in an answer: more than a log has; and most bytes of a request, and of an answer as JSON
+#: maximum number of characters of a log in an answer, more than any log has; and maximum bytes of a request and of an
+#: answer as JSON
 MAX_SENT = 2_500_000
 MAX_REQUEST, MAX_ANSWER = 1000, 7 * MAX_SENT
 
@@ -44,9 +45,9 @@ class LogRequest(Struct, frozen=True, kw_only=True):
     study: StudyKey
     number: Number
     attempt: Place
-    #: position after which the log is wanted
+    #: position from which the log is wanted
     after: Number = 0
-    #: name of the request
+    #: id of the request
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
@@ -54,7 +55,7 @@ class LogAnswer(Struct, frozen=True, kw_only=True):
     """A worker's answer to a request."""
 
     worker: str
-    #: what follows in the log, with time stamps; None if the worker has no such log
+    #: the rest of the log, with time stamps; None if the worker does not have this log
     text: str | None = None
     #: position of its end
     end: Number = 0
@@ -62,7 +63,7 @@ class LogAnswer(Struct, frozen=True, kw_only=True):
 
 R = TypeVar("R", LogRequest, LogAnswer)
 
-# At import: a worker's beat decodes them beside other threads.
+# Created at import: a worker's heartbeat thread decodes them while other threads run.
 _DECODERS: dict[type[Struct], Callable[[str], Any]] = {kind: decoder(kind) for kind in (LogRequest, LogAnswer)}
 
 
@@ -74,11 +75,11 @@ class WorkerLogs:
         self._worker = worker
         self._signer = signer
         self._requests = _requests(worker)
-        #: requests that were not signed with our key, or malformed
+        #: number of requests that were unsigned or malformed
         self.refused = 0
 
     def requests(self) -> list[LogRequest]:
-        """Take the first requests that wait, and return them. Raises redis-py's errors."""
+        """Take the first waiting requests and return them. Raises redis-py's errors."""
         try:
             texts = run_on(self._client, "take_requests", [self._requests], MAX_REQUESTS, MAX_REQUEST)
         except redis.ResponseError as error:
@@ -99,7 +100,7 @@ class WorkerLogs:
 
 
 class LogClient:
-    """The asker's end."""
+    """The client's end."""
 
     def __init__(self, client: Redis, signer: Signer = UNSIGNED) -> None:
         self._client = client
@@ -111,7 +112,7 @@ class LogClient:
     def ask(
         self, workers: Collection[str], study: str, number: int, attempt: int, *, after: int = 0, seconds: float = 10.0
     ) -> Iterator[LogAnswer]:
-        """Ask workers for the log of an attempt; yield their answers as they come, for so many seconds at most.
+        """Ask workers for the log of an attempt. Yield their answers as they arrive, for at most this many seconds.
 
         Raises redis-py's errors.
         """
@@ -124,7 +125,7 @@ class LogClient:
         key, deadline = _answers(request), self._clock.now() + seconds
         waiting = {*workers}
         while waiting and (left := deadline - self._clock.now()) > 0:
-            # Shorter than the client's patience with a silent server.
+            # Shorter than the client's timeout for a server that does not respond.
             found = self._client.blpop([key], timeout=min(5, math.ceil(left)))
             answer = found and _unseal(LogAnswer, key, found[1], MAX_ANSWER, self._signer)
             if found and answer is None:
@@ -147,7 +148,7 @@ def _seal(key: str, record: LogRequest | LogAnswer, signer: Signer) -> str:
 
 
 def _unseal(kind: type[R], key: str, text: str, most: int, signer: Signer) -> R | None:
-    """Return the record in a text; None if it lacks a required signature, or is no such record."""
+    """Return the record in a text, or None if it is malformed or lacks a required signature."""
     plain = signer.unseal(key, text) if len(text) <= most else None
     if not plain:
         return None

@@ -1,8 +1,9 @@
-"""Quarantine, in Redis: workers that get no trials of a study, and the strikes that open a circuit breaker.
+"""Quarantine in Redis: workers that get no trials of a study, and the strikes that open their circuit breakers.
 
-A failure of a kind that no other worker has had is a *strike* against its worker, counted when the result is taken
-(`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row the worker's circuit breaker is open: it claims nothing
-until the study's scheduler has judged it (`fleet.circuit_breaker`). A quarantined worker stays out.
+A failure of a kind that no other worker has had is a *strike* against its worker. It is counted when the result is
+accepted (`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row, the worker's circuit breaker opens: the worker
+cannot claim trials until the study's scheduler has examined its failures (`fleet.circuit_breaker`). A quarantined
+worker gets no further trials of the study.
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
@@ -23,16 +24,16 @@ from shadho_celery.transport.redis import Redis, count, keys
 class Breaker(str, Enum):
     """State of a worker's circuit breaker for one study."""
 
-    #: it may claim trials
+    #: the worker may claim trials
     CLOSED = "closed"
-    #: it may not until the scheduler has judged its failures
+    #: the worker may not claim trials until the scheduler has examined its failures
     OPEN = "open"
-    #: it may not any more
+    #: the worker may not claim trials any more
     QUARANTINED = "quarantined"
 
 
 class Quarantine:
-    """Strikes of one study's workers."""
+    """Strikes against the workers of one study."""
 
     def __init__(self, client: Redis, study: str) -> None:
         self._client = client
@@ -46,9 +47,9 @@ class Quarantine:
         return Breaker.OPEN if count(strikes) >= MAX_STRIKES else Breaker.CLOSED
 
     def close(self, worker: str, kind: str | None = None) -> None:
-        """Close a circuit breaker; failures of `kind` are known from now on to be the trials' own.
+        """Close a circuit breaker. From now on, failures of `kind` count as caused by the trials.
 
-        A quarantined worker stays so.
+        A quarantined worker stays quarantined.
         """
         if kind is not None:
             self._client.sadd(self._known, kind)
@@ -56,12 +57,12 @@ class Quarantine:
             self._client.hdel(self._breakers, worker)
 
     def half_open(self, worker: str) -> None:
-        """Half-open a circuit breaker: allow one trial; another failure opens it again."""
+        """Half-open a circuit breaker: allow one trial; another strike opens it again."""
         if self.state(worker) is not Breaker.QUARANTINED:
             self._client.hset(self._breakers, worker, MAX_STRIKES - 1)
 
     def quarantine(self, worker: str) -> None:
-        """Give a worker no more trials of this study."""
+        """Send no more trials of this study to a worker."""
         self._client.hset(self._breakers, worker, Breaker.QUARANTINED.value)
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Redis: a client of the fleet's server, its scripts, and how its errors are to be taken."""
+"""Redis: a client of the fleet's server, its scripts, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.transport.tls import remedy, tls
 from shadho_celery.transport.urls import REDIS
 
-#: With `decode_responses` every answer is text; redis-py's hints do not know which client they describe.
+#: With `decode_responses` every answer is text. redis-py's type hints do not know which client they describe.
 Redis = Any
 
-#: version of the oldest Redis that has all commands that are used here
+#: oldest version of Redis with all commands used here
 OLDEST = (6, 2)
 
 _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
 
-#: errors that redis-py has an exception for; their text lacks the code
+#: errors with their own exception in redis-py; their text lacks the code
 _PASSING = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -45,9 +45,9 @@ _PASSING = (
     redis.exceptions.TryAgainError,
 )
 
-#: codes of errors that pass: memory or disk are full, the server starts or is busy, another one takes its place, or its
-#: users are loaded anew. They are no other words: a script's error has its code in the middle. The last two: Redis 7
-#: has no code for a script that a user may not run.
+#: Codes of temporary errors: memory or disk is full, the server is starting, busy or being replaced, or its users are
+#: being reloaded. They can occur in the middle of a text, as in a script's error. The last two: Redis 7 has no code for
+#: a script that a user may not run.
 _PASSING_CODES = re.compile(
     r"\b(OOM|MISCONF|LOADING|READONLY|MASTERDOWN|NOREPLICAS|NOMASTERLINK|BUSY|TRYAGAIN|CLUSTERDOWN|INPROG|UNBLOCKED"
     r"|NOPERM|NOAUTH|WRONGPASS)\b|user executing the script|ACL failure in script"
@@ -55,33 +55,33 @@ _PASSING_CODES = re.compile(
 
 
 def connect(url: str) -> Redis:
-    """Return a client of the Redis at `url`, tested. Raises ServiceError if the server does not answer."""
+    """Return a tested client of the Redis server at `url`. Raises ServiceError if the server does not answer."""
     try:
         _check_database(url)
         options = {"socket_connect_timeout": REDIS_CONNECT_SECONDS, "decode_responses": True, **tls(url)}
-        # Less patient than later: a person waits for the answer.
+        # A shorter timeout than later, because a person waits for the answer.
         impatient = {"socket_timeout": REDIS_CONNECT_SECONDS, "retry": Retry(NoBackoff(), 1)}
         with redis.Redis.from_url(url, **impatient, **options) as first:
             _check_server(first)
-        # No command takes long; a connection that died in silence should not be waited for.
-        # Anybody may have written bytes that are no text: they are read with escapes, and refused where they are used.
+        # No command takes long, so a connection that was lost silently is given up soon. Any client may have written
+        # bytes that are not text: they are read with escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
-    # The last two: redis-py cannot read the URL, or does not know an option in it.
+    # The last two: redis-py cannot parse the URL, or does not know an option in it.
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
 
 
 def _check_database(url: str) -> None:
-    """Raise ValueError for a path that is no number: redis-py would take database 0."""
+    """Raise ValueError for a path that is not a number: redis-py would silently use database 0."""
     parts = urlsplit(url)
     if parts.scheme in {"redis", "rediss"} and not re.fullmatch(r"/?|/\d+", parts.path):
-        raise ValueError(f"{parts.path[1:]!r} is no number of a database")
+        raise ValueError(f"{parts.path[1:]!r} is not the number of a database")
 
 
 def _check_server(client: Redis) -> None:
-    """Raise RedisError unless we can use the server: by HELLO, a command that no ACL forbids."""
+    """Raise RedisError unless the server can be used. This uses HELLO, a command that no ACL forbids."""
     try:
         answer = client.execute_command("HELLO")
     except redis.ResponseError as error:
@@ -104,23 +104,23 @@ def keys(study: str, *names: str) -> list[str]:
 
 
 def run(client: Redis, name: str, study: str, *args: int | str) -> Any:
-    """Run the script ``lua/NAME.lua`` on the keys of `study` that its header names; return its answer."""
+    """Run the script ``lua/NAME.lua`` on the keys of `study` that its header names. Return its answer."""
     return run_on(client, name, keys(study, *_script(name)[2]), *args)
 
 
 def run_on(client: Redis, name: str, on: Sequence[str], *args: int | str | bytes) -> Any:
-    """Run the script ``lua/NAME.lua`` on the keys `on`; return its answer."""
+    """Run the script ``lua/NAME.lua`` on the keys `on`. Return its answer."""
     source, digest, _ = _script(name)
     try:
         return client.evalsha(digest, len(on), *on, *args)
     except NoScriptError:
-        # The server has forgotten its scripts, as after a restart or on another replica; `eval` stores them again.
+        # The server has lost its scripts, as after a restart or a failover; `eval` stores them again.
         return client.eval(source, len(on), *on, *args)
 
 
 @cache
 def _script(name: str) -> tuple[str, str, list[str]]:
-    """Return a script's source, its SHA-1 by which Redis knows it, and the names of its keys."""
+    """Return a script's source, its SHA-1 (its id in Redis), and the names of its keys."""
     source = _source(name)
     names = re.findall(r"\d+ (\w+)", _KEYS.findall(source)[0])
     return source, hashlib.sha1(source.encode()).hexdigest(), names
@@ -132,31 +132,33 @@ def _source(name: str) -> str:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether Redis will do as asked once its operator has repaired it: the command is late, and not lost.
+    """Return whether the error is temporary: the command is delayed until the server is available again, not lost.
 
-    For calls after the start: an error at the start is told to the user.
+    Use this for calls after the start. An error at the start is reported to the user.
     """
-    # The error of a pipeline begins with the command that caused it, which may have any words.
+    # The error of a pipeline begins with the command that caused it, which may contain any words.
     said = str(error).partition("caused error: ")[2] or str(error)
     return isinstance(error, _PASSING) or _PASSING_CODES.search(said) is not None or is_spoilt(error)
 
 
 def is_spoilt(error: Exception) -> bool:
-    """Return whether a key cannot be used as it is: the scheduler removes it (`SchedulerChannel.repair`)."""
-    # Somewhere in the text: before it, scripts and pipelines say where it happened.
+    """Return whether a key cannot be used because of its type; the scheduler removes such keys
+    (`SchedulerChannel.repair`).
+    """
+    # Search the whole text: scripts and pipelines put the position of the error in front.
     return any(words in str(error) for words in ("WRONGTYPE", "exhausted the last possible ID"))
 
 
 def count(text: str | None) -> int:
-    """Return the number of a counter in Redis, 0 for what is none."""
+    """Return the number of a counter in Redis, or 0 if the value is not a number."""
     return int(text) if text and text.isdecimal() and len(text) < 16 else 0
 
 
 def own_address(client: Redis) -> str:
     """Return the address by which the fleet's other machines reach this one.
 
-    It is the one in SHADHO_HOST, else the address that this machine has on the way to Redis: 127.0.0.1 if Redis is on
-    this machine, too.
+    It is SHADHO_HOST if set, else the local address of the route to Redis. If Redis is on this machine, that is
+    127.0.0.1.
     """
     place = client.connection_pool.connection_kwargs
     if told := os.environ.get("SHADHO_HOST"):
@@ -167,7 +169,7 @@ def own_address(client: Redis) -> str:
 
 
 def flush(calls: list[Callable[[], object]]) -> None:
-    """Make the pending `calls` in their order; remove each one that succeeds. Raises redis-py's errors."""
+    """Make the pending `calls` in order, and remove each one that succeeds. Raises redis-py's errors."""
     while calls:
         calls[0]()
         del calls[0]
@@ -175,7 +177,7 @@ def flush(calls: list[Callable[[], object]]) -> None:
 
 @contextmanager
 def outages_pass() -> Iterator[None]:
-    """Pass over an outage: the caller tries again later. Raises ServiceError for any other error of Redis."""
+    """Ignore a temporary error, so the caller tries again later. Raises ServiceError for any other error of Redis."""
     try:
         yield
     except redis.RedisError as error:
@@ -193,8 +195,8 @@ def refusals() -> Iterator[None]:
 
 
 def unusable(error: redis.RedisError) -> ServiceError:
-    """Return the error of Redis with its remedy."""
+    """Return a ServiceError for an error of Redis, with its remedy."""
     return ServiceError(
-        f"Redis cannot be used at the moment ({one_line(error)}); check its server, its memory, its disk, and what its "
-        "user may do"
+        f"Redis cannot be used at the moment ({one_line(error)}); check its server, its memory, its disk, and its "
+        "user's permissions"
     )

@@ -1,7 +1,7 @@
-"""Redis as the broker: a worker passes over items that are no messages, and a channel has one client.
+"""Redis as the broker: a worker skips items that are not messages, and a channel keeps one client.
 
-kombu takes one item after another from a queue's list, and puts each into a hash until it is acknowledged. An item
-that it cannot read ends the worker, one item each. Here it is named in the log, and the worker lives on.
+kombu takes items from a queue's list one after another, and stores each in a hash until it is acknowledged. An item
+that kombu cannot read would stop the worker. Here the worker logs a warning and continues.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ log = logging.getLogger(__name__)
 
 
 class NotAMessage(ValueError):
-    """JSON that lacks the form of a message."""
+    """JSON that is not in the format of a message."""
 
 
 class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
-    """A message whose form is checked before it counts as delivered."""
+    """A message whose format is checked before it counts as delivered."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         try:
             super().__init__(payload, channel=channel, **options)
             delivery = [self.delivery_tag, self.delivery_info["exchange"], self.delivery_info["routing_key"]]
             if not all(isinstance(part, str) for part in delivery):
-                raise TypeError("its delivery is not described by texts")
+                raise TypeError("its delivery info is not text")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise NotAMessage(f"{type(error).__name__}: {error}") from None
 
 
 class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
-    """A channel that outlives items of its queues that are no messages, and keeps its client."""
+    """A channel that skips items in its queues that are not messages, and keeps its client."""
 
     Message = Message
     _kept: Any = None
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        # kombu makes a client for each message that it sends, takes or acknowledges: as much work as the call itself.
+        # kombu creates a client for each message that it sends, takes or acknowledges, which costs as much as the call
+        # itself.
         if client is None and (self._kept is None or self._kept.connection_pool is not self.pool):
             self._kept = self._create_client()
         yield self._kept if client is None else client
@@ -57,7 +58,7 @@ class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
         try:
             return super()._brpop_read(**options)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, NotAMessage) as error:
-            log.error("an item in the queue is no message, and is passed over: %s", one_line(error))
+            log.error("skipped an item in the queue that is not a message: %s", one_line(error))
             raise Empty from None
 
 
@@ -68,7 +69,7 @@ class Transport(kombu.transport.redis.Transport):  # type: ignore[misc]
 
 
 class Connection(broker.Connection):
-    """A connection to any broker, with our transport in place of kombu's where that is Redis."""
+    """A connection to any broker; for Redis it uses our transport instead of kombu's."""
 
     def get_transport_cls(self) -> Any:
         found = super().get_transport_cls()
@@ -76,6 +77,6 @@ class Connection(broker.Connection):
 
 
 class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
-    """Celery's part that makes connections."""
+    """Celery's component that creates connections."""
 
     Connection = Connection

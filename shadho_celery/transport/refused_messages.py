@@ -1,8 +1,8 @@
-"""Refused messages: those whose attempts no worker can claim any more, dropped from a queue in bulk.
+"""Deletion in bulk of messages whose attempts no worker can claim any more.
 
-One by one a worker would take a millisecond and more for each, and an ended study may have left very many. Redis alone
-decides, by the study and the attempts in the body: signature and version of a message do not matter once its attempts
-are refused at every claim.
+A worker needs a millisecond or more for each message, and an ended study may leave very many. Redis alone decides, by
+the study and the attempts in the message's body. Signature and protocol version do not matter, because claims of these
+attempts are refused in any case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shadho_celery.transport.redis import Redis, run_on
 class AreRefused(Protocol):
     """Returns those of a study's (number, attempt) pairs that no worker can claim any more.
 
-    For messages to `replicas` those that will not run any more: a replica is part of an attempt that runs.
+    For messages to `replicas`, returns those that will not run any more: a replica belongs to a running attempt.
     """
 
     def __call__(
@@ -40,10 +40,10 @@ class AreRefused(Protocol):
     ) -> Collection[tuple[int, int]]: ...
 
 
-#: messages that are looked at together
+#: messages that are examined together
 LOOK = 1000
 
-#: seconds to wait for the next of RabbitMQ's messages: another consumer may have taken it
+#: seconds to wait for RabbitMQ's next message, which another consumer may have taken
 NEXT_SECONDS = 0.2
 
 #: types of AMQP's frames, and the method of a delivery
@@ -54,10 +54,10 @@ M = TypeVar("M", bound=Hashable)
 
 
 def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefused, seconds: float = math.inf) -> int:
-    """Drop the refused messages of a queue, for so many seconds; return their number.
+    """Delete the refused messages of a queue, for at most this many seconds. Return their number.
 
-    The next LOOK messages are looked at together, again and again while some of them are dropped. All others keep
-    their places.
+    The next LOOK messages are examined together, and this repeats as long as some of them are deleted. All other
+    messages keep their places.
     """
     drop = _DROP.get(connection.transport.driver_type)
     dropped, end = 0, time.monotonic() + seconds
@@ -67,10 +67,10 @@ def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefus
 
 
 def remove_refused(connection: kombu.Connection, queues: Iterable[str], are_refused: AreRefused) -> int:
-    """Drop the refused messages of these queues as far as it takes no longer than REMOVAL_SECONDS; return their number.
+    """Delete the refused messages of these queues, for at most REMOVAL_SECONDS. Return their number.
 
-    It opens another connection like this one. Every error ends it in silence: a scheduler's user may not be allowed to
-    read queues, and workers drop the messages that are left.
+    This opens another connection like this one. Every error ends it silently: a scheduler's user may not be allowed to
+    read queues, and workers delete the remaining messages.
     """
     end, dropped = time.monotonic() + REMOVAL_SECONDS, 0
     # As in the worker (`node.consumer`), the heartbeat returns the messages of a machine that is gone.
@@ -91,16 +91,16 @@ def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreR
 
 
 def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: AreRefused, end: float) -> int:
-    # A channel of its own: when it closes, all messages that were not acknowledged return to their places at once.
+    # A separate channel: when it closes, all messages that were not acknowledged return to their places at once.
     channel = connection.channel()
     try:
         try:
             waiting = channel.queue_declare(queue, passive=True).message_count
         except amqp.NotFound:
             return 0
-        # RabbitMQ sends the next ones while these are looked at.
+        # RabbitMQ sends the next messages while these are examined.
         channel.basic_qos(0, 2 * LOOK, False)
-        # Messages that come after those that are waited for return to their places, too.
+        # Messages that arrive after the awaited ones return to their places too.
         consumer = channel.basic_consume(queue, callback=lambda _: None)
         dropped, goes_on = 0, True
         while goes_on:
@@ -108,7 +108,7 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
             stale = _refused({tag: _read(body) for tag, body in found.items()}, are_refused)
             goes_on = len(stale) == len(found) > 0 and dropped + len(stale) < waiting and time.monotonic() < end
             if not goes_on:
-                # Before the last acknowledgement, which would bring more messages.
+                # Cancel before the last acknowledgement, which would bring more messages.
                 channel.basic_cancel(consumer)
             if len(stale) == len(found) > 0:
                 channel.basic_ack(stale[-1], multiple=True)
@@ -122,9 +122,9 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
 
 
 def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
-    """Return delivery tag and body of the next `count` deliveries, or fewer if no other one comes.
+    """Return delivery tag and body of the next `count` deliveries, or fewer if no other message comes.
 
-    py-amqp takes three times as long, most of it for the headers, which are not needed.
+    py-amqp takes three times as long, mostly for the headers, which are not needed.
     """
     found: dict[int, bytes] = {}
     begun = tag = size = 0
@@ -138,7 +138,7 @@ def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
                     raise
                 break
             if kind == _METHOD and content.startswith(_DELIVER):
-                # The consumer's tag comes first, a text with its length in front.
+                # The consumer's tag comes first, as a text preceded by its length.
                 (tag,) = struct.unpack_from(">Q", content, 5 + content[4])
                 begun, body = begun + 1, b""
             elif kind == _HEADER:
@@ -156,14 +156,14 @@ _DROP = {"redis": _drop_from_redis, "amqp": _drop_from_rabbitmq}
 
 
 class _Attempt(Struct):
-    """Fields of an attempt that are read."""
+    """The fields of an attempt that are read."""
 
     number: Number
     attempt: Place
 
 
 class _Sent(Struct):
-    """Fields of a payload that are read."""
+    """The fields of a payload that are read."""
 
     study: StudyKey
     attempts: list[_Attempt]
@@ -171,12 +171,12 @@ class _Sent(Struct):
 
     @property
     def pairs(self) -> set[tuple[int, int]]:
-        """Trial and attempt of each."""
+        """Trial and attempt of each message."""
         return {(each.number, each.attempt) for each in self.attempts}
 
 
 class _Item(Struct):
-    """Field of an item of Redis' queues that is read."""
+    """The field of an item of a Redis queue that is read."""
 
     body: str
 
@@ -186,7 +186,7 @@ _decode_item = decoder(_Item)
 
 
 def _refused(messages: Mapping[M, _Sent | None], are_refused: AreRefused) -> list[M]:
-    """Return the keys of those messages all of whose attempts are refused; None stands for any other message."""
+    """Return the keys of those messages whose attempts are all refused. None stands for any other message."""
     asked: dict[tuple[str, bool], set[tuple[int, int]]] = defaultdict(set)
     found = {key: (sent.study, sent.replica is not None, sent.pairs) for key, sent in messages.items() if sent}
     for study, replicas, pairs in found.values():
@@ -199,7 +199,7 @@ def _refused(messages: Mapping[M, _Sent | None], are_refused: AreRefused) -> lis
 
 
 def _read_item(item: bytes | str) -> _Sent | None:
-    """Return what is read of an item of Redis' queues, None unless it is a message with attempts."""
+    """Return the body of an item of a Redis queue, or None unless it is a message with attempts."""
     try:
         return _read(base64.b64decode(_decode_item(item).body))
     except (ValueError, RecursionError):
@@ -207,7 +207,7 @@ def _read_item(item: bytes | str) -> _Sent | None:
 
 
 def _read(body: bytes) -> _Sent | None:
-    """Return what is read of a message's body, None unless it has attempts."""
+    """Return the needed fields of a message's body, or None unless it has attempts."""
     try:
         (sent,), *_ = _decode_body(body)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Registry: workers and studies announce themselves in Redis, and disappear when their heartbeat stops.
+"""Registry of workers and studies in Redis. They announce themselves, and disappear when their heartbeat stops.
 
-Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON
-that expires unless it is renewed, after its signature if there is a key).
+Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
+preceded by a signature if there is a key; it expires unless it is renewed).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from shadho_celery.transport.signing import UNSIGNED, Signer
 #: seconds after which an announcement expires unless it is renewed
 ANNOUNCE_SECONDS = 20.0
 
-#: most characters of an announcement
+#: maximum number of characters of an announcement
 MAX_ANNOUNCEMENT = 1_000_000
 
-#: greatest virtual time of a study's turns: slot seconds over its weight
+#: greatest virtual time of a study's turns: slot seconds divided by its weight
 MAX_VIRTUAL = 1e18
 
 _Slots = Annotated[int, Meta(ge=0, le=10**6)]
-#: also the name of a queue, for which AMQP has 255 bytes
+#: also part of a queue's name, for which AMQP allows 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
-#: most trials of a study that a worker tells of: it may have very many slots, and an announcement has an end
+#: maximum number of trials of a study in a worker's announcement, because a worker may have very many slots
 MAX_TOLD = 1000
 
 
@@ -45,25 +45,25 @@ class RunningTrial(Struct, frozen=True, kw_only=True):
     """A trial in a slot."""
 
     number: Number
-    #: seconds since the epoch, by the worker's clock
+    #: start of the trial in seconds since the epoch, by the worker's clock
     started_at: Moment
-    #: of a replica, its rank in the trial's gang
+    #: the replica's rank in its gang
     rank: Number | None = None
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """A study's part of a worker."""
+    """A study's part of a worker's slots."""
 
     #: the study's name, for people
     name: Name = ""
     #: slots that run its trials
     slots: _Slots = 0
-    #: those trials, in the order of their start; at most MAX_TOLD
+    #: those trials, in order of their start; at most MAX_TOLD
     trials: list[RunningTrial] = []
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """A worker's announcement. Every field has a default: a worker of another protocol may lack it."""
+    """A worker's announcement. Every field has a default, because a worker with another protocol may lack it."""
 
     protocol: int = 0
     #: fingerprint of its signing key, "" without one
@@ -72,57 +72,58 @@ class Worker(Struct, frozen=True, kw_only=True):
     slots: _Slots = 0
     #: slots that run a trial
     busy: _Slots = 0
-    #: by the study's key, whose trials they are
+    #: the trials that it runs, by the study's key
     studies: dict[str, Share] = {}
-    #: trials that have ended here since its start; None if it does not tell
+    #: number of trials that have ended here since its start; None if it does not announce that
     ended: Number | None = None
     #: modules whose objectives it runs
     imports: list[str] = []
-    #: their code as its processes have imported it; without those that are not imported yet, or were edited since
+    #: digests of their code as its processes imported it; without modules that are not imported yet or were edited
+    #: since
     codes: dict[str, CodeVersion] = {}
     #: True if it runs code that a study ships to it
     accepts_code: bool = False
-    #: by digest, why shipped code cannot run here
+    #: reason why shipped code cannot run here, by the code's digest
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
     pid: int = 0
     machine: Machine = Machine()
-    #: id of the storage that its checkpoints lie on; workers of equal ids share them, unless it is "", for unknown
+    #: id of the storage that its checkpoints lie on. Workers with equal ids share it; "" means unknown.
     storage: Name = ""
-    #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
+    #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
-    #: True if it takes no messages because it is to end: it finishes the trials that it runs
+    #: True if it takes no messages because it is about to end: it finishes the trials that it runs
     draining: bool = False
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """Trials of a study."""
+    """Progress of a study in trials."""
 
-    #: that have ended, and count against the limit
+    #: trials that have ended and count against the limit
     ended: Number = 0
-    #: most that may end; None without a limit
+    #: maximum number of trials that may end; None without a limit
     limit: Number | None = None
     running: Number = 0
-    #: that are drawn and have not begun
+    #: trials that are drawn but have not started
     waiting: Number = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots it wants, its weight and its turns; for people, its name and its trials.
+    """A study's announcement: the slots it wants, its weight and its turns. Name and trials are shown to people.
 
-    Older versions announce only some of them.
+    Older versions announce only some of these.
     """
 
     name: Name = ""
-    #: None if its scheduler does not tell
+    #: None if its scheduler does not announce it
     progress: Progress | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
-    #: virtual times of its turns (`fleet.shares`) by compute class, of those where it wants more slots than it has
+    #: virtual times of its turns (`fleet.shares`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
 
 
-# At import: schedulers and workers decode them in more than one thread.
+# Created at import: schedulers and workers decode them in several threads.
 _DECODERS: dict[type[Struct], Callable[[str | bytes], Any]] = {kind: decoder(kind) for kind in (Worker, StudyWants)}
 
 T = TypeVar("T", bound=Struct)
@@ -132,19 +133,19 @@ class Registry(Generic[T]):
     """Announcements of one kind."""
 
     def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED, *, index: str = "") -> None:
-        """`index` is the key of the names to read, by default that of all of the kind."""
+        """Use `index` as the key of the names to read; by default that of all announcements of the kind."""
         self._client = client
         self._decode = _DECODERS[kind]
         self._signer = signer
-        #: announcements that `living` refused the last time: not signed with our key, or malformed
+        #: number of announcements that the last `living` refused: unsigned or malformed
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
-        #: by name, the latest text and what it says: most announcements are those of before
+        #: latest text and its decoded form by name: most announcements do not change
         self._known: dict[str, tuple[str, T | None]] = {}
 
     def announce(self, name: str, announcement: T) -> bool:
-        """Announce `name`, for the next ANNOUNCE_SECONDS; return whether Redis did not know the name."""
+        """Announce `name` for the next ANNOUNCE_SECONDS. Return whether Redis did not know the name."""
         key = self._name.format(name)
         text = self._signer.seal(key, json.dumps(msgspec.to_builtins(announcement)))
         with self._client.pipeline(transaction=False) as pipe:
@@ -158,11 +159,11 @@ class Registry(Generic[T]):
         self._client.srem(self._index, name)
 
     def clear(self) -> None:
-        """Remove all announcements: the processes that live announce themselves again."""
+        """Remove all announcements. Live processes announce themselves again."""
         self._client.delete(self._index)
 
     def living(self) -> dict[str, T]:
-        """Return the announcements by name, without those that are malformed or not signed with our key."""
+        """Return the announcements by name, without those that are unsigned or malformed."""
         names = sorted(self._client.smembers(self._index))
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
@@ -188,7 +189,7 @@ class Registry(Generic[T]):
             return None
 
 
-#: code of which nothing is known: any may be the same
+#: unknown code, which is equal to any other
 ANY_CODE = CodeVersion()
 
 
@@ -197,7 +198,7 @@ def able(
 ) -> dict[str, Worker]:
     """Return those of the live `workers` that run `module` in the version of `code`, with our protocol and key.
 
-    Those that drain are left out. `fingerprint` is that of the signing key.
+    Workers that drain are left out. `fingerprint` is that of the signing key.
     """
     return {
         name: worker
@@ -209,7 +210,7 @@ def able(
 def with_other_code(
     workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
 ) -> dict[str, str]:
-    """Return what to say of the live workers that lack no more than this version of the code, by their names."""
+    """Return warnings about live workers that lack only this version of the code, by name."""
     return {
         name: f"worker {name} on {worker.machine.host} gets no trials: {lack}"
         for name, worker in _admitted(workers, module, fingerprint, code).items()
@@ -227,12 +228,12 @@ def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str, code
 
 
 def _gets(worker: Worker, code: CodeVersion) -> bool:
-    """Return whether the code is shipped to a worker: then it matters not what lies on its disk."""
+    """Return whether the code is shipped to a worker. If so, the files on its disk do not matter."""
     return code.is_shipped and worker.accepts_code
 
 
 def _lack(worker: Worker, module: str, code: CodeVersion) -> str:
-    """Return why a worker cannot run the code, "" if it can, or that is not known."""
+    """Return why a worker cannot run the code, or "" if it can or if that is not known."""
     if _gets(worker, code):
         return worker.unfit.get(code.digest, "")
     found = worker.codes.get(module, ANY_CODE)
@@ -248,7 +249,7 @@ def unable(
     refused: int = 0,
     compute_class: str = "gpu_large",
 ) -> ServiceError | None:
-    """Return the reason why none of the live `workers` runs this `code` of `module`, with the remedy; None if one does.
+    """Return why none of the live `workers` runs this `code` of `module`, with the remedy, or None if one does.
 
     `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
     """
@@ -273,7 +274,7 @@ def unable(
 
 
 def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
-    """Return what to say of live workers that have `module` but speak another protocol; "" if there are none."""
+    """Return a warning about live workers that have `module` but speak another protocol, or ""."""
     theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
     if not theirs:
         return ""

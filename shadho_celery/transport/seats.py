@@ -1,10 +1,10 @@
-"""Seats of gangs, in Redis: which replica of which trial runs where; both ends of it.
+"""Seats of gangs in Redis: which replica of which trial runs where. Both ends of it.
 
-A trial that takes several slots *calls* for the replicas of its gang, and again to tell that they have come. The
-scheduler's executor publishes a message for each of their seats. The worker that gets one *takes* the seat, if the
-trial's attempt runs and no other worker has the seat, *renews* it while the replica runs, and *leaves* it afterwards. A
-seat that is not renewed is lost, and free again. So replicas of a trial that has ended need not be searched for: their
-messages are refused, and their renewals too.
+A trial that takes several slots *calls* for the replicas of its gang. It calls again when they have arrived. The
+scheduler's executor publishes a message for each seat. The worker that gets the message *takes* the seat, if the
+trial's attempt runs and no other worker has the seat. It *renews* the seat while the replica runs, and *leaves* it
+afterwards. A seat that is not renewed is lost, and free again. When a trial has ended, messages and renewals of its
+replicas are refused, so nobody has to search for them.
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
@@ -29,18 +29,18 @@ from shadho_celery.transport.signing import UNSIGNED, Signer
 
 
 class Seat(Struct, frozen=True, kw_only=True):
-    """A place in a gang."""
+    """A replica's place in a gang."""
 
     number: int
     attempt: int
-    #: number of the attempt's call that it belongs to, from 1
+    #: number of the attempt's call to which it belongs, from 1
     call: int
-    #: from 1; the coordinator's own is 0
+    #: from 1; the coordinator has rank 0
     rank: int
 
     @property
     def key(self) -> str:
-        """Its name in Redis."""
+        """Name of the seat in Redis."""
         return f"{self.number}.{self.attempt}.{self.call}.{self.rank}"
 
 
@@ -50,44 +50,45 @@ class WorkerSeats:
     def __init__(
         self, client: Redis, worker: str, lease_seconds: float | None = None, signer: Signer = UNSIGNED
     ) -> None:
-        """`worker` is the name to take seats by; the lease is the configured one by default."""
+        """Take seats under the name `worker`. By default, leases last as configured."""
         self._client = client
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self._worker = worker
         self._signer = signer
 
     def call(self, study: str, call: Called) -> bool:
-        """Call for replicas, or tell that they have come; return False if the attempt does not run any more.
+        """Call for replicas, or report that they have arrived. Return False if the attempt does not run any more.
 
-        The gang's token is encrypted with the fleet's key: only the worker of a seat of this call can read it.
+        The gang's token is encrypted with the fleet's key, so only the workers that have a seat of this call can read
+        it.
         """
         token = self._signer.encrypt(call.gang.token, _purpose(study, call))
         sealed = seal(study, replace(call, gang=replace(call.gang, token=token)), self._signer)
         return bool(run(self._client, "call_replicas", study, call.number, call.attempt, call.call, sealed))
 
     def token(self, study: str, seat: Seat, token: str) -> str:
-        """Return the token of the seat's gang, as it was before `call`. Raises UsageError."""
+        """Return the token of the seat's gang, decrypted. Raises UsageError."""
         return self._signer.decrypt(token, _purpose(study, seat))
 
     def take(self, study: str, seat: Seat, delivery: str) -> Claim:
-        """Take a seat; return REFUSED if its attempt does not run, or if another worker has it.
+        """Take a seat. Return REFUSED if its attempt does not run, or if another worker has it.
 
-        The call may be repeated with the same `delivery` if the answer was lost.
+        If the answer was lost, repeat the call with the same `delivery`.
         """
         who = (self._lease_ms, delivery, self._worker, MAX_STRIKES)
         return Claim(run(self._client, "take_seat", study, *who, seat.number, seat.attempt, seat.call, seat.rank))
 
     def renew(self, study: str, taken: Sequence[tuple[Seat, str]]) -> list[str]:
-        """Renew seats, each with the delivery that took it; return for each ``ok``, ``gone`` or ``yield`` (leave)."""
+        """Renew seats, each with the delivery that took it. Return for each ``ok``, ``gone`` or ``yield`` (leave)."""
         parts = [part for seat, delivery in taken for part in (seat.number, seat.attempt, seat.key, delivery)]
         return list(run(self._client, "renew_seats", study, self._lease_ms, *parts))
 
     def leave(
         self, study: str, seat: Seat, delivery: str, *, done: bool = False, failure: ReplicaFailed | None = None
     ) -> bool:
-        """Give a seat back: another worker may have it, unless its work is `done`.
+        """Give a seat back. Another worker may take it, unless its work is `done`.
 
-        Returns False if that changes nothing: its attempt has ended before, or another worker has the seat.
+        Returns False if that changes nothing: its attempt has ended, or another worker has the seat.
         """
         sealed = "" if failure is None else seal(study, failure, self._signer)
         state = "done" if done else "left"
@@ -97,7 +98,7 @@ class WorkerSeats:
 
 
 def _purpose(study: str, call: Seat | Called) -> str:
-    """Return what a gang's token is encrypted for: it is of no use in another gang's call."""
+    """Return the purpose for which a gang's token is encrypted. The token cannot be used in another call."""
     return f"token {study} {call.number}.{call.attempt}.{call.call}"
 
 
@@ -111,11 +112,13 @@ class SchedulerSeats:
         self._gangs, self._seats, self._yields = keys(study, "gangs", "seats", "yields")
 
     def states(self, seats: Sequence[Seat]) -> list[str]:
-        """Return for each seat ``never`` taken, ``taken`` now, ``lost`` (not renewed), ``left`` or ``done``."""
+        """Return the state of each seat: ``never`` taken, ``taken`` now, ``lost`` (not renewed), ``left`` or
+        ``done``.
+        """
         return list(run(self._client, "seat_states", self._study, *(seat.key for seat in seats))) if seats else []
 
     def calls(self, attempts: Sequence[tuple[int, int]]) -> list[Called]:
-        """Return the latest calls of those (number, attempt) that have called for replicas."""
+        """Return the latest calls of those (number, attempt) pairs that have called for replicas."""
         if not attempts:
             return []
         sealed = self._client.hmget(self._gangs, [f"{number}.{attempt}" for number, attempt in attempts])

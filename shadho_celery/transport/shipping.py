@@ -1,6 +1,6 @@
-"""Shipping of a study's sources, through Redis, to workers that accept code: ``shadho:{study}:sources``.
+"""Shipping of a study's sources through Redis to workers that accept code: ``shadho:{study}:sources``.
 
-Code that runs on workers is always signed: without a key nothing is sent, and nothing is accepted.
+Code that runs on workers is always signed. Without a key, nothing is sent and nothing is accepted.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from shadho_celery.transport.channel import ERASED_SECONDS
 from shadho_celery.transport.redis import Redis, keys
 from shadho_celery.transport.signing import Signer
 
-#: most characters of sealed sources: their bytes in base64, with paths and signature
+#: maximum number of characters of sealed sources: their bytes in base64, with paths and signature
 MAX_SEALED = 2 * MAX_SOURCES
 
 _decode = decoder(Sources)
 
 
 class Shipping:
-    """Both ends of it."""
+    """Both ends of shipping."""
 
     def __init__(self, client: Redis, signer: Signer) -> None:
-        """Raises UsageError without a signing key."""
+        """Raise UsageError without a signing key."""
         if not signer.fingerprint:
             raise UsageError("code is shipped to workers on a signed fleet only; give --signing-key-file on both sides")
         self._client = client
         self._signer = signer
 
     def send(self, study: str, sources: Sources) -> None:
-        """Lay the sources down for the workers; once more after Redis has lost its data."""
+        """Store the sources for the workers, again if Redis has lost its data."""
         [key] = keys(study, "sources")
         self._client.set(key, self._signer.seal(key, json.dumps(msgspec.to_builtins(sources))), ex=ERASED_SECONDS)
 
     def fetch(self, study: str) -> Sources | None:
-        """Return a study's sources; None if there are none that are signed with our key."""
+        """Return a study's sources, or None if there are none with our signature."""
         [key] = keys(study, "sources")
         text = self._client.get(key) or ""
         plain = self._signer.unseal(key, text) if len(text) <= MAX_SEALED else None

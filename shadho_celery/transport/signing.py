@@ -1,9 +1,9 @@
 """Signing: with a key, messages and events are signed (HMAC), and unsigned ones are refused.
 
-Any client of the broker can send a message, and any client of Redis a result. With a key that only the fleet's own
-processes can read, those of other clients are refused. Make one with ``openssl rand -hex 32 > shadho.key``.
+Any client of the broker can send a message, and any client of Redis can send a result. With a key that only the fleet's
+processes can read, messages of other clients are refused. Create one with ``openssl rand -hex 32 > shadho.key``.
 
-Secrets that messages carry, the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from it.
+Secrets in messages, such as the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 #: environment variable that names the file with the key
 KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 
-#: fewest bytes of a key
+#: minimum number of bytes of a key
 MIN_BYTES = 16
 
-#: beginning of an encrypted secret
+#: prefix of an encrypted secret
 _MARK = "aes:"
 
 #: bytes of its random nonce
@@ -37,46 +37,46 @@ _NONCE_BYTES = 12
 
 
 class Signer:
-    """HMAC-SHA256 with one key; without a key nothing is signed, and every signature is accepted."""
+    """HMAC-SHA256 with one key. Without a key nothing is signed, and every signature is accepted."""
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
-        #: tells one key from another without disclosing it; "" without a key
+        #: identifies the key without disclosing it; "" without a key
         self.fingerprint = self.sign("fingerprint")[:8]
 
     @classmethod
     def configured(cls) -> Signer:
-        """Return a signer with the key in the file that SHADHO_SIGNING_KEY_FILE names, UNSIGNED if that is not set.
+        """Return a signer with the key in the file named by SHADHO_SIGNING_KEY_FILE, or UNSIGNED if that is not set.
 
-        Raises UsageError for a file that cannot be read or that others can read.
+        Raises UsageError for a file that cannot be read or that other users can read.
         """
         path = os.environ.get(KEY_FILE)
         return cls(read_key(Path(path).expanduser())) if path else UNSIGNED
 
     def sign(self, text: str) -> str:
         """Return the signature of `text`, 64 hexadecimal digits; "" without a key."""
-        # Half a surrogate pair, which no text of ours has, is no reason to raise: another text has another signature.
+        # An unpaired surrogate, which our texts never contain, must not raise: the signature is then simply wrong.
         secret = text.encode(errors="surrogatepass")
         return hmac.digest(self._key, secret, hashlib.sha256).hex() if self._key else ""
 
     def seal(self, about: str, text: str) -> str:
-        """Return a JSON object behind its signature, if there is a key; the signature covers `about`, too."""
+        """Return a JSON object preceded by its signature if there is a key. The signature also covers `about`."""
         return self.sign(about + text) + text
 
     def unseal(self, about: str, sealed: str) -> str | None:
-        """Return the JSON object of `seal`; None if its signature is wrong. Without a key signatures are ignored."""
+        """Return the JSON object of `seal`, or None if its signature is wrong. Without a key signatures are ignored."""
         signature, brace, rest = sealed.partition("{")
         return brace + rest if self.is_signed(about + brace + rest, signature) else None
 
     def is_signed(self, text: str, signature: str) -> bool:
-        """Return whether `signature` is that of `text`; always True without a key."""
+        """Return whether `signature` is that of `text`. Always True without a key."""
         if not self._key:
             return True
-        # As bytes: a forged signature may have any characters, and text that is not ASCII would raise.
+        # Compared as bytes: a forged signature may contain any characters, and text that is not ASCII would raise.
         return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
 
     def encrypt(self, secret: str, purpose: str) -> str:
-        """Return `secret` encrypted for `purpose`, without which it cannot be read; unchanged without a key.
+        """Return `secret` encrypted for `purpose`, which is needed to decrypt it. Without a key it is unchanged.
 
         Raises UsageError if `cryptography` is not installed.
         """
@@ -89,7 +89,8 @@ class Signer:
     def decrypt(self, text: str, purpose: str) -> str:
         """Return the secret that was encrypted for `purpose`.
 
-        Raises UsageError if it was not encrypted for that and with this key, or if `cryptography` is not installed.
+        Raises UsageError if it was encrypted for another purpose or with another key, or if `cryptography` is not
+        installed.
         """
         if not self._key:
             return text
@@ -106,7 +107,7 @@ class Signer:
 
     @cached_property
     def _cipher(self) -> AESGCM:
-        # Not at the top: only gangs need it.
+        # Imported here because only gangs need it.
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             from cryptography.hazmat.primitives.hashes import SHA256
@@ -128,9 +129,9 @@ def read_key(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(f"the signing key file {path} cannot be read: {error.strerror}") from None
     if mode & 0o077:
-        raise UsageError(f"others can read the signing key file {path}: chmod 600 {path}")
+        raise UsageError(f"other users can read the signing key file {path}; run chmod 600 {path}")
     if len(key) < MIN_BYTES:
-        raise UsageError(f"the signing key file {path} has fewer than {MIN_BYTES} bytes: openssl rand -hex 32 > {path}")
+        raise UsageError(f"the signing key file {path} is under {MIN_BYTES} bytes; run openssl rand -hex 32 > {path}")
     return key
 
 

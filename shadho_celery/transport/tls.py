@@ -1,6 +1,7 @@
-"""TLS for ``amqps://`` and ``rediss://``: the same rules for the scheduler, the workers' Celery and the channel.
+"""TLS for ``amqps://`` and ``rediss://``, with the same rules for the scheduler, the workers' Celery and the channel.
 
-A server's certificate must be valid for the name in its URL, by the system's authorities or the one in SHADHO_TLS_CA.
+A server's certificate must be valid for the host name in its URL. It is verified with the system's certificate
+authorities, or with the one in SHADHO_TLS_CA.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def tls(url: str) -> dict[str, Any]:
-    """Return kombu's `ssl`, or redis-py's keyword arguments, for `url`; empty without TLS or with its own options.
+    """Return kombu's `ssl`, or redis-py's keyword arguments, for `url`. Empty without TLS, or if the URL has its own
+    options.
 
     Raises UsageError for a file that cannot be read.
     """
@@ -29,28 +31,30 @@ def tls(url: str) -> dict[str, Any]:
         return {}
     if "ssl_" in urlsplit("//" + rest).query:
         if scheme == "amqps":
-            raise UsageError(f"an amqps:// URL takes no ssl_ options; name the authority to trust in {CA}")
+            raise UsageError(f"an amqps:// URL takes no ssl_ options; name the certificate authority in {CA}")
         return {}
     found = {name: _file(variable) for name, variable in _FILES.items() if os.environ.get(variable)}
     if "keyfile" in found and "certfile" not in found:
-        raise UsageError(f"{KEY} needs {CERTIFICATE}, the certificate it belongs to")
+        raise UsageError(f"{KEY} is set without {CERTIFICATE}; name the certificate of this key there")
     if scheme == "rediss":
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED, **{f"ssl_{name}": path for name, path in found.items()}}
-    # None stands for the name in the URL. Without this entry no name would be checked at all.
+    # None means the host name in the URL. Without this entry no name would be checked.
     return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None, **found}
 
 
 def remedy(cause: str, variable: str) -> str:
-    """Return the remedy for a server that cannot be used because of `cause`; `variable` has its URL."""
+    """Return the remedy for a server that cannot be used because of `cause`. `variable` holds its URL."""
     if _UNTRUSTED in cause:
-        return f"name the authority that signed its certificate in {CA}, and in {variable} a host it is valid for"
+        return (
+            f"name the server's certificate authority in {CA}, and in {variable} a host name that the certificate has"
+        )
     if "CERTIFICATE_REQUIRED" in cause:
-        return f"name a certificate that it accepts in {CERTIFICATE}, and its key in {KEY}"
+        return f"name a certificate that the server accepts in {CERTIFICATE}, and its key in {KEY}"
     return f"start it, or check {variable}"
 
 
 def is_untrusted(error: BaseException) -> bool:
-    """Return whether the server's certificate was not accepted."""
+    """Return whether the server's certificate was rejected."""
     return _UNTRUSTED in str(error)
 
 

@@ -1,4 +1,4 @@
-"""URLs of broker and Redis, from the environment, and whether a file may name another broker."""
+"""URLs of the broker and Redis from the environment, and whether a file may name another broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prefer_own() -> None:
 
 
 def url(variable: str) -> str:
-    """Return the URL in the environment variable, else its default."""
+    """Return the URL in the environment variable, or its default."""
     return os.environ.get(variable) or DEFAULTS[variable]
 
 
@@ -35,9 +35,9 @@ def is_fleet(given: Mapping[str, str]) -> bool:
 
 
 def check(variable: str, url: str) -> None:
-    """Raise UsageError unless a URL, or each of several that are joined by semicolons, can be split into its parts.
+    """Raise UsageError unless a URL can be parsed. Several URLs may be joined by semicolons.
 
-    Python's own message is left out: it shows what it takes for a port, which may be a part of the password.
+    Python's own message is left out, because it shows the supposed port, which may be part of the password.
     """
     for part in url.split(";"):
         try:
@@ -46,6 +46,6 @@ def check(variable: str, url: str) -> None:
             is_url = False
         if not is_url:
             raise UsageError(
-                f"{variable} is no URL: {mask(url)!r}; write it as amqp://USER:PASSWORD@HOST:PORT, with a port from 0 "
-                "to 65535, square brackets around an IPv6 address, and %23, %2F, %3B, %3F for # / ; ? in a password"
+                f"{variable} is not a URL: {mask(url)!r}; write it as amqp://USER:PASSWORD@HOST:PORT, with a port from "
+                "0 to 65535, square brackets around an IPv6 address, and %23, %2F, %3B, %3F for # / ; ? in a password"
             )

@@ -353,7 +353,7 @@ def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_t
     words = ("--class", fleet.cpu, "--slots", "2", "--import", "my_study")
     second = desk.start(sys.executable, "-m", "shadho_celery.worker", *words)
     until(lambda: len(desk.pids("sleep", "61")) == 2, 30, desk.said)
-    for says in ("stopping: running trials finish first", "running trials that are given back: 2", ""):
+    for says in ("stopping after the running trials", "running trials to give back: 2", ""):
         second.interrupt()
         second.says(says)
     assert second.wait(30).code == 130, desk.said()

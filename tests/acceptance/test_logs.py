@@ -88,7 +88,7 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
     assert files == {"1.1.log", "2.1.log", "3.1.log"}, "one file a trial, none without output"
     silent = logs(desk, "s", "0").wait()
     assert (silent.code, silent.out) == (0, "")
-    assert silent.err == "trial 0 has printed nothing, or ran in another folder than this one\n"
+    assert silent.err == "trial 0 has printed nothing, or ran in another folder\n"
     for words, says in {
         ("s", "7"): "has no trial 7",
         ("s", "3", "--attempt", "2"): "trial 3 has 1 attempts",
@@ -144,7 +144,7 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(
     assert "no worker is live on" in gone.err
     failed = logs(desk, "s", "1", **urls).wait()
     assert failed.code == 0
-    assert "the last lines of its output came with its result" in failed.err
+    assert "the last lines of its output were sent with its result" in failed.err
     has_all(failed.out)
 
 

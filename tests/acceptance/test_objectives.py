@@ -36,11 +36,11 @@ def test_it_runs_and_is_resumed_and_its_front_is_in_the_report_and_in_json(desk:
     desk.write("my_study.py", example().replace('"ms": "minimize"', '"ms": "maximize"'))
     other = desk.launch("my_study", "--resume", "s", "--trials", "30").wait()
     assert other.code == 2
-    assert "begun with other objectives: maximize accuracy, minimize ms, not" in other.err.splitlines()[-1]
+    assert "started with other objectives: maximize accuracy, minimize ms, not" in other.err.splitlines()[-1]
 
 
 def test_losses_without_names_in_the_study_are_failures_that_name_the_remedy(desk: Desk) -> None:
     desk.write("my_study.py", example().replace(', "objectives": {"accuracy": "maximize", "ms": "minimize"}', ""))
     command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
     assert command.code == 1
-    assert "give it objectives, such as STUDY" in command.out
+    assert "name them, such as STUDY" in command.out

@@ -96,7 +96,9 @@ def test_the_status_names_the_machines_that_have_other_code(amqp_url: str, redis
         registry.announce(host, Worker(protocol=PROTOCOL, compute_class="cpu", machine=machine, codes=codes))
     urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
     shown = CliRunner().invoke(commands, ["status"], env=urls)
-    told = f"3 versions of its code, and a study uses one: {'0' * 12} on a; {'1' * 12} on b, c; one that fails on d"
+    told = (
+        f"3 versions of its code, but a study uses only one: {'0' * 12} on a; {'1' * 12} on b, c; one that fails on d"
+    )
     assert told in shown.output
     assert "other has" not in shown.output
 

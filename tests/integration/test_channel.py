@@ -328,7 +328,7 @@ def missed(number: int, attempt: int) -> Lost:
     return Lost(
         number=number,
         attempt=attempt,
-        reason="Redis has no record that it runs, and no result of it came",
+        reason="Redis has no record that it runs, and no result arrived",
         claimed=False,
     )
 

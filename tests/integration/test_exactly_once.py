@@ -38,7 +38,7 @@ broker_transport_options = {
 
 LONGER_SECONDS = 15
 
-#: what a worker says of a message that is not to be run
+#: what a worker says of a message that does not run
 REFUSED = "refused at its claim"
 
 

@@ -106,7 +106,7 @@ def kill_three_workers(fleet: Fleet) -> None:
     assert sorted(run[:2] for run in fleet.desk.runs()) == [(0, 1), (0, 2), (0, 3), (1, 1)]
     lost, other = fleet.trials("my_study")
     assert (lost["state"], lost["lost"], lost["attempt"]) == ("FAILED", 3, 3)
-    assert lost["error"] == "3 attempts were lost; the last one: its worker fell silent: the lease ran out"
+    assert lost["error"] == "3 attempts were lost; the last one: its worker was silent until the lease ran out"
     assert (other["state"], other["lost"], other["attempt"]) == ("COMPLETE", 0, 1)
     [checkpoint] = fleet.desk.folder.glob(".shadho/checkpoints/*/0/attempts")
     assert checkpoint.read_text() == "123", "each attempt found what the one before had left"

@@ -81,7 +81,7 @@ def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_hav
     slots.run(Payload(study="k1", module="my_study", attempts=[attempt]))
     with connect(redis_url) as client:
         [event] = SchedulerChannel(client, "k1").drain(10_000)
-    reason = f"it has failed on {slots.name}, and is for another worker"
+    reason = f"it has failed on {slots.name}, and must run on another worker"
     assert event == Lost(number=0, attempt=2, reason=reason, claimed=False)
 
 
@@ -94,7 +94,7 @@ def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, redis_
     with connect(redis_url) as client:
         events = SchedulerChannel(client, "k1").drain(0)
     ends = [event for event in events if isinstance(event, (Lost, Result))]
-    assert ends[0] == Lost(number=0, attempt=1, reason="it is for elsewhere, and came to h", claimed=False)
+    assert ends[0] == Lost(number=0, attempt=1, reason="it is for elsewhere, but was delivered to h", claimed=False)
     assert [end.number for end in ends] == [0, 1]
     assert isinstance(ends[1], Result)
 

@@ -414,7 +414,7 @@ def test_a_study_is_deleted_although_its_fleet_does_not_answer(monkeypatch: pyte
     done = CliRunner().invoke(commands, ["rm", "svm-1a2b", "--yes"])
     assert done.exit_code == 0
     assert "deleted: study svm-1a2b" in done.stdout
-    assert "Warning: trials that the fleet runs" in done.stderr
+    assert "Warning: the study's running and waiting trials on the fleet continue" in done.stderr
     assert "redis://127.0.0.1:1 cannot be used" in done.stderr
 
 
@@ -468,12 +468,12 @@ def test_codes_that_a_terminal_obeys_reach_a_file_and_no_terminal(monkeypatch: p
 
 
 def test_an_ending_that_names_no_form_is_refused() -> None:
-    assert "there is no form of a name that ends with .xlsx" in refused("export", "svm-1a", "-o", "trials.xlsx")
+    assert "there is no format for names that end with .xlsx" in refused("export", "svm-1a", "-o", "trials.xlsx")
     assert not Path("trials.xlsx").exists()
 
 
 def test_yes_deletes_only_what_is_named_in_full(here: Path) -> None:
-    assert "--yes needs the whole name: svm-1a2b" in refused("rm", "svm-1a", "--yes")
+    assert "--yes needs the full name: svm-1a2b" in refused("rm", "svm-1a", "--yes")
     assert "12 trials" in answer("trials", "svm-1a")
 
 

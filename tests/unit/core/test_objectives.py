@@ -21,7 +21,7 @@ def test_what_is_maximised_is_turned_and_turned_back() -> None:
 def test_a_study_is_resumed_with_the_objectives_it_was_begun_with(others: dict[str, str] | None) -> None:
     refuse_others(TWO, {})
     refuse_others(TWO, {"sampler": "tpe", "objectives": dict(TWO)})
-    with pytest.raises(UsageError, match="begun with other objectives: minimize error, maximize accuracy, not"):
+    with pytest.raises(UsageError, match="started with other objectives: minimize error, maximize accuracy, not"):
         refuse_others(others, {"objectives": dict(TWO)})
     with pytest.raises(UsageError, match="one loss without a name, not minimize error, maximize accuracy"):
         refuse_others(TWO, {"sampler": "tpe"})

@@ -45,7 +45,7 @@ def test_those_run_whose_folder_is_locked_and_is_no_link(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "embedded").touch()
-    with pytest.raises(UsageError, match="ask as the user who runs the study"):
+    with pytest.raises(UsageError, match="run this command as the user who runs the study"):
         running(tmp_path / "embedded")
 
 
@@ -55,7 +55,7 @@ def test_a_link_in_place_of_the_socket_is_not_followed(tmp_path: Path) -> None:
         server.bind(f"{short}/{SOCKET}")
         (tmp_path / SOCKET).symlink_to(f"{short}/{SOCKET}")
         for folder in (tmp_path, tmp_path / "none"):
-            with pytest.raises(ServiceError, match="beginning or ending; ask again"), reached(folder):
+            with pytest.raises(ServiceError, match="starting or ending; ask again"), reached(folder):
                 pass
 
 

@@ -90,7 +90,7 @@ def test_a_failure_that_only_one_worker_has_had_is_tried_elsewhere(judge: Judge)
     assert judge.tell(failed("bad", 0), 1) == Verdict(elsewhere=True)
     retry = judge.breaker.judge(failed("bad", 1), {"bad", "good"}).retry
     assert retry is not None
-    assert retry.reason == f"it failed on bad, and is tried elsewhere: {BROKEN}"
+    assert retry.reason == f"it failed on bad, so another worker tries it: {BROKEN}"
     assert retry.outgrown is None
     assert retry.failed_on == "bad"
 

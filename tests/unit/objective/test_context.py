@@ -412,9 +412,7 @@ def test_the_memory_is_for_others_to_measure() -> None:
 def test_a_bad_return_value_is_a_failed_outcome_in_one_line() -> None:
     outcome = call_it(lambda params: None)
     assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
-    assert (
-        outcome.error == "the objective's return value is None; let it return its loss, a number, or a dict with 'loss'"
-    )
+    assert outcome.error == "the objective's return value is None; return its loss, a number, or a dict with 'loss'"
 
 
 def test_of_a_long_message_head_and_tail_are_kept_and_the_users_line() -> None:
@@ -586,7 +584,7 @@ def test_after_its_time_limit_a_loss_still_counts_and_anything_else_timed_out() 
     limit: dict[str, Any] = {"timeout": 90.0, "timed_out": lambda: True}
     outcome = call_it(lambda _: {"loss": 0.5, "bad": object()}, **limit)
     assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 0.5)
-    assert str(outcome.warning).startswith("cut off at its time limit of 90 s; metrics dropped: 'bad'")
+    assert str(outcome.warning).startswith("stopped at its time limit of 90 s; metrics dropped: 'bad'")
     for objective in (raising(TrialTimeout()), lambda _: None):
         outcome = call_it(objective, **limit)
         assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
@@ -700,14 +698,14 @@ def test_the_context_tells_of_the_trial_and_takes_its_reports(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("step", "loss", "error", "says"),
     [
-        ("1", 0.5, TypeError, "the step is no number but str: '1'"),
-        (None, 0.5, TypeError, "the step is no number but NoneType"),
+        ("1", 0.5, TypeError, "the step is not a number but str: '1'"),
+        (None, 0.5, TypeError, "the step is not a number but NoneType"),
         (1.5, 0.5, ValueError, "the step must be a whole number, not 1.5"),
         (math.nan, 0.5, ValueError, "the step is nan"),
         (2**63, 0.5, ValueError, "the step is too large"),
-        (1, "low", TypeError, "the loss is no number but str: 'low'"),
-        (1, None, TypeError, "the loss is no number but NoneType"),
-        (1, np.array([0.5]), TypeError, "the loss is no number but ndarray"),
+        (1, "low", TypeError, "the loss is not a number but str: 'low'"),
+        (1, None, TypeError, "the loss is not a number but NoneType"),
+        (1, np.array([0.5]), TypeError, "the loss is not a number but ndarray"),
         (1, HUGE, ValueError, "the loss is too large"),
     ],
     ids=lambda value: str(value)[:30],
@@ -802,7 +800,7 @@ def test_many_reports_are_thinned_out_evenly_and_the_warning_says_so(made: int) 
     stride = max(b - a for a, b in itertools.pairwise(sent))
     assert set(range(0, made - stride, stride)) <= set(sent), "the whole length is covered"
     assert made / stride <= MAX_REPORTS
-    assert warning == f"of {made} reports {len(sent)} were sent, in the end every {stride}th"
+    assert warning == f"of {made} reports {len(sent)} were sent, at the end every {stride}th"
 
 
 def test_a_failed_trial_says_that_its_reports_were_thinned_out() -> None:

@@ -163,7 +163,7 @@ def test_a_source_that_cannot_be_read_has_no_digest_and_its_import_says_why(
 
 @pytest.mark.parametrize("name", ["__main__", "my_notebook.ipynb"])
 def test_what_no_worker_could_import_is_refused_with_the_remedy(name: str) -> None:
-    with pytest.raises(UsageError, match=r"save SPACE and objective in a file of their own, such as my_study\.py"):
+    with pytest.raises(UsageError, match=r"save SPACE and objective in their own file, such as my_study\.py"):
         load(name)
 
 

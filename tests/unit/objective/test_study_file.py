@@ -209,7 +209,7 @@ def test_a_study_may_be_installed_as_well_as_lie_here(
 
 def test_an_objective_that_takes_no_values_is_refused(write: Callable[..., str]) -> None:
     name = write("SPACE = 1\ndef objective(): return 0.0\n", "takes_none")
-    assert "takes no argument; it gets the values" in refusal(name)
+    assert "takes no argument, but it gets the values" in refusal(name)
     for place, taken in enumerate(("*args", "values", "values, context", "values, *, more=1", "**values")):
         name = write(f"SPACE = 1\ndef objective({taken}): return 0.0\n", f"takes_{place}")
         if taken == "**values":

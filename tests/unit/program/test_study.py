@@ -155,7 +155,7 @@ def test_a_study_goes_on_with_its_objectives_and_refuses_others() -> None:
     minimize(two, SPACE, trials=5, seed=0, store=STORE, study="two", objectives=TWO)
     again = minimize(two, SPACE, trials=8, store=STORE, study="two", resume=True)
     assert (again.counts, again.objectives) == ({"COMPLETE": 8}, TWO)
-    with pytest.raises(UsageError, match="was begun with other objectives"):
+    with pytest.raises(UsageError, match="was started with other objectives"):
         minimize(two, SPACE, trials=9, store=STORE, study="two", resume=True, objectives={"error": "minimize"})
 
 
@@ -248,7 +248,7 @@ def test_a_result_of_none_is_the_failure_that_it_is_in_a_run() -> None:
             study.run(lambda values: None, trials=2)
         assert [trial.state for trial in study.trials] == [S.FAILED] * 2
         assert [told.error] * 2 == [trial.error for trial in study.trials]
-        assert str(told.error).startswith("the objective's return value is None; let it return its loss")
+        assert str(told.error).startswith("the objective's return value is None; return its loss")
 
 
 def test_trials_that_were_evaluated_elsewhere_are_learned_from_at_once() -> None:

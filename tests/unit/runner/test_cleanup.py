@@ -41,7 +41,7 @@ def test_on_macos_before_python_3_13_a_trial_may_leave_a_thread_that_is_about_to
 
 def test_open_files_that_later_trials_would_lack_are_remains() -> None:
     done = subprocess.run([sys.executable, "-c", LEAKING], capture_output=True, text=True, check=False)
-    left = "['open files, so many that later trials may lack them']"
+    left = "['so many open files that later trials may lack them']"
     assert (done.stdout.splitlines(), done.stderr) == (["[]", left, left], "")
 
 

@@ -165,5 +165,5 @@ def test_who_asks_is_told_why_a_log_is_not_complete(pipe: Pipe) -> None:
     pipe.write(b"said\n")
     pipe.end()
     pipe.close()
-    assert pipe.complaints == ["logs of trials are not complete: Is a directory"]
+    assert pipe.complaints == ["logs of trials are incomplete: Is a directory"]
     assert unstamped(pipe.output.last_lines(1)) == "said"

@@ -719,10 +719,10 @@ def test_a_trial_that_kills_its_own_reaper_or_group_fails_and_leaves_nothing(
     ("deed", "says"),
     [
         ("closing_all", "closed the pipe"),
-        ("garbling", "no record"),
-        ("endless_garbling", "a record without an end"),
-        ("forging", "no record"),
-        ("forging_a_call", "no record"),
+        ("garbling", "not a record"),
+        ("endless_garbling", "an incomplete record"),
+        ("forging", "not a record"),
+        ("forging_a_call", "not a record"),
     ],
 )
 def test_a_trial_that_spoils_the_pipe_fails_and_the_next_one_gets_a_new_process(
@@ -949,7 +949,7 @@ def test_a_gang_that_has_called_nobody_tells_nobody_that_it_has_come_together(sh
     ("changes", "says"),
     [
         ({}, "the trial has one slot"),
-        ({"slots": 3, "replica": ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=1)}, "this is one"),
+        ({"slots": 3, "replica": ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=1)}, "from a replica"),
     ],
     ids=["one slot", "replica"],
 )
@@ -976,7 +976,7 @@ def test_a_replica_knows_its_seat_and_gives_no_result_and_no_reports(shared: Run
     seat = ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=2)
     outcome, told = told_by(shared, order("replicating", slots=3, replica=seat))
     assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
-    assert outcome.error == "its gang needs it no more"
+    assert outcome.error == "its gang does not need it any more"
     assert told == []
 
 
@@ -1006,7 +1006,7 @@ def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -
     outcome = run(shared, "cut_off", timeout=0.2)
     assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 0.5), outcome.error
     assert outcome.metrics == {"limit": 0.2}
-    assert outcome.warning == "cut off at its time limit of 0.2 s"
+    assert outcome.warning == "stopped at its time limit of 0.2 s"
     outcome = run(shared, "cut_off_with_nothing", timeout=0.2)
     assert outcome.state is TrialState.FAILED
     assert "timed out after 0.2 s (trial timeout)" in str(outcome.error)
@@ -1014,7 +1014,7 @@ def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -
 
 def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner) -> None:
     outcome = run(shared, "gathering", timeout=1.0, slots=2)
-    assert outcome.warning == "cut off at its time limit of 1 s", outcome.error
+    assert outcome.warning == "stopped at its time limit of 1 s", outcome.error
     assert 0.7 < outcome.metrics["trained"] < 1.5
 
 
@@ -1351,4 +1351,4 @@ def test_a_log_that_cannot_be_written_is_complained_of_and_the_trial_goes_on(fol
     assert "on purpose" in str(outcome.error)
     assert unstamped(outcome.log or "") == "it is about to fail"
     runner.kill()
-    assert complaints == ["logs of trials are not complete: Is a directory"]
+    assert complaints == ["logs of trials are incomplete: Is a directory"]

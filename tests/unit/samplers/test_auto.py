@@ -58,7 +58,7 @@ def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
     for sampler in (auto, gp):
         sampler.tell(trials(NUMBERS, 60, noise=True))
     asked = auto.ask(4, [])
-    assert auto.choice.startswith("gp and tpe by turns: gp predicts ")
+    assert auto.choice.startswith("gp and tpe alternating: gp predicts ")
     assert asked[:2] == gp.ask(2, [])
     assert asked[2:] != gp.ask(4, [])[2:]
 

@@ -72,7 +72,7 @@ def test_what_is_foretold_is_each_value_by_a_process_of_the_others() -> None:
         errors.append(float(values[place] - made.predict(rows[place : place + 1])[0][0]))
     made.learn(rows, values)
     expected = 1 - np.square(errors).sum() / np.square(values - values.mean()).sum()
-    assert made.foretold == pytest.approx(expected, rel=1e-3)
+    assert made.r_squared == pytest.approx(expected, rel=1e-3)
 
 
 def test_noise_is_told_from_a_function() -> None:
@@ -84,7 +84,7 @@ def test_noise_is_told_from_a_function() -> None:
         made = GaussianProcess([True])
         made.fit(rows, values)
         made.learn(rows, values)
-        believed[name] = float(np.corrcoef(made.predict(rows)[0], values)[0, 1]), made.foretold
+        believed[name] = float(np.corrcoef(made.predict(rows)[0], values)[0, 1]), made.r_squared
     assert believed["function"][1] > 0.99
     assert believed["noise"][1] < 0.1
 

@@ -473,7 +473,7 @@ def test_a_folder_is_one_line(tmp_path: Path) -> None:
 def test_a_binary_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_bytes(content)
-    assert "it is no text" in refusal_of(path)
+    assert "it is not text" in refusal_of(path)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_a_binary_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     ["seconds", "seconds = ", "seconds 1", "[classes", '{"seconds": 1}', "a = 1\na = 2", "\x00", "x = " + "[" * 10_000],
 )
 def test_what_is_no_toml_is_one_line(text: str, tmp_path: Path) -> None:
-    assert refusal(text, tmp_path).startswith(" is no TOML: ")
+    assert refusal(text, tmp_path).startswith(" is not TOML: ")
 
 
 def test_a_file_that_cannot_be_read_is_named_from_python_too(tmp_path: Path) -> None:

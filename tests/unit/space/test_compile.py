@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "no expression": (lambda: None, ["is None", "hp expression"]),
     "unlabelled": (unlabelled, ["normal has no label", "hp.normal"]),
     "unlabelled choice": (lambda: scope.one_of(1, 2), ["randint has no label"]),
-    "law unknown": (lambda: scope.hyperopt_param("x", as_apply(3)), ["'x'", "none of hyperopt's laws"]),
+    "law unknown": (lambda: scope.hyperopt_param("x", as_apply(3)), ["'x'", "not one of hyperopt's distributions"]),
 }
 
 

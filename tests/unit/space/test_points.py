@@ -114,8 +114,8 @@ def test_a_value_between_two_of_a_grid_is_refused_with_the_nearest(name: str, va
         ({"width": 1.5}, "'width': 1.5 is outside"),
         ({"model": 0, "width": 2}, "'width' is not active together"),
         ({"rate": 0.5, "width": 2}, "'width' is not active together"),
-        ([0.5], "no dict of labels and values"),
-        (None, "no dict of labels and values"),
+        ([0.5], "not a dict of labels and values"),
+        (None, "not a dict of labels and values"),
     ],
 )
 def test_a_point_that_is_no_part_of_the_space_is_refused_by_name(point: Any, about: str) -> None:

@@ -52,7 +52,7 @@ def test_a_target_is_in_the_direction_of_its_loss_and_only_a_feasible_trial_meet
     assert limits.is_met_by(complete(-0.95))
     broken = Outcome(state=TrialState.COMPLETE, loss=-0.95, constraints={"ms": 0.1})
     assert not limits.is_met_by(complete(-0.95).evolve(outcome=broken))
-    with pytest.raises(UsageError, match="a target is for one loss, and this study has several: a, b"):
+    with pytest.raises(UsageError, match="a target is for one loss, but this study has several: a, b"):
         Limits.of(StudySettings(target=0.9, objectives={"a": "minimize", "b": "maximize"}))
 
 

@@ -196,7 +196,9 @@ def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     result = unet.objective(GOOD, trial.attempt(epochs=2))
     assert trial.steps == [1, 2]
     assert result == unet.objective(GOOD, LocalContext(budget=2, checkpoints=trial.folder / "other"))
-    assert capsys.readouterr().err.startswith(f"unet: begun anew, as the checkpoint in {trial.folder} is no good (")
+    assert capsys.readouterr().err.startswith(
+        f"unet: started from the beginning, because the checkpoint in {trial.folder} is not usable ("
+    )
 
 
 def test_a_checkpoint_of_another_optimiser_is_no_good(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +337,7 @@ def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     search()
     said = capsys.readouterr().err
-    assert said.count("unet: no unet.png, as matplotlib is missing: pip install matplotlib") == 1
+    assert said.count("unet: no unet.png, because matplotlib is missing: pip install matplotlib") == 1
     assert not Path("unet.png").exists()
 
 

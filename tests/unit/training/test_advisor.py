@@ -170,5 +170,5 @@ def test_a_training_is_a_profile_of_its_width() -> None:
     steps = [Step(step=n, accepted=(0, 1), loss=1.0, seconds=seconds) for n, seconds in enumerate((0.1, 0.3))]
     report = Report(replicas=2, backups=0, log=Log(steps=steps))
     assert profile(report, batch=16) == Profile(replicas=2, seconds=0.2, size=32.0)
-    with pytest.raises(UsageError, match="train for some steps"):
+    with pytest.raises(UsageError, match="train for a few steps"):
         profile(Report(replicas=2, backups=0, log=Log()), batch=16)

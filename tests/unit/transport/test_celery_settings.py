@@ -73,9 +73,11 @@ def test_what_trials_depend_on_is_not_overridden_and_this_is_said_by_name(elsewh
     )
     names = (
         "accept_content, beat_schedule, broker_read_url, imports, result_backend, task_routes, "
-        "worker_enable_remote_control, worker_pool:"
+        "worker_enable_remote_control, worker_pool,"
     )
-    with pytest.warns(UserWarning, match=f"celeryconfig.py is read, without {names} .*SHADHO_IGNORE_CELERYCONFIG=1"):
+    with pytest.warns(
+        UserWarning, match=f"celeryconfig.py is used without its settings {names}.*SHADHO_IGNORE_CELERYCONFIG=1"
+    ):
         assert configuration() == before
 
 
@@ -111,7 +113,7 @@ def test_the_environment_precedes_a_file_which_then_describes_another_broker(
         ("1 / 0", r"ZeroDivisionError: .*line 1: 1 / 0"),
         ("raise SystemExit(3)", r"SystemExit: 3 .*line 1"),
         ("\0", r"(SyntaxError|ValueError): .*null bytes"),
-        ("broker_url = ['amqp://a']", r"broker_url of celeryconfig.py is no text"),
+        ("broker_url = ['amqp://a']", r"broker_url of celeryconfig.py is not a text"),
         ("broker_url = 'http://a'", r"broker_url of celeryconfig.py begins with http://"),
     ],
 )
@@ -167,7 +169,7 @@ def test_celery_takes_every_setting(elsewhere: Path) -> None:
 
 def test_a_broker_of_no_kind_that_there_is_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", "http://me:secret@broker")
-    with pytest.raises(UsageError, match="begins with http://, as no broker's does") as refused:
+    with pytest.raises(UsageError, match="begins with http://, which is not a broker") as refused:
         configuration()
     assert "secret" not in str(refused.value)
 
@@ -210,7 +212,7 @@ def test_a_broker_url_that_cannot_be_read_is_refused_in_one_line_without_its_pas
     url: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", url)
-    with pytest.raises(UsageError, match=r"CELERY_BROKER_URL is no URL: .*HOST:PORT") as refused:
+    with pytest.raises(UsageError, match=r"CELERY_BROKER_URL is not a URL: .*HOST:PORT") as refused:
         configuration()
     assert "\n" not in str(refused.value)
     assert "secret" not in str(refused.value)

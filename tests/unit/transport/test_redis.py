@@ -101,7 +101,7 @@ def test_a_redis_url_that_cannot_be_read_is_refused_in_one_line(url: str) -> Non
 
 @pytest.mark.parametrize("path", ["x", "0x1", "-1", "0/1"])
 def test_a_path_that_is_no_number_of_a_database_is_refused(path: str) -> None:
-    with pytest.raises(ServiceError, match="is no number of a database"):
+    with pytest.raises(ServiceError, match="is not the number of a database"):
         connect(f"redis://127.0.0.1:1/{path}")
 
 
