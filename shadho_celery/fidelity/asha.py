@@ -1,4 +1,4 @@
-"""ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung, and nobody waits."""
+"""ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung. No trial waits for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 
-#: the most trials of one rung that are offered at a time
+#: maximum number of trials of one rung that are offered at a time
 MOST_OFFERED = 32
 
 
@@ -26,21 +26,21 @@ class Rung:
         self._stayed: list[tuple[float, int]] = []
         #: by origin, in the order of the results
         self.losses: dict[int, float] = {}
-        #: by origin, the trial on the next rung
+        #: the trial on the next rung, by origin
         self._promoted: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def tell(self, origin: int, loss: float) -> None:
-        """Enter a result."""
+        """Add a result."""
         insort(self._all, (loss, origin))
         self.losses[origin] = loss
         if origin not in self._promoted:
             insort(self._stayed, (loss, origin))
 
     def candidates(self, count: int) -> list[int]:
-        """Return the origins among the best `count` that are not promoted, the best first; a failed one never is."""
+        """Return the origins among the best `count` that are not promoted, the best first; failed ones never are."""
         if count < 1 or not self._stayed:
             return []
         worst = self._all[min(count, len(self._all)) - 1]
@@ -52,7 +52,7 @@ class Rung:
         return origin in self._promoted
 
     def promote(self, origin: int, number: int) -> None:
-        """Note that an origin is on the next rung, as the trial of that number."""
+        """Record that an origin is on the next rung, as the trial of that number."""
         self._promoted[origin] = number
         if origin in self.losses:
             place = bisect_left(self._stayed, (self.losses[origin], origin))
@@ -60,7 +60,7 @@ class Rung:
                 del self._stayed[place]
 
     def take_back(self, origin: int, number: int) -> None:
-        """Note that a trial has left the next rung; another one may have been promoted in its place."""
+        """Record that a trial has left the next rung. Another one may have been promoted instead of it."""
         if self._promoted.get(origin) == number:
             del self._promoted[origin]
             if origin in self.losses:
@@ -68,18 +68,18 @@ class Rung:
 
 
 class Asha:
-    """Asynchronous successive halving. It is the turn of the highest rung with a candidate, else of a new trial.
+    """Asynchronous successive halving. The highest rung with a candidate comes first, then a new trial.
 
     A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
-    trial counts as the worst, a cancelled one not at all: what was promoted for it may be promoted again.
-    Source: Li, Jamieson, Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar, "A System for Massively Parallel
-    Hyperparameter Tuning", MLSys 2020, algorithm 2.
+    trial counts as the worst. A cancelled one is ignored, and its origin may be promoted again. Source: Li, Jamieson,
+    Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar, "A System for Massively Parallel Hyperparameter Tuning",
+    MLSys 2020, algorithm 2.
     """
 
     def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
-        #: True once no new trial will come
+        #: True once there are no new trials
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
@@ -100,11 +100,11 @@ class Asha:
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]
-        # A rung that grows no more sends its best one up, however few there are.
+        # A rung that grows no more promotes its best trial, even if it has fewer than eta.
         return rung.candidates(-(-len(rung) // self._eta) if self._is_finite else len(rung) // self._eta)
 
     def _first(self) -> int:
-        """Return the rung on which a new trial begins."""
+        """Return the rung on which a new trial starts."""
         return 0
 
     def add(self, trial: Trial) -> None:
@@ -112,7 +112,7 @@ class Asha:
         if trial.origin is None or trial.state is TrialState.CANCELLED:
             return
         if place is None and trial.budget is not None:
-            # Another ladder has taken it so far already: its checkpoint is past those budgets.
+            # It reached this budget under another ladder, so its checkpoint is already past these budgets.
             for lower, budget in enumerate(islice(self._budgets, 1, None)):
                 if budget <= trial.budget:
                     self._rungs[lower].promote(trial.origin, trial.number)

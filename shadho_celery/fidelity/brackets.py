@@ -1,4 +1,4 @@
-"""Brackets: rungs of trials on a ladder of budgets, the best of a rung promoted once all of it is known."""
+"""Brackets: rungs of trials on a ladder of budgets. The best of a rung are promoted when all its results are known."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Rung:
     """Trials of a bracket at one budget."""
 
     budget: float
-    #: results after which the next rung begins
+    #: number of results after which the next rung starts
     wanted: int
-    #: trials sent for these results
+    #: number of trials sent to get these results
     sent: int
     #: origins of the trials, the best first; None for new draws
     chosen: list[int] | None = None
@@ -29,12 +29,12 @@ class _Rung:
     origins: dict[int, int] = field(default_factory=dict)
     #: (loss, origin) in the order of the results; an infinite loss for a failed trial
     losses: list[tuple[float, int]] = field(default_factory=list)
-    #: True once it takes no more trials: some are promoted from it, or the search is finite and has no other ones
+    #: True once it takes no more trials: some are promoted from it, or the search is finite and has no others
     is_closed: bool = False
 
     @property
     def left(self) -> int:
-        """Trials that are not added yet."""
+        """Number of trials that are not added yet."""
         return 0 if self.is_closed else self.sent - len(self.origins)
 
     @property
@@ -47,40 +47,40 @@ class _Rung:
 
 
 class Bracket:
-    """One ladder of rungs. A failed trial counts as the worst, a cancelled one not at all."""
+    """One ladder of rungs. A failed trial counts as the worst, a cancelled one is ignored."""
 
     def __init__(self, first: int, budgets: Sequence[float], sizes: Sequence[int], backups: int = 0) -> None:
-        """`first` is the rung of its draws; `budgets` and `sizes` are those of its rungs, the lowest first."""
+        """`first` is the rung of its draws. `budgets` and `sizes` are those of its rungs, the lowest first."""
         self.first = first
         self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
-        #: by origin, the budget to which another ladder has taken it already
+        #: the budget already reached under another ladder, by origin
         self._ahead: dict[int, float] = {}
         #: True once its top rung is complete
         self.is_over = False
 
     @property
     def size(self) -> int:
-        """Trials of the present rung."""
+        """Number of trials of the current rung."""
         return self._rungs[self._place].sent
 
     @property
     def left(self) -> int:
-        """Trials of the present rung that are not added yet."""
+        """Number of trials of the current rung that are not added yet."""
         return self._rungs[self._place].left
 
     @property
     def draws(self) -> int:
-        """Trials of its lowest rung."""
+        """Number of trials of its lowest rung."""
         return self._rungs[0].sent
 
     @property
     def takes_draws(self) -> bool:
-        """True while its lowest rung lacks trials, and none is promoted yet."""
+        """True while its lowest rung lacks trials and no trial of it is promoted yet."""
         return self._rungs[0].left > 0
 
     def offers(self) -> Sequence[Wanted]:
-        """Return the trials of its present rung that may be sent; none while results are awaited."""
+        """Return the trials of its current rung that may be sent; none while it waits for results."""
         rung = self._rungs[self._place]
         if self.is_over or rung.left <= 0:
             return []
@@ -91,13 +91,13 @@ class Bracket:
         return [Wanted(budget=rung.budget, rung=place, origin=each) for each in rung.chosen if each not in there]
 
     def add(self, trial: Trial, place: int) -> None:
-        """Enter a trial on the rung of that place, from 0."""
+        """Add a trial on the rung at this place, from 0."""
         for rung in self._rungs[:place]:
             rung.is_closed = True
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
 
     def add_of_other_ladder(self, origin: int, budget: float) -> None:
-        """Enter how far an origin has come elsewhere: its checkpoint is past lower budgets."""
+        """Record the budget reached under another ladder: the checkpoint is past lower budgets."""
         self._ahead[origin] = max(budget, self._ahead.get(origin, 0.0))
         rung = self._rungs[self._place]
         if budget >= rung.budget and origin in (rung.chosen or ()) and origin not in rung.origins.values():
@@ -106,7 +106,7 @@ class Bracket:
             self._advance()
 
     def tell(self, trial: Trial) -> bool:
-        """Record a finished trial; return whether it is one of this bracket."""
+        """Record a finished trial. Return whether it belongs to this bracket."""
         place = next((place for place, rung in enumerate(self._rungs) if trial.number in rung.origins), None)
         if place is None:
             return False
@@ -114,7 +114,7 @@ class Bracket:
         if trial.state is TrialState.CANCELLED:
             # It says nothing about its params: a resumed study sends it again, or draws another one.
             del rung.origins[trial.number]
-            # It may have been the last one that a closed rung waited for.
+            # It may have been the last one for which a closed rung waited.
             self._advance()
             return True
         rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
@@ -122,13 +122,15 @@ class Bracket:
         return True
 
     def end_draws(self) -> None:
-        """Go on with the draws that there are."""
+        """Continue with the draws that exist."""
         self._rungs[0].is_closed = True
         self._advance()
 
     @property
     def _is_short(self) -> bool:
-        """True if the lowest rung is closed with too few trials: a share of each rung is promoted, not a number."""
+        """True if the lowest rung is closed with too few trials, so that a part of each rung is promoted, not a
+        number.
+        """
         return self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
 
     def _advance(self) -> None:
@@ -145,22 +147,24 @@ class Bracket:
 
 
 class Brackets:
-    """Brackets in turn: one at a time, or the next one begins while all that have begun wait for results."""
+    """Brackets in turn: one at a time, or the next one starts while all started ones wait for results."""
 
     def __init__(
         self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
     ) -> None:
-        """`budgets` are those of all rungs, the lowest first; `sizes` those of each bracket's rungs up to the top."""
+        """`budgets` are those of all rungs, the lowest first. `sizes` are those of each bracket's rungs up to the
+        top.
+        """
         self._budgets = budgets
         self._sizes = sizes
         self._backups = backups
         self._overlap = overlap
-        #: brackets that are not over, in the order of their beginnings, and the number that have begun
+        #: active brackets in the order of their start, and the number of brackets that have started
         self._active: list[Bracket] = []
         self._begun = 0
-        #: by trial, its bracket
+        #: its bracket, by trial
         self._home: dict[int, Bracket] = {}
-        #: new draws of the brackets that have begun, and cancelled ones
+        #: new draws of the started brackets, and cancelled ones
         self._drawn = 0
         self._begin()
 
@@ -206,17 +210,17 @@ class Brackets:
 
     @property
     def _asking(self) -> Bracket | None:
-        """The first bracket that has a trial to send; None if all wait."""
+        """The first bracket that has a trial to send, or None if all wait."""
         return next((bracket for bracket in self._active if bracket.left > 0), None)
 
     def _end_brackets(self) -> None:
-        """Let go of the brackets that are over, and begin another one if there is none."""
+        """Remove finished brackets, and start another one if there is none."""
         self._active = [bracket for bracket in self._active if not bracket.is_over]
         if not self._active:
             self._begin()
 
     def _drawing(self, rung: int) -> Bracket | None:
-        """Return the bracket of a new draw on `rung`; begin those up to it."""
+        """Return the bracket of a new draw on `rung`. Start brackets up to it."""
         for _ in range(len(self._sizes) + 1):
             for bracket in self._active:
                 if bracket.first == rung and bracket.takes_draws:
@@ -231,7 +235,7 @@ class Brackets:
         self._active = [*self._active, bracket] if self._overlap else [bracket]
 
     def _next(self) -> Bracket:
-        """Return the bracket that begins next."""
+        """Return the bracket that starts next."""
         sizes = self._sizes[self._begun % len(self._sizes)]
         first = len(self._budgets) - len(sizes)
         return Bracket(first, [*islice(self._budgets, first, None)], sizes, self._backups)
@@ -242,7 +246,7 @@ class Brackets:
 
 
 def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:
-    """Return the rung of a trial; None for a trial of another ladder, for instance of an earlier run."""
+    """Return the rung of a trial, or None for a trial of another ladder, for example of an earlier run."""
     if trial.rung is None or trial.rung >= len(budgets) or trial.budget != budgets[trial.rung]:
         return None
     return trial.rung

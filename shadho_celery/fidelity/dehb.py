@@ -1,7 +1,7 @@
-"""DEHB: differential evolution of a population at each budget, which Hyperband's brackets feed.
+"""DEHB: differential evolution of one population per budget, scheduled by Hyperband's brackets.
 
 Source: Awad, Mallik, Hutter, "DEHB: Evolutionary Hyperband for Scalable, Robust and Efficient Hyperparameter
-Optimization", IJCAI 2021, arXiv 2105.09821; section numbers are those of the paper.
+Optimization", IJCAI 2021, arXiv 2105.09821. Section numbers are those of the paper.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Array = NDArray[np.float64]
 
 #: mutation factor F and crossover rate p of section 3.1
 MUTATION, CROSSOVER = 0.5, 0.5
-#: individuals that a mutation takes
+#: number of individuals that a mutation uses
 PARENTS = 3
-#: halvings of an interval that holds the mass of a value
+#: bisection steps to find the quantile of a value
 HALVINGS = 40
 
 
@@ -41,11 +41,11 @@ class _Population:
     #: positions in the unit cube, shape (size, labels), and their losses; infinite before they are known
     vectors: Array
     losses: Array
-    #: trials that hold their checkpoints; -1 for none
+    #: trials that have their checkpoints; -1 for none
     origins: list[int]
-    #: origins that were promoted to this budget, or past it on another ladder
+    #: origins that were promoted to this budget, or past it under another ladder
     promoted: set[int] = field(default_factory=set)
-    #: trials that were made for this budget, by which targets are taken in turn
+    #: number of trials made for this budget, by which targets are used in turn
     made: int = 0
 
     def best(self, count: int) -> list[int]:
@@ -55,7 +55,7 @@ class _Population:
 
 @dataclass(kw_only=True)
 class _Job:
-    """A trial to be sent: what competes with the individual at `target` of its budget's population."""
+    """A trial to send, which competes with the individual at `target` of its budget's population."""
 
     rung: int
     target: int
@@ -66,29 +66,29 @@ class _Job:
 
 @dataclass(kw_only=True)
 class _Bracket:
-    """One bracket: the trials of a rung are awaited before the next rung begins."""
+    """One bracket: it waits for the trials of a rung before the next rung starts."""
 
     #: its place among all brackets, from 0
     place: int
-    #: rung of its first trials, and the number on each of its rungs
+    #: rung of its first trials, and the number of trials on each of its rungs
     first: int
     sizes: list[int]
-    #: by rung from `first`, what is promoted to it and not sent yet, once that is known
+    #: by rung from `first`: what is promoted to it and not sent yet, once that is known
     chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
-    #: by rung from `first`, its trials that were added, and the number of those that have ended
+    #: by rung from `first`: its added trials, and the number of ended ones
     added: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
-    #: trials that were cancelled, to be sent again
+    #: trials that were cancelled and must be sent again
     again: list[_Job] = field(default_factory=list)
 
     @property
     def filling(self) -> int | None:
-        """Place of the first rung that lacks trials, from `first`; None if there is none."""
+        """Place of the first rung that lacks trials, counted from `first`, or None."""
         return next((place for place, size in enumerate(self.sizes) if self.added[place] < size), None)
 
     @property
     def asking(self) -> int | None:
-        """The same where its next trial may be sent; None while results are awaited."""
+        """The same if its next trial may be sent; None while it waits for results."""
         place = self.filling
         return None if place is None or (place and self.ended[place - 1] < self.sizes[place - 1]) else place
 
@@ -96,10 +96,10 @@ class _Bracket:
 class Dehb:
     """Differential evolution across budgets. It proposes the trials itself, in the whole space.
 
-    In the first bracket individuals are drawn, and promoted as in successive halving. In the others of the first cycle
-    of Hyperband the lowest rung evolves. From the second cycle on every trial is a step of the evolution: its parents
-    are the best of the next lower budget. A trial takes the place of its target if its loss is not higher, at once.
-    A failed trial takes none. While all brackets that have begun wait for results, the next one begins.
+    In the first bracket, individuals are drawn and promoted as in successive halving. In the other brackets of
+    Hyperband's first cycle, the lowest rung evolves. From the second cycle on, every trial is a step of the evolution,
+    and its parents are the best of the next lower budget. A trial replaces its target at once if its loss is not
+    higher. A failed trial replaces none. While all started brackets wait for results, the next one starts.
     """
 
     present = Round()
@@ -112,9 +112,9 @@ class Dehb:
         self._seed = seed
         self._brackets: list[_Bracket] = []
         self._begun = self._made = 0
-        #: by trial in flight, its bracket and what was sent
+        #: its bracket and what was sent, by trial in flight
         self._sent: dict[int, tuple[_Bracket, _Job]] = {}
-        #: by trial, its vector: a promoted one continues with it
+        #: its vector by trial; a promoted one continues with it
         self._vectors: dict[int, Array] = {}
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
@@ -131,7 +131,7 @@ class Dehb:
         bracket, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
-            # One of an earlier run, of which only the params were kept.
+            # A trial of an earlier run, of which only the params were kept.
             job = self._recalled(trial, rung)
             if job.origin is not None and trial.state is not TrialState.CANCELLED:
                 self._populations[rung].promoted.add(job.origin)
@@ -177,7 +177,7 @@ class Dehb:
         pass
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
-        """Choose what is promoted once a rung is complete; end a bracket after its last one."""
+        """Choose what is promoted when a rung is complete. End a bracket after its last rung."""
         while bracket.ended[place] >= bracket.sizes[place]:
             place += 1
             if place == len(bracket.sizes):
@@ -191,7 +191,7 @@ class Dehb:
             bracket.sizes[place] = bracket.added[place] + len(chosen)
 
     def _add_of_other_ladder(self, trial: Trial) -> None:
-        """Note how far a trial has come elsewhere: its checkpoint is past lower budgets."""
+        """Record the budget reached under another ladder: the checkpoint is past lower budgets."""
         if trial.origin is None or trial.budget is None or trial.state is TrialState.CANCELLED:
             return
         for budget, population in zip(self._budgets, self._populations, strict=True):
@@ -206,7 +206,7 @@ class Dehb:
                     self._advance(bracket, place)
 
     def _population(self, rung: int) -> _Population:
-        """Return the first individuals at a budget, as many as its largest rung in any bracket has."""
+        """Return the initial individuals at a budget, as many as its largest rung in any bracket has."""
         top = len(self._budgets) - 1
         size = max(sizes[rung - (top - len(sizes) + 1)] for sizes in self._sizes if len(sizes) > top - rung)
         vectors = np.random.default_rng([self._seed, rung]).random((size, len(self._domains)))
@@ -218,19 +218,19 @@ class Dehb:
         return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
 
     def _next(self) -> tuple[_Bracket, _Job]:
-        """Return the next trial to send and its bracket, which may not have begun."""
+        """Return the next trial to send and its bracket, which may not have started."""
         bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
         bracket = bracket or self._bracket(self._begun)
         return bracket, self._job(bracket)
 
     def _recalled(self, trial: Trial, rung: int) -> _Job:
-        """Return what a trial of an earlier run was."""
+        """Return the data of a trial of an earlier run."""
         vector = None if trial.origin is None else self._vectors.get(trial.origin)
         vector = self._encoded(trial.params) if vector is None else vector
         return _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
 
     def _room_for(self, job: _Job) -> _Bracket | None:
-        """Return the bracket that lacks such a trial; begin those before it. None if no later one will."""
+        """Return the bracket that lacks such a trial, and start those before it; None if no later one will."""
         for _ in range(len(self._sizes) + 1):
             for bracket in [*self._brackets, self._bracket(self._begun)]:
                 place = job.rung - bracket.first
@@ -244,7 +244,7 @@ class Dehb:
         return place > 0 and bracket.place < len(self._sizes)
 
     def _target(self, rung: int) -> int:
-        """Return the individual that the next trial on a rung competes with: they take turns."""
+        """Return the individual with which the next trial on a rung competes. They are used in turn."""
         population = self._populations[rung]
         return population.made % len(population.losses)
 
@@ -273,9 +273,9 @@ class Dehb:
         return [(lower.vectors[place], lower.origins[place]) for place in new[:count]]
 
     def _evolved(self, base: Array, pool: Array) -> Array:
-        """Return the trial vector against a target: rand/1 mutation, and binomial crossover (section 3.1).
+        """Return the trial vector against a target: rand/1 mutation and binomial crossover (section 3.1).
 
-        Parents that the pool lacks come from all budgets (section 3.3). The target is none of them.
+        Missing parents come from all budgets (section 3.3). The target is not one of them.
         """
         generator = np.random.default_rng([self._seed, self._made])
         parents = pool[(pool != base).any(axis=1)]
@@ -283,7 +283,7 @@ class Dehb:
             rest = generator.permutation(np.concatenate([each.vectors for each in self._populations]))
             parents = np.concatenate([parents, rest[(rest != base).any(axis=1)][:PARENTS]])
         if len(parents) < PARENTS:
-            # A space without labels, or with nothing to choose.
+            # A space without labels, or with only one possible value each.
             return base
         r1, r2, r3 = parents[generator.permutation(len(parents))[:PARENTS]]
         mutant = r1 + MUTATION * (r2 - r3)
@@ -293,7 +293,7 @@ class Dehb:
         return np.where(crossed, mutant, base)
 
     def _encoded(self, params: Params) -> Array:
-        """Return a vector that is decoded to these params; the coordinates of inactive labels are drawn."""
+        """Return a vector that decodes to these params. The coordinates of inactive labels are drawn."""
         vector = np.random.default_rng([self._seed, self._made, 2]).random(len(self._domains))
         for column, (label, domain) in enumerate(self._whole.domains.items()):
             if label in params:
@@ -302,12 +302,12 @@ class Dehb:
 
 
 def _mass(domain: Domain, value: float) -> float:
-    """Return the middle of the masses of a law at which its quantile is `value`."""
+    """Return the middle of the quantiles at which a distribution has this `value`."""
     return (_mass_before(domain, value, operator.ge) + _mass_before(domain, value, operator.gt)) / 2
 
 
 def _mass_before(domain: Domain, value: float, is_behind: Callable[[float, float], bool]) -> float:
-    """Return the mass up to which no quantile is behind a value."""
+    """Return the largest quantile below a value."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2

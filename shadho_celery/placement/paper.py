@@ -1,8 +1,8 @@
 """SHADHO's own placement: subspaces ranked by complexity and performance, on compute classes ranked by strength.
 
-Complexity follows from a subspace's domains alone, performance from its finished trials. Source: Kinnison,
-Kremer-Herman, Thain, Scheirer, "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization",
-arXiv 1707.01428, whose "priority" is our performance.
+Complexity depends only on a subspace's domains, performance on its finished trials. Source: Kinnison, Kremer-Herman,
+Thain, Scheirer, "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization", arXiv 1707.01428,
+whose "priority" is our performance.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ START_VALUE = 1.0
 #: with fewer losses a fit would call nearly every function flat, and some noise rough. Ten is also the number of
 #: results after which the original refreshed its scores.
 MIN_TRIALS = 10
-#: Gaussian processes fitted for one score, and trials in the random subset for each at most
+#: number of Gaussian processes fitted for one score, and maximum number of trials in the random subset for each
 FITS, SUBSET = 10, 80
-#: losses that differ by less than this share of their size are equal but for rounding
+#: losses that differ by less than this fraction of their size count as equal
 ROUNDING = 1e-12
 
-#: ranges of a fit: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). A slope
-#: looks to a long length scale like a huge variance that is hardly seen, so the ratio must be able to fall far.
+#: ranges of a fit: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). With a long
+#: length scale, a slope looks like a huge variance, so the ratio must be able to fall far.
 BOUNDS = ((math.log(0.05), math.log(10.0)), (-8.0, 1.0))
 #: points of the first grid over the two
 GRID = (6, 4)
@@ -45,17 +45,17 @@ HALVINGS = 2
 
 #: decay of the weights of a class's lower-placed subspaces
 DECAY = 0.5
-#: results between two refreshes of the performance scores (the paper's figure)
+#: number of results between two updates of the performance scores (the paper's figure)
 REFRESH_RESULTS = 10
-#: a subspace is scored anew once this part of the trials it is judged by is new: a score takes some ten milliseconds,
-#: and fewer would hardly move it
+#: a subspace is scored again when this fraction of the trials used is new: a score takes about ten milliseconds, and
+#: fewer trials would hardly change it
 NEWS = 0.1
-#: latest trials of a subspace that its performance is judged by
+#: number of latest trials of a subspace used for its performance
 HISTORY = 1000
 
 
 class Fit(NamedTuple):
-    """A Gaussian process, RBF plus white noise, as fitted to a subset of the trials."""
+    """A Gaussian process, RBF plus white noise, fitted to a subset of the trials."""
 
     #: of the RBF kernel, in units of the unit cube's side; infinite for constant losses
     length_scale: float
@@ -79,7 +79,7 @@ def performance(rows: Array, losses: Array, generator: np.random.Generator) -> f
 
 
 def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fit]:
-    """Return one fit per random subset; none for too few trials."""
+    """Return one fit per random subset; none if there are too few trials."""
     known = np.flatnonzero(np.isfinite(losses))
     if len(known) < MIN_TRIALS:
         return []
@@ -89,13 +89,15 @@ def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fi
 
 
 def _fit(rows: Array, losses: Array) -> Fit:
-    """Return the fit of greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best point."""
+    """Return the fit with the greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best
+    point.
+    """
     standardised = _standardise(losses)
     if standardised is None:
         return Fit(math.inf, 0.0)
     norms = np.square(rows).sum(axis=1)
     squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
-    # Both axes descend, because the first of equals wins: in doubt the smoother and noisier one.
+    # Both axes descend, because the first of equals is used: in doubt the smoother and noisier one.
     axes = [np.linspace(high, low, points) for (low, high), points in zip(BOUNDS, GRID, strict=True)]
     steps = [axis[0] - axis[1] for axis in axes]
     best, gain = (axes[0][0], axes[1][0]), -math.inf
@@ -108,7 +110,7 @@ def _fit(rows: Array, losses: Array) -> Fit:
         axes = [
             np.clip([at + step, at, at - step], *bounds) for at, step, bounds in zip(best, steps, BOUNDS, strict=True)
         ]
-    # A signal costs two fitted numbers, and so must gain more than the Bayesian information criterion asks for two:
+    # A signal needs two fitted numbers, and so must gain more than the Bayesian information criterion requires for two:
     # ln m. Without this the best of many fits to pure noise would have a short length scale and a high score.
     share = _signal_share(best[1]) if gain > math.log(len(losses)) else 0.0
     return Fit(float(np.exp(best[0])), float(share))
@@ -153,13 +155,12 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
 
 
 def rank(names: Sequence[str], complexities: Mapping[str, float], performances: Mapping[str, float]) -> list[str]:
-    """Order subspaces from the one that deserves the strongest class to the one that deserves the weakest.
+    """Order subspaces from the one for the strongest class to the one for the weakest.
 
-    A subspace's place is the product of its positions (from 1) by complexity and by performance, both descending;
-    the smallest product comes first. Ties keep the order of `names`, within each position too: while all performances
-    are equal, `names` in any order but descending complexity outvotes part of the complexity. Raises KeyError for a
-    name without a score.
-    Source: SHADHO, arXiv 1707.01428.
+    A subspace's place is the product of its positions (from 1) by complexity and by performance, both descending. The
+    smallest product comes first. Ties keep the order of `names`, also within each position. While all performances are
+    equal, `names` should be in descending complexity, or their order would outweigh part of the complexity. Raises
+    KeyError for a name without a score. Source: SHADHO, arXiv 1707.01428.
     """
     by_complexity = _positions(names, complexities)
     by_performance = _positions(names, performances)
@@ -173,21 +174,21 @@ def _positions(names: Sequence[str], scores: Mapping[str, float]) -> dict[str, i
 
 
 def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
-    """Give each compute class its subspaces, best first; every subspace gets at least two neighbouring classes.
+    """Give each compute class its subspaces, best first. Every subspace gets at least two neighbouring classes.
 
-    Both arguments are ranked: index 0 is the top subspace and the strongest class. A single class gets everything;
-    without subspaces every list is empty; without classes so is the answer.
-    Source: SHADHO, arXiv 1707.01428, with the second pairing.
+    Both arguments are ranked: index 0 is the top subspace and the strongest class. A single class gets everything.
+    Without subspaces every list is empty, and without classes so is the result. Source: SHADHO, arXiv 1707.01428, with
+    the second pairing.
     """
     if len(classes) < 2 or not subspaces:
         return {name: list(subspaces) for name in classes}
     members: list[set[int]] = [set() for _ in classes]
-    # The paper walks the longer list and steps j up once i > ceil((j + 1) |L| / |S| - 1), that is, once
-    # i |S| >= (j + 1) |L|. So j is a whole-number division, and no rounding of a running sum can shift a pair.
+    # The paper walks the longer list and increments j when i > ceil((j + 1) |L| / |S| - 1), that is, when i |S| >= (j +
+    # 1) |L|. So j is an integer division, and rounding of a running sum cannot shift a pair.
     longer = max(len(subspaces), len(classes))
     for i in range(longer):
         subspace, place = i * len(subspaces) // longer, i * len(classes) // longer
-        # The next class towards the middle, inside the list whenever that has two or more.
+        # The next class towards the middle, within the list if that has two or more.
         neighbour = place + 1 if 2 * place < len(classes) else place - 1
         members[place].add(subspace)
         members[neighbour].add(subspace)
@@ -195,29 +196,30 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
 
 
 def planck_weights(n: int) -> Array:
-    """Return the chances, shape (n,), with which a class draws the next trial from its first, second, ... subspace.
+    """Return the probabilities, shape (n,), with which a class draws the next trial from its first, second, ...
+    subspace.
 
-    exp(-0.5 k) for position k, cut off after n and made to add up to 1.
-    Source: SHADHO, arXiv 1707.01428 (truncated Planck distribution).
+    They are exp(-0.5 k) for position k, cut off after n and normalised to 1. Source: SHADHO, arXiv 1707.01428
+    (truncated Planck distribution).
     """
     weights = np.exp(-DECAY * np.arange(n))
     return np.asarray(weights / weights.sum())
 
 
 class PaperPolicy:
-    """SHADHO's own rule: ranked subspaces on ranked classes, Planck weights inside a class (arXiv 1707.01428).
+    """SHADHO's own rule: ranked subspaces on ranked classes, Planck weights within a class (arXiv 1707.01428).
 
-    A class whose subspaces have all been dealt out helps with the others: no slot idles while there is work.
+    A class whose subspaces have no more trials helps with the others, so no slot is idle while there is work.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
         self._complexity = {s.name: complexity(s.domains.values()) for s in subspaces}
-        # In descending complexity, so that it decides as long as all performances are equal.
+        # In descending complexity, which decides while all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
         self._performance = dict.fromkeys(self._subspaces, START_VALUE)
-        #: by subspace, its latest trials: a row of features and the loss each
+        #: latest trials by subspace: a row of features and the loss each
         self._history: dict[str, deque[tuple[Array, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
-        #: by subspace, results since it was scored
+        #: number of results since it was scored, by subspace
         self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
@@ -232,7 +234,7 @@ class PaperPolicy:
             self._rank()
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        # One subspace needs no rank.
+        # A single subspace needs no rank.
         if len(self._subspaces) < 2:
             return
         # Losses compare at one budget only: those of promoted trials are left out.
@@ -241,7 +243,7 @@ class PaperPolicy:
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)
-            # Older ones would only be dropped again: hardly ever has half of the trials no loss.
+            # Older ones would be dropped anyway: at least half of the trials usually have a loss.
             if (following or {}).get(name, 0) > 2 * HISTORY:
                 continue
             rows = features(params_list[-HISTORY:], self._subspaces[name].domains)
@@ -267,7 +269,7 @@ class PaperPolicy:
         return Choice(ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))])
 
     def _refresh(self) -> None:
-        """Score anew the subspaces about which there is news, and rank."""
+        """Score the subspaces with new results again, and rank."""
         for name, results in sorted(self._news.items()):
             if results >= NEWS * len(self._history[name]):
                 rows, losses = zip(*self._history[name], strict=True)

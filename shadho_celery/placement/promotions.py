@@ -1,12 +1,12 @@
 """Placement of promoted trials: a free slot takes one, or leaves it to a machine that is expected to end it sooner.
 
-A promoted trial is known before a slot is free for it, and so is its checkpoint's machine. A slot takes it where it is
-expected to end there first, waiting times included (minimum completion time); else the slot gets a new trial, which
-costs the stronger class least. Of those that it may take it prefers the one that would lose most elsewhere, in
-proportion (sufferage), and of equals the one on the highest rung, whose result is waited for. Source of both rules:
+A promoted trial and its checkpoint's machine are known before a slot is free. A slot takes the trial if it is expected
+to end there first, including waiting times (minimum completion time). Otherwise the slot gets a new trial, which costs
+the stronger class least. Of the trials that it may take, it prefers the one that would lose most elsewhere, in
+proportion (sufferage), and among equals the one on the highest rung, whose result is awaited. Source of both rules:
 Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic Mapping of a Class of Independent Tasks onto Heterogeneous Computing
 Systems", Journal of Parallel and Distributed Computing 59, 1999. A trial that has been left for as long as it could
-gain is taken by the next slot, so that no wrong prediction holds it up.
+gain is taken by the next slot, so a wrong prediction cannot delay it further.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from shadho_celery.predictors.cost_model import Beginning, CostModel
 
 #: weight of the newest trial in a class's mean seconds
 NEWEST = 0.1
-#: a rung counts as much as this logarithm of what a trial would lose elsewhere: where classes differ in speed only,
-#: that is the same for all rungs but for noise
+#: a rung counts as much as this logarithm of what a trial would lose elsewhere: if classes differ only in speed, that
+#: loss is the same for all rungs except for noise
 RUNG = math.log(1.25)
 
 
@@ -50,9 +50,9 @@ class Promotions:
         self._classes: Mapping[str, ComputeClass] = {}
         #: machine -> its storage of checkpoints; "" or none if no other machine has it
         self._storages: Mapping[str, str] = {}
-        #: by class, the moving average of its trials' seconds
+        #: moving average of its trials' seconds, by class
         self._mean: dict[str, float] = {}
-        #: by origin and rung, the moment at which a promotion was first offered
+        #: time at which a promotion was first offered, by origin and rung
         self._offered_at: dict[tuple[int, int], float] = {}
         #: False if promoted trials do not find the checkpoints that they should
         self._finds = True
@@ -71,7 +71,7 @@ class Promotions:
             self._mean[trial.compute_class] = before + NEWEST * (trial.outcome.seconds - before)
             is_complete = trial.state is TrialState.COMPLETE and trial.origin is not None
             if is_complete and self._has_checkpoint(int(trial.origin or 0), trial.host):
-                # An executor that does not tell has none.
+                # An executor that does not announce it has none.
                 self._finds = bool(trial.outcome.continued)
 
     def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
@@ -82,7 +82,7 @@ class Promotions:
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
-        #: by class, the trials before this one in `offered` that are faster there than here
+        #: trials before this one in `offered` that are faster there than here, by class
         ahead: Counter[str] = Counter()
         for trial in offered:
             key = int(trial.origin or 0), int(trial.rung or 0)
@@ -132,7 +132,7 @@ class Promotions:
         return min(here, key=lambda place: place.seconds), None if first is None or first.end == math.inf else first
 
     def _way(self, trial: Trial, known: ComputeClass) -> Beginning:
-        """Return how a promoted trial begins on whichever machine of a class takes it."""
+        """Return how a promoted trial starts if any machine of a class may take it."""
         origin = int(trial.origin or 0)
         if not self._finds or not all(self._has_checkpoint(origin, host) for host in known.hosts):
             return Beginning.ANEW
@@ -146,7 +146,7 @@ class Promotions:
         return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
 
     def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int]) -> float:
-        """Return the expected seconds until a slot of a class takes the trial after those that are `ahead` of it."""
+        """Return the expected seconds until a slot of a class takes the trial, after the trials `ahead` of it."""
         slots = known.limit
         queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
         return queue * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Shares of the subspaces in a study's trials: even by the space's own law, or by the chance of a better loss."""
+"""Shares of the subspaces in a study's trials: by the space's distribution, or by the probability of a better loss."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from shadho_celery.core.trial import COUNTED, Trial, TrialState
 
 Array = NDArray[np.float64]
 
-#: failures without a success after which a subspace only fails
+#: number of failures without a success after which a subspace counts as failing
 HOPELESS = 5
-#: part of its share that a subspace keeps that only fails, or is the least promising
+#: fraction of its share that a failing subspace, or the least promising one, keeps
 FLOOR = 0.1
-#: losses before a subspace can be judged; latest ones it is judged by; the part of them, the lowest, that is its tail
+#: number of losses before a subspace can be judged; number of latest losses used; and the lowest part of them, its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
-#: trials of the rarest subspace, at its full share, after which a deal under promise counts half: with a faster decay,
-#: a subspace that is due a trial less often would never get any
+#: number of trials of the rarest subspace, at its full share, after which a past trial counts half under promise. With
+#: a faster decay, a subspace with fewer trials would never get any
 HALF_LIFE = 10
-#: results between two looks at the promises
+#: number of results between two updates of the promises
 RENEW_RESULTS = 10
 #: subspaces that a line names
 NAMED = 3
 
 
 class Shares(Protocol):
-    """Deals a study's trials out to its subspaces."""
+    """Divides a study's trials among its subspaces."""
 
-    #: True if each subspace's number of trials follows from the study's alone
+    #: True if each subspace's number of trials depends only on the study's number of trials
     fixed: bool
 
     def deal(self, subspace: str) -> None:
-        """Note that a trial goes to `subspace`."""
+        """Record that a trial goes to `subspace`."""
 
     def tell(self, trial: Trial) -> None:
         """Learn from a finished trial."""
 
     def backlogs(self) -> dict[str, float]:
-        """Return each subspace's trials behind the one that is furthest ahead of its share, 0 or more.
+        """Return by how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
 
-        In units of trials per subspace, the one whose turn it is first.
+        In units of trials per subspace, the next one in turn first.
         """
 
     def quotas(self, trials: int) -> dict[str, int]:
-        """Return the trials by subspace after `trials` have been dealt out evenly."""
+        """Return the number of trials by subspace after `trials` have been divided evenly."""
 
 
 class UniformShares:
-    """In proportion to a subspace's probability under the search space: evenly, if its choices are flat.
+    """In proportion to a subspace's probability in the search space: evenly, if its choices are uniform.
 
-    Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
-    p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n. Failed trials
-    are made up for as long as they are a minority, where no limit on trials fixes the counts.
+    Trials are divided by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest p / (2 d
+    + 1), where d is its number of trials. The first n trials of a longer study are therefore those of a study of n.
+    Failed trials are replaced as long as they are a minority, unless a limit on trials fixes the counts.
     """
 
     fixed = True
@@ -68,13 +68,13 @@ class UniformShares:
         self._names = list(probabilities)
         self._place = {name: place for place, name in enumerate(self._names)}
         self._weights = np.array(list(probabilities.values()), dtype=float)
-        # Plain numbers: one subspace changes at a time, and numpy's price is by the call.
+        # Plain numbers, because one subspace changes at a time, and numpy's cost is per call.
         self._dealt = [0.0] * len(self._names)
         self._failed = [0.0] * len(self._names)
-        #: by subspace, the trials that it has had in units of its share; and p / (2 d + 1), negative
+        #: by subspace: its number of trials in units of its share; and p / (2 d + 1), negative
         self._progress = [0.0] * len(self._names)
         self._turns = [0.0] * len(self._names)
-        #: the quotas that were asked for last, and their number of trials
+        #: the last requested quotas, and their number of trials
         self._quotas: tuple[int, dict[str, int]] = (0, {})
         self._count(*range(len(self._names)))
 
@@ -86,7 +86,7 @@ class UniformShares:
     def tell(self, trial: Trial) -> None:
         if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
             return
-        # Nothing changes with a success, and most results are one.
+        # A success changes nothing, and most results are successes.
         if trial.state is TrialState.FAILED:
             self._failed[self._place[trial.subspace]] += 1
             self._count(self._place[trial.subspace])
@@ -104,7 +104,7 @@ class UniformShares:
             self._turns[place] = -weight / (2 * had + 1)
 
     def _had(self, place: int) -> float:
-        """Return the trials of a subspace that count as its own."""
+        """Return the number of a subspace's trials that count as its own."""
         dealt, failed = self._dealt[place], self._failed[place]
         return dealt - max(0.0, min(failed, dealt - failed))
 
@@ -114,8 +114,8 @@ class UniformShares:
         return self._quotas[1]
 
     def _dealt_by(self, weights: Array, trials: int) -> dict[str, int]:
-        """Return the trials by subspace where the rule has dealt out so many by `weights`, which add up to 1."""
-        # The rule reaches a rounded multiple of the weights after as many trials: start from there, step on.
+        """Return the trials by subspace after the rule has divided this many by `weights`, which add up to 1."""
+        # The rule reaches a rounded multiple of the weights after as many trials, so start from there.
         counts = np.floor(weights * max(0, trials - len(self._names)) + 0.5)
         for _ in range(trials - int(counts.sum())):
             counts[np.argmax(weights / (2 * counts + 1))] += 1
@@ -123,14 +123,14 @@ class UniformShares:
 
 
 class EvenShares(UniformShares):
-    """Uniform, but a subspace whose trials only fail gets a tenth of its share until one succeeds, never nothing.
+    """Like uniform, but a subspace whose trials all fail gets a tenth of its share until one succeeds.
 
-    A component of it is broken, or a library is missing, while somebody waits for the study. Under a limit on trials
-    the others get what it leaves. As long as none only fails, these shares are uniform.
+    The cause may be a missing library or a broken component that is fixed during the study. With a limit on trials, the
+    other subspaces get the rest. As long as no subspace counts as failing, these shares are uniform.
     """
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
-        #: by subspace and whether it has failed, the trials that have ended
+        #: number of ended trials, by subspace and whether they failed
         self._ended: Counter[tuple[str, bool]] = Counter()
         self._only_fails = [False] * len(probabilities)
         super().__init__(probabilities)
@@ -156,16 +156,16 @@ class EvenShares(UniformShares):
 
 
 class PaperShares(UniformShares):
-    """None of their own: policy `paper` draws each trial's subspace by its rank, so that the ranks decide the mix."""
+    """No shares: policy `paper` draws each trial's subspace by its rank, so the ranks determine the mix."""
 
     fixed = False
 
 
 class PromiseShares(EvenShares):
-    """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share, never nothing.
+    """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share.
 
-    A subspace's promise is the chance that its next trial is the best so far of its budget, see `promise`. Old deals
-    decay, so a subspace whose promise rises or falls is not made to pay for its past.
+    A subspace's promise is the probability that its next trial is the best so far of its budget, see `promise`. Past
+    trials decay, so a change of promise takes effect without regard to the past.
     """
 
     fixed = False
@@ -173,7 +173,7 @@ class PromiseShares(EvenShares):
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
         self._even = self._weights.copy()
-        #: by subspace, its latest losses, each with its trial's budget
+        #: latest losses by subspace, each with its trial's budget
         self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in self._names}
         #: by budget
         self._best: dict[float | None, float] = {}
@@ -188,8 +188,8 @@ class PromiseShares(EvenShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too; so
-        # do one that was pruned and one that breaks a constraint. Of several losses the first one is looked at.
+        # A failed trial counts as one that could not have been worse, so failing subspaces are judged too. So do pruned
+        # trials and those that violate a constraint. With several losses, the first one is used.
         if trial.state in COUNTED and trial.subspace in self._losses:
             loss = feasible_loss(trial)
             self._losses[trial.subspace].append((trial.budget, loss))
@@ -199,13 +199,13 @@ class PromiseShares(EvenShares):
                 self._weigh()
 
     def _had(self, place: int) -> float:
-        # What only fails has a low weight here.
+        # Failing subspaces have a low weight here.
         return UniformShares._had(self, place)
 
     def _weigh(self) -> None:
         self._new = 0
-        # Losses of two budgets do not compare: those of the one at which most trials began of late count. Trials of
-        # elsewhere, of a warm start, have none: they count as those of the lowest one.
+        # Losses of different budgets cannot be compared: the budget at which most recent trials started is used. Trials
+        # of earlier studies, from a warm start, have none and count as those of the lowest budget.
         known = Counter(budget for told in self._losses.values() for budget, _ in told)
         lowest = min((budget for budget in known if budget is not None), default=None)
         known[lowest] += 0 if lowest is None else known.pop(None, 0)
@@ -213,7 +213,7 @@ class PromiseShares(EvenShares):
         budgets = {judged, None} if judged == lowest else {judged}
         best = min(self._best.get(budget, math.inf) for budget in budgets)
         chances = np.array([promise(_of_budgets(told, budgets), best) for told in self._losses.values()])
-        # An unjudged subspace is as promising as the best one; if none is promising, they are all alike.
+        # A subspace that cannot be judged yet is as promising as the best one. If none is promising, all are equal.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         relative = np.where(self._only_fails, 0.0, relative)
@@ -223,24 +223,25 @@ class PromiseShares(EvenShares):
 
 
 def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
-    """Return the losses of some budgets; of a subspace without a success those of all, which are failures."""
+    """Return the losses of some budgets; for a subspace without a success those of all, which are failures."""
     told = [*told]
     fails = all(loss == math.inf for _, loss in told)
     return [loss for budget, loss in told if fails or budget in budgets]
 
 
 def only_fails(failed: int, succeeded: int) -> bool:
-    """Return whether a subspace with so many ended trials only fails."""
+    """Return whether a subspace with this many ended trials counts as failing."""
     return failed >= HOPELESS and not succeeded
 
 
 def promise(losses: Sequence[float], best: float) -> float:
-    """Return the chance that the next trial's loss is below `best`, from the lower tail of `losses`; nan for too few.
+    """Return the probability that the next trial's loss is below `best`, from the lower tail of `losses`; nan if too
+    few.
 
-    Below its lower quartile u a law's tail is approximated by an exponential:
-    P(y < best) = P(y < u) exp(-(u - best) / e), e the mean of u - y below u. Source: peaks over threshold, Pickands,
-    Annals of Statistics 3, 1975, with shape 0.
-    An infinite loss is a trial that failed; if nearly all did, there is no chance.
+    Below its lower quartile u, the tail of a distribution is approximated by an exponential: P(y < best) = P(y < u)
+    exp(-(u - best) / e), where e is the mean of u - y below u. Source: peaks over threshold, Pickands, Annals of
+    Statistics 3, 1975, with shape 0. An infinite loss stands for a failed trial. If nearly all failed, the probability
+    is 0.
     """
     if len(losses) < MIN_LOSSES:
         return math.nan

@@ -1,4 +1,4 @@
-"""A study that a program runs: by an objective in this process, or trial by trial in a loop of its own."""
+"""A study that a program runs: with an objective in this process, or trial by trial with ask and tell."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
 from shadho_celery.study.limits import Limits
 
-#: in place of a result; None is what an objective without a return has returned
+#: replaces a missing result; None is what an objective without a return statement has returned
 _NOTHING: Any = object()
 
 
@@ -57,9 +57,9 @@ class AskedTrial:
 
     #: position of the trial in its study, from 0
     number: int
-    #: drawn value of each active label; of a choice the index of its option
+    #: drawn value of each active label; for a choice the index of its option
     params: Mapping[str, Any]
-    #: what an objective would get, by the space's own shape
+    #: what an objective would get, in the space's own shape
     values: Any
     #: seed for random draws of the evaluation
     seed: int
@@ -141,11 +141,11 @@ class Study(StudyResults):
         self._interrupts = Interrupts()
         #: held by the thread that changes the study
         self._lock = RLock()
-        #: the thread in which `run` is under way; None while it is not
+        #: the thread in which `run` is active; None while it is not
         self._run_by: int | None = None
         self._process = os.getpid()
         with ExitStack() as opened:
-            # An interrupted study is closed here: nobody has it yet.
+            # An interrupted study is closed here, because the caller does not have it yet.
             with self._interrupts:
                 self._open(opening)
                 opened.callback(self.close)
@@ -160,7 +160,7 @@ class Study(StudyResults):
         self._by_hand = ByHandExecutor(self._study.clock)
         #: of the trials that were asked for and have reported something
         self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
-        #: made at the first `ask`
+        #: created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
         if opened.warm_start is not None and not opened.warm_start.is_whole:
@@ -176,30 +176,29 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
-        """Put known points before all other trials, in order; return their number.
+        """Put known points before all other trials, in order. Return their number.
 
-        A point is a dict of labels and values, for a choice the index of its option or its name; what it leaves out is
-        proposed by the sampler. Nothing is enqueued if one of them is refused: raises UsageError with its place and the
+        A point is a dict of labels and values, for a choice the index or the name of its option. What it leaves out is
+        proposed by the sampler. If one of them is refused, none is enqueued: raises UsageError with its place and the
         cause.
         """
         points = _listed(points)
         with self._changing(within_run=True):
-            # Its shares and samplers count the trials when it is made.
+            # Its shares and samplers count the trials when it is created.
             self._loop = None
             return self._opened.enqueue(points)
 
     @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
-        """Record trials that were evaluated elsewhere: their points, as `enqueue` takes them, and what they returned.
+        """Record trials that were evaluated elsewhere: their points, as `enqueue` accepts them, and what they returned.
 
-        The search learns from all of them at once, far faster than it proposed them.
-        Raises as `enqueue`.
+        The search learns from all of them at once, much faster than it proposed them. Raises like `enqueue`.
         """
         points, outcomes = _listed(points), [self._outcome(result, None) for result in results]
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
-            # It learns from them when it is made.
+            # It learns from them when it is created.
             self._loop = None
             self._opened.add(points, outcomes)
 
@@ -224,7 +223,7 @@ class Study(StudyResults):
         loop = self._scheduler()
         self._by_hand.ask_for_one(is_asked=True)
         try:
-            # The first turn learns which trials of an earlier run were never told.
+            # The first turn finds the trials of an earlier run that were never told.
             for _ in range(2):
                 loop.turn()
                 if (attempt := self._by_hand.fetch()) is not None:
@@ -240,12 +239,11 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
-        """Report the loss that a trial has reached at `step`; return True if the study's pruner stops it there.
+        """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops it there.
 
-        Then it has ended, PRUNED, and another one can be asked for; to tell its result after that changes nothing.
-        `step` is a whole number that grows. More than a thousand reports of a trial are thinned out evenly, and its
-        warning says so; an answer may then come some reports later. Raises UsageError as `tell`, and for what is no
-        such number.
+        Then it has ended as PRUNED, and another one can be asked for; telling its result after that changes nothing.
+        `step` is a whole number that increases. More than a thousand reports of a trial are thinned out evenly, with a
+        warning; an answer may then come some reports later. Raises UsageError like `tell`, and for invalid numbers.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -268,12 +266,12 @@ class Study(StudyResults):
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
-        """Record the result of a trial that was asked for; return the trial as it is recorded.
+        """Record the result of a trial that was asked for. Return the trial as it is recorded.
 
         `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it (with `losses` in a
-        study that has `objectives`); a result that cannot be read, such as NaN or None, is a failure. `error` is the
-        reason of a failure: an exception, or a text.
-        A trial that was pruned stays so. Raises UsageError for one that was told before, or is of another study.
+        study that has `objectives`). A result that cannot be read, such as NaN or None, is a failure. `error` is the
+        reason of a failure: an exception or a text. A pruned trial stays pruned. Raises UsageError for a trial that was
+        told before, or belongs to another study.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -386,7 +384,7 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def close(self) -> None:
-        """Record what is left and unlock the study; trials that were never told wait for the next run."""
+        """Record what is left and unlock the study. Trials that were never told wait for the next run."""
         if self._process != os.getpid():
             return
         with self._changing(or_closed=True):
@@ -399,7 +397,7 @@ class Study(StudyResults):
                 self._opened.store.close()
 
     def _leave(self) -> None:
-        """Record what is left, unless a second Ctrl-C has torn it, and unlock the study in any case."""
+        """Record what is left, unless a second Ctrl-C has interrupted a change, and unlock the study in any case."""
         if self._interrupts.is_torn:
             self._study.unlock()
             return
@@ -430,7 +428,7 @@ class Study(StudyResults):
 
     @property
     def _asked(self) -> str:
-        """The trials that were asked for and not told, in words."""
+        """Text with the trials that were asked for but not told."""
         numbers = sorted(self._by_hand.fetched)
         more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
         return f"trial {', '.join(map(str, numbers[:5]))}{more}"
@@ -459,16 +457,18 @@ class Study(StudyResults):
 
     @contextmanager
     def _changing(self, *, within_run: bool = False, or_closed: bool = False) -> Iterator[None]:
-        """Let this thread alone change the study, and hold Ctrl-C back meanwhile.
+        """Let only this thread change the study, and delay Ctrl-C meanwhile.
 
-        Raises UsageError if the study is closed, unless it may be, belongs to the process that this one was forked
-        from, or is under way in `run`: `within_run` permits it to the thread that runs it, as in `on_trial`.
+        Raises UsageError if the study is closed (unless that is allowed), belongs to the process from which this one
+        was forked, or is active in `run`; `within_run` allows it for the thread that runs it, as in `on_trial`.
         """
         if self._process != os.getpid():
-            raise UsageError(f"study {self.name!r} was opened by process {self._process}, and is changed by that alone")
-        # Without the lock, which `run` holds to its end.
+            raise UsageError(
+                f"study {self.name!r} was opened by process {self._process}, and only that process can change it"
+            )
+        # Without the lock, which `run` holds until its end.
         if self._run_by is not None and not (within_run and self._run_by == get_ident()):
-            raise UsageError(f"study {self.name!r} is under way in run(); call this after it has returned")
+            raise UsageError(f"study {self.name!r} is active in run(); call this after it has returned")
         with self._lock, self._interrupts:
             if not (self._is_open or or_closed):
                 raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
@@ -476,14 +476,14 @@ class Study(StudyResults):
 
 
 def _listed(points: object) -> list[Any]:
-    """Return known points as a list. Raises UsageError for what is none."""
+    """Return known points as a list. Raises UsageError if they are not one."""
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
     return list(points)
 
 
 def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
-    # rich takes a while to import, which a search without a bar need not wait for.
+    # rich is slow to import, and a search without a bar does not need it.
     if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
         scheduler.run(on_turn)
         return

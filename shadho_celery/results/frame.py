@@ -17,7 +17,7 @@ from shadho_celery.results.values import Values
 if TYPE_CHECKING:
     import pandas as pd
 
-#: columns in front of the labels and the metrics
+#: columns before the labels and the metrics
 FACTS = names(Shown.FRONT)
 #: beginning of the column with the drawn values of a label, where they are not what the objective got
 DRAWN = "drawn."
@@ -26,7 +26,7 @@ MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
 #: types of pandas for columns of facts, by their kinds in a store
 _KINDS = {"float": "float", "biginteger": "Int64"}
-#: beginnings of texts that a spreadsheet takes for formulas, and the apostrophe by which such texts are quoted
+#: first characters of texts that a spreadsheet would run as formulas, and the apostrophe that quotes such texts
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 #: end of a line that csv writes
 _CSV_END = "\r\n"
@@ -57,7 +57,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     for name in metrics:
         columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
     for name in dict.fromkeys(name for trial in rows for name in trial.constraints):
-        # Always with the prefix: a reader of the table cannot tell it from a metric otherwise.
+        # Always with the prefix, because a reader of the table could not distinguish it from a metric.
         columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
     for name in MOMENTS:
         columns[name] = [getattr(trial, name) for trial in rows]
@@ -87,7 +87,7 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
 
 
 def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, plain: bool = False) -> None:
-    """Write `table` as CSV. A spreadsheet takes some texts for formulas: they are `quoted`, unless `plain`."""
+    """Write `table` as CSV. Texts that a spreadsheet would run as formulas are `quoted`, unless `plain`."""
     shield: Callable[[str], str] = str if plain else quoted
     columns = table(trials, values)
     for name in MOMENTS:
@@ -99,9 +99,9 @@ def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, pl
 
 
 class _Lines:
-    """File whose lines end with a line feed, although csv ends them with a carriage return, too.
+    """File whose lines end with a line feed, although csv also writes a carriage return.
 
-    It quotes only what ends its own lines before Python 3.13, and its reader takes a bare carriage return for an end.
+    Before Python 3.13, csv quotes only its own line end, and its reader takes a single carriage return for one.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -112,15 +112,15 @@ class _Lines:
 
 
 def quoted(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula: one that begins like one gets an apostrophe in front.
+    """Return a text that no spreadsheet runs as a formula: one that begins like a formula gets an apostrophe in front.
 
-    One that begins with an apostrophe gets another one, so that `unquoted` returns every text as it was.
+    A text that begins with an apostrophe gets another one, so that `unquoted` restores every text.
     """
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def unquoted(text: str) -> str:
-    """Return the text of which `quoted` has made this one."""
+    """Return the text from which `quoted` made this one."""
     return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
 
 
@@ -131,7 +131,7 @@ def _cell(value: Any, shield: Callable[[str], str]) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Return a text that a file can keep: half a surrogate pair cannot be encoded."""
+    """Return a text that can be written to a file: an unpaired surrogate cannot be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -143,7 +143,7 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
 
 
 def _column(column: list[Any]) -> list[Any]:
-    """Return a column of numbers, of truth values or of texts as such, to the last digit; any other as texts."""
+    """Return a column of numbers, truth values or texts unchanged, with all digits; any other column as texts."""
     kinds = {type(value) for value in column if value is not None}
     whole = [value for value in column if type(value) is int]
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):
@@ -156,7 +156,7 @@ def _column(column: list[Any]) -> list[Any]:
 
 
 def _typed(column: list[Any]) -> Any:
-    """Return a column as pandas keeps it: integers and truth values as such where some trials have none, too."""
+    """Return a column with pandas' type: integers and truth values keep their type even if some trials have none."""
     import pandas as pd
 
     kinds = {type(value) for value in column}

@@ -1,4 +1,4 @@
-"""Classes that trials go to by their params: the one param of each subspace that decides most about it."""
+"""Params that decide to which classes trials go: the most important one for each subspace."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 
-#: trials of a subspace from which on its params are looked at
+#: minimum number of trials of a subspace before its params are examined
 LEAST_TRIALS = 60
-#: least association (Cramer's V) of a param and the class that is worth a line: 0 for none, 1 for a law
+#: minimum association (Cramer's V) of a param and the class for a line: 0 for none, 1 for a fixed rule
 LEAST_ASSOCIATION = 0.2
-#: chance of such an association where there is none
+#: probability of such an association by chance
 SIGNIFICANCE = 1e-3
-#: parts that the range of a number is cut into; a param of no more values has a part for each
+#: number of parts into which the range of a number is cut; a param with no more values has one part for each
 PARTS = 6
-#: association from which on the classes have no alike trials that could be compared
+#: association above which the classes have no similar trials to compare
 SEPARATED = 0.7
-#: least standard deviation of log seconds by which classes must depend on the param in unlike ways
+#: minimum standard deviation of log seconds by which the effects of the param on classes must differ
 LEAST_GAIN = 0.05
-#: options that a line names
+#: number of options that a line names
 OPTIONS = 4
 
 
 class Part(Struct, frozen=True, kw_only=True):
     """Trials with alike values of the param."""
 
-    #: these values in words, such as ``24 to 64``
+    #: these values as text, such as ``24 to 64``
     values: str
     trials: int
-    #: the class that got more of them than of all others, and its share of them
+    #: the class that got more of them than any other, and its share of them
     compute_class: str
     share: float
 
@@ -54,7 +54,7 @@ class Preference(Struct, frozen=True, kw_only=True):
 
 
 def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) -> list[Preference]:
-    """Return the preference of each subspace whose COMPLETE trials went to classes by a param, the plainest first.
+    """Return the preference of each subspace whose COMPLETE trials went to classes by a param, the clearest first.
 
     `shown` returns the value of one active label as the objective got it.
     """
@@ -69,11 +69,11 @@ def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) ->
 def _strongest(
     subspace: str, trials: Sequence[Trial], shown: Callable[[Params, str], Any]
 ) -> tuple[float, Preference] | None:
-    """Return the param with the strongest association to the class, if any has one, and its strength."""
+    """Return the param with the strongest association to the class, and its strength, if there is one."""
     classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
     if len(trials) < LEAST_TRIALS or len(classes) < 2:
         return None
-    # A label of some trials only stands for the choice of these, which is looked at itself.
+    # A label that only some trials have stands for the choice above it, which is examined itself.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
@@ -91,7 +91,7 @@ def _strongest(
 
 
 def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
-    """Return the group of each value, and of each group its least and greatest number, or else its option in words."""
+    """Return the group of each value, and for each group its least and greatest number, or its option as text."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         options, groups = np.unique([str(value) for value in values], return_inverse=True)
         return groups, [(str(option),) for option in options]
@@ -105,7 +105,7 @@ def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp]
 
 
 def _association(table: NDArray[np.float64]) -> float:
-    """Return Cramer's V of a table of counts; 0 where chance alone may have made it."""
+    """Return Cramer's V of a table of counts; 0 if it may be due to chance."""
     if min(table.shape) < 2:
         return 0.0
     # It takes a third of a second to import.
@@ -118,10 +118,10 @@ def _association(table: NDArray[np.float64]) -> float:
 
 
 def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
-    """Return whether the param does not do the same to the log seconds of every class, beyond chance.
+    """Return whether the effect of the param on log seconds differs between classes, beyond chance.
 
-    Else the trials went where they went for nothing. It is the F test of the interaction of param and class in an
-    analysis of covariance: a number's effect is a parabola of its rank, an option's is its own.
+    Otherwise nothing is gained by where the trials went. This is the F test of the interaction of param and class in an
+    analysis of covariance: the effect of a number is a parabola of its rank, that of an option is its own constant.
     """
     from scipy.stats import f
 
@@ -133,7 +133,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
     ranks = [int(np.linalg.matrix_rank(design)) for design in (alike, unlike)]
     free, rest = ranks[1] - ranks[0], len(logs) - ranks[1]
     if free < 1 or rest < 1:
-        # Each option went to one class alone, which leaves nothing to compare.
+        # Each option went to only one class, so nothing can be compared.
         return True
     if float(np.std(fits[1] - fits[0])) < LEAST_GAIN:
         return False
@@ -142,7 +142,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
 
 
 def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return what log seconds may depend on: a number's rank and its square, or one column an option."""
+    """Return what log seconds may depend on: a number's rank and its square, or one column per option."""
     groups, words = _groups(values, len(values))
     if len(words[0]) > 1:
         ranks = groups / max(1, groups.max()) - 0.5
@@ -151,7 +151,7 @@ def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:
-    """Return the parts: neighbouring numbers, or any options, that prefer the same class are one."""
+    """Return the parts. Neighbouring numbers, or any options, that prefer the same class are joined."""
     overall = table.sum(axis=0) / table.sum()
     preferred = np.argmax(table / table.sum(axis=1, keepdims=True) / overall, axis=1).tolist()
     order = range(len(words)) if len(words[0]) > 1 else sorted(range(len(words)), key=preferred.__getitem__)

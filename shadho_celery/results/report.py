@@ -30,9 +30,9 @@ from shadho_celery.study.rungs import OnClass, RungSummary
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.trials import FinishedTrials, load_trials
 
-#: best trials in a report, and different warnings of trials
+#: number of best trials in a report, and of different warnings of trials
 BEST, WARNINGS = 5, 3
-#: latest trials whose placement is examined
+#: number of latest trials whose placement is examined
 LATEST = 2000
 
 _S = TrialState
@@ -49,7 +49,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 class OfSubspace(Ended, frozen=True, kw_only=True):
     """Ended trials of one subspace."""
 
-    #: least loss at the highest budget, as the objective returned it; of several losses the first one
+    #: least loss at the highest budget, as the objective returned it; the first one of several losses
     best: float | None
     #: the same trials by compute class
     classes: Mapping[str, OnClass]
@@ -66,15 +66,15 @@ class Recorded:
         self._states = Counter(trial.state for trial in self._open)
         self._asked = Counter(trial.subspace for trial in self._open if trial.origin is None)
         self._asked.update(self.trials.asked())
-        #: by subspace, the latest choice of the sampler `auto` and its reason; empty with other samplers
+        #: latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers
         self.choices = self.record.choices if (record.in_force or {}).get("sampler") == "auto" else {}
         self.warm_start = store.warm_start(record.key)
-        #: those of the present run, of which a reader knows nothing
+        #: those of the current run, which a reader does not know
         self.failures = Failures()
 
     @property
     def lost(self) -> int:
-        """Number of claimed attempts that were lost."""
+        """Number of lost attempts that were claimed."""
         return self.trials.lost + sum(trial.lost for trial in self._open)
 
     def count(self, *states: TrialState) -> int:
@@ -88,9 +88,9 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What the counters of a study tell: it costs little, and the live view makes one for each picture."""
+    """The counters of a study. It is cheap to create, and the live view creates one for each picture."""
 
-    #: the study, with the latest choices of its sampler, those of the subspaces with the most trials first
+    #: the study, with the latest choices of its sampler for the subspaces with the most trials first
     record: StudyRecord
     #: URL of the store without a password
     store: str
@@ -98,9 +98,9 @@ class Overview:
     counts: Mapping[TrialState, int]
     #: the best trial; None without a complete one
     best: TrialResult | None
-    #: trials on the front; 0 in a study of one loss
+    #: number of trials on the front; 0 in a study of one loss
     on_front: int
-    #: complete trials by budget
+    #: number of complete trials by budget
     budgets: Mapping[float, int]
 
     @property
@@ -120,7 +120,7 @@ class Overview:
 
     @property
     def asked(self) -> int | None:
-        """Limit on trials of the latest run; None without one."""
+        """Limit on trials of the latest run, or None."""
         limit: int | None = self.in_force.get("trials") or self.record.settings.get("trials")
         return limit
 
@@ -136,7 +136,7 @@ class Overview:
 
     @property
     def best_words(self) -> str:
-        """The best loss so far in words, by its name if it has one; of several losses the size of the front."""
+        """Text of the best loss so far, with its name if it has one; with several losses the size of the front."""
         best = self.best
         if best is None:
             return "no complete trial yet" if self.counts[_S.PRUNED] else "no loss yet"
@@ -151,9 +151,9 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyReport(Overview):
-    """What a study has found."""
+    """Results of a study."""
 
-    #: host and process of the scheduler that runs it; None if none does
+    #: host and process of the scheduler that runs it, or None
     running_on: str | None
     #: the best trials, the best first
     best_few: Sequence[TrialResult]
@@ -173,36 +173,36 @@ class StudyReport(Overview):
     last_steps: Sequence[tuple[int, int]]
     #: failures by kind, the most frequent first
     failures: Sequence[FailureCount]
-    #: one line for each thing that a user should know of: warnings of trials, lost attempts, trials that wait
+    #: one line for each notice to the user: warnings of trials, lost attempts, trials that wait
     notices: Sequence[str]
-    #: trials by machine, and by version of the code
+    #: number of trials by machine, and by version of the code
     hosts: Mapping[str, int]
     codes: Mapping[str, int]
     #: seconds in which trials ran, without the pauses between runs
     active_seconds: float
-    #: trials from elsewhere that teach it
+    #: number of trials of earlier studies from which it learned
     warm_start: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What only the process that has run a study knows: facts of this run."""
+    """Facts of a run that only the process that runs the study knows."""
 
     seconds: float
-    #: trials that have ended
+    #: number of trials that have ended
     trials: int
-    #: most live slots by class
+    #: maximum number of live slots by class
     slots: Mapping[str, int] = field(default_factory=dict)
     #: failures by kind, the most frequent first
     failures: Sequence[FailureCount] = ()
-    #: one line for each thing that a user should know of
+    #: one line for each notice to the user
     notices: Sequence[str] = ()
     #: versions of the software
     versions: Sequence[str] = (f"shadho_celery {__version__}", f"Python {platform.python_version()}")
 
 
 def overview_of(known: StudyState | Recorded, values: Values | None = None) -> Overview:
-    """Return what the counters of a study tell; it reads no store."""
+    """Return the counters of a study. Reads no store."""
     return Overview(**_overview(known, values or Values(known.record)))
 
 
@@ -216,8 +216,8 @@ def report_of(
 ) -> StudyReport:
     """Return the report of a study.
 
-    `subspaces` are the names of all of them, where they are known; others have trials. `running_on` is the scheduler
-    that goes on with it.
+    `subspaces` are the names of all of them, if known; otherwise those with trials are used. `running_on` is the
+    scheduler that continues it.
     """
     trials, key = known.trials, known.record.key
     placed = trials.by_subspace()
@@ -245,7 +245,7 @@ def report_of(
 
 
 def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, int], refused: int = 0) -> Run:
-    """Return the facts of a run: its seconds, ended trials, most live slots by class, and refused results."""
+    """Return the facts of a run: its seconds, ended trials, maximum live slots by class, and refused results."""
     counts = {
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
         f"results refused, late or of other params; each trial counts once: {refused}": refused,
@@ -260,7 +260,7 @@ def ended_by_subspace(study: StudyState) -> dict[str, Ended]:
 
 
 def placed_by_params(known: StudyState | Recorded, values: Values) -> list[Preference]:
-    """Return the params by which the latest trials went to classes; none under a policy that does not look at them."""
+    """Return the params by which the latest trials went to classes; none under a policy that ignores params."""
     if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
         return []
     return preferences(known.trials[-LATEST:], values.shown)
@@ -294,7 +294,7 @@ def _of_subspace(known: StudyState | Recorded, name: str, classes: Mapping[str, 
 
 
 def _failures(known: StudyState | Recorded) -> list[FailureCount]:
-    """Return the failures of all runs; they are read from the store unless all are of this run."""
+    """Return the failures of all runs. They are read from the store unless all are of this run."""
     ours = known.failures.common()
     is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
     return ours if is_all else Failures(known.trials.of_state(_S.FAILED)).common()
@@ -314,11 +314,11 @@ def _warnings(trials: FinishedTrials) -> list[str]:
 
 
 def _faults(known: StudyState | Recorded, *, is_running: bool) -> list[str]:
-    """Return a line for each number of lost attempts and waiting trials above 0."""
-    # Where the study was stopped at once, the trials that ran wait, too.
+    """Return a line for lost attempts and one for waiting trials, if there are any."""
+    # If the study was stopped at once, the trials that ran also wait.
     waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))
     counts = {
-        f"attempts lost with their workers, and run again: {known.lost}": known.lost,
-        f"trials that wait to be run by --resume: {waiting}": waiting,
+        f"attempts lost with their workers and run again: {known.lost}": known.lost,
+        f"trials that wait for --resume: {waiting}": waiting,
     }
     return [line for line, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""JSON of studies and trials: every command that prints a study or a trial prints these objects."""
+"""JSON of studies and trials: all commands that print a study or a trial print these objects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _S = TrialState
 
 
 def trial_json(trial: TrialResult) -> dict[str, Any]:
-    """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
+    """Return a trial as plain values for JSON. Its loss (the first of several) is as the objective returned it."""
     found = {name: getattr(trial, name) for name in names()}
     loss = next(iter(trial.losses.values()), trial.loss)
     return {"number": trial.number, "values": _values(trial), **found, "loss": loss}
 
 
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
-    """Return a study as plain values for JSON; `run` is that of the process that prints it, if it has run the study."""
+    """Return a study as plain values for JSON. `run` is given by the process that has run the study."""
     record, counts = report.record, report.counts
     slots = {} if run is None else run.slots
     return {
@@ -68,7 +68,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
 
 
 def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
-    """Return numbers of trials: those that have ended, of which cancelled ones are not in `total`, and the others."""
+    """Return numbers of trials: ended ones, of which cancelled ones are not in `total`, and the others."""
 
     def numbers(*states: TrialState) -> dict[str, int]:
         return {state.lower(): counts.get(state, 0) for state in states}
@@ -79,7 +79,7 @@ def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
 
 
 def listed_json(study: StudySummary) -> dict[str, Any]:
-    """Return a study of a list: part of what `study_json` has, and the best loss alone."""
+    """Return a study in a list: part of `study_json`, and only the best loss."""
     return {
         "study": study.name,
         "state": "running" if study.running_on else "ended",
@@ -92,14 +92,14 @@ def listed_json(study: StudySummary) -> dict[str, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value as JSON can carry it: a number that is not finite becomes null, an object its repr."""
+    """Return a value that JSON can represent: a number that is not finite becomes null, an object its repr."""
     return _known(plain(value, MAX_LEVELS))
 
 
 def _values(trial: TrialResult) -> Any:
     try:
         return trial.values
-    except Exception as error:  # a space may call any function, which may fail on these params
+    except Exception as error:  # a space may call any function, which may fail for these params
         return f"({type(error).__name__})"
 
 
@@ -110,5 +110,5 @@ def _known(value: Any) -> Any:
         return [_known(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # str: a state is one, and JSON would write it as such.
+    # str: a state is a str, which JSON writes as such.
     return value if value is None or isinstance(value, (bool, int, str)) else repr(value)

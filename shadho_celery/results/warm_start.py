@@ -44,31 +44,31 @@ Known: TypeAlias = Iterable[tuple[Mapping[str, Any], float]]
 #: a study's name, STORE_URL#STUDY or a file, or what has the trials itself
 WarmStartSource: TypeAlias = str | Path | StudyResults | hyperopt.Trials | Known
 
-#: seed of the draws for labels that a trial lacks
+#: seed of the draws for missing labels
 _STREAM = 0x77
-#: kinds of trials that are left out, and labels, that a line names
+#: number of reasons for leaving trials out, and of labels, that a line names
 _LISTED = 4
 #: relative difference up to which a number is what a draw gives
 _EQUAL = 1e-9
 #: a number as tables have it: no underscores, no digits of other scripts
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
-#: what begins the column of a constraint
+#: prefix of the column of a constraint
 _CONSTRAINT = "constraint."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """Trial of another search that may teach."""
+    """A trial of another search to learn from."""
 
-    #: as `enqueue` takes it
+    #: in the form that `enqueue` accepts
     point: Mapping[str, Any]
-    #: of several the first; None if it is not known
+    #: the first of several losses; None if it is not known
     loss: Any = None
-    #: False if the loss is what an objective returned, which a study may maximise
+    #: False if the loss is as an objective returned it, which a study may maximise
     is_minimised: bool = True
-    #: by name, losses as the objective returned them
+    #: losses by name, as the objective returned them
     losses: Mapping[str, Any] = field(default_factory=dict)
-    #: by name; it is feasible if none is above 0
+    #: constraints by name; the trial is feasible if none is above 0
     constraints: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -79,15 +79,15 @@ class Source:
     #: what they are, such as "study svm-1a2b"
     name: str
     trials: Sequence[Lesson]
-    #: reason -> number of its other trials, such as failed ones
+    #: number of its other trials, such as failed ones, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
-    #: what to do about a part of it that was not read
+    #: remedy for a part of it that was not read
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Trials from elsewhere that teach a study, and what became of the others."""
+    """Trials of earlier studies from which a study learns, and what happened to the others."""
 
     trials: Sequence[Trial]
     #: one line about them
@@ -101,7 +101,7 @@ _Row = tuple[Lesson, str, Any]
 
 
 def refuse_if_resumed(given: object, *, resume: bool) -> None:
-    """Raise UsageError for a warm start of a study that is continued."""
+    """Raise UsageError for a warm start of a study that is resumed."""
     if given is not None and resume:
         raise UsageError(
             "a study gets its warm start when it begins, and keeps it; leave out %s or %s", WARM_START, RESUME
@@ -109,7 +109,9 @@ def refuse_if_resumed(given: object, *, resume: bool) -> None:
 
 
 def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:
-    """Return the trials of a source that fit a space and the objectives of a study. Raises UsageError if none does."""
+    """Return the trials of a source that fit the space and the objectives of a study. Raises UsageError if none
+    does.
+    """
     space, generator = subspaces[0].space, np.random.default_rng(_STREAM)
     found: list[Trial] = []
     left_out, dropped, drawn = Counter(source.left_out), Counter[str](), Counter[str]()
@@ -141,12 +143,12 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
 
 
 def _learned(lesson: Lesson, objectives: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return loss, losses and constraints, as a trial of the study has them. Raises SpaceError with what it lacks."""
+    """Return loss, losses and constraints in the form of the study. Raises SpaceError with what is missing."""
     constraints = {name: _finite(value, "constraint") for name, value in lesson.constraints.items()}
     if not objectives:
         return {"loss": _finite(lesson.loss, "loss"), "constraints": constraints}
     if not lesson.losses and len(objectives) == 1:
-        # A loss without a name is that of the only objective.
+        # A loss without a name is used for the only objective.
         losses = dict.fromkeys(objectives, _finite(lesson.loss, "loss"))
         losses = losses if lesson.is_minimised else turned(losses, objectives)
     elif {*objectives} <= {*lesson.losses}:
@@ -167,7 +169,7 @@ def _finite(value: Any, what: str) -> float:
 def _fitted(
     space: Space, subspaces: Sequence[Subspace], known: Mapping[str, Any], generator: np.random.Generator
 ) -> tuple[str, Params]:
-    """Return subspace and params of a point. Raises SpaceError with the kind of its misfit."""
+    """Return subspace and params of a point. Raises SpaceError with the reason why it does not fit."""
     if space.domains and not known:
         raise SpaceError("without a label of the space")
     for label, value in known.items():
@@ -218,7 +220,9 @@ def read_source(
     if "://" in text:
         url, mark, name = text.rpartition("#")
         if not mark or not name:
-            raise UsageError(f"{short(text)} names no study; write STORE_URL#STUDY, such as sqlite:///old.db#svm")
+            raise UsageError(
+                f"{short(text)} does not name a study; write STORE_URL#STUDY, such as sqlite:///old.db#svm"
+            )
         with closing(SqlStore(url, read_only=True)) as other:
             return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
     if isinstance(given, Path) or text.lower().endswith(".csv"):
@@ -230,7 +234,7 @@ def read_source(
 
 
 def _is_named(_: str) -> None:
-    """Ignore which study was meant: the words of a warm start name it."""
+    """Ignore which study was meant, because the line of a warm start names it."""
 
 
 def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
@@ -304,20 +308,20 @@ def of_table(
 
 
 def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Return the columns of a CSV file, and its rows. Raises UsageError for what is none."""
+    """Return the columns of a CSV file, and its rows. Raises UsageError if it is not one."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
             names = table.fieldnames or ()
-            # A table of one's own quotes no formulas.
+            # A user's own table quotes no formulas.
             read: Callable[[str], str] = unquoted if _is_export(names) else str
             lines = [{read(name): read(cells.get(name) or "") for name in names} for cells in table]
             names = [*map(read, names)]
     except OSError as error:
         raise UsageError(f"the warm start {path} cannot be read: {error.strerror}; give another file") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        form = "give a file as shadho-celery export writes it"
-        raise UsageError(f"the warm start {path} is no CSV ({one_line(error)}); {form}") from None
+        form = "give a file as written by shadho-celery export"
+        raise UsageError(f"the warm start {path} is not a CSV file ({one_line(error)}); {form}") from None
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(
             f"the warm start {path} has several columns named {short(twice[0])}; rename or delete all but one"
@@ -340,7 +344,7 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
 
 
 class _Options:
-    """Options of a choice, by what studies and tables show of them; not those that no text tells apart."""
+    """Options of a choice by what studies and tables show of them, except those that no text distinguishes."""
 
     def __init__(self, options: Sequence[Any], alike: Collection[int]) -> None:
         self._options = {place: option for place, option in enumerate(options) if place not in alike}
@@ -348,14 +352,14 @@ class _Options:
         self._places = {str(option): place for place, option in self._options.items()}
 
     def of_value(self, shown: Any) -> int | None:
-        """Return the place of the option that is this value, else of the one equal to this number."""
+        """Return the index of the option that is this value, else of the one equal to this number."""
         place = self._places.get(str(shown))
         if place is not None and type(self._options[place]) in {type(shown), type(None)}:
             return place
         return self._of_number(shown) if _is_number(shown) else None
 
     def of_cell(self, cell: str) -> int | None:
-        """Return the place of the option with this text, else of the one that JSON writes so, or of this number."""
+        """Return the index of the option with this text, else of the one with this JSON text or number."""
         if cell in self._places:
             return self._places[cell]
         written = [place for place, option in self._options.items() if json.dumps(option, ensure_ascii=False) == cell]
@@ -378,12 +382,12 @@ class _Reader:
             for label, known in self._restored.labels.items()
             if known.options is not None
         }
-        #: by label, cells that were read as indexes
+        #: cells that were read as indexes, by label
         self._indexed = Counter[str]()
 
     @property
     def note(self) -> str:
-        """What was read as indexes of options; "" for nothing."""
+        """What was read as indexes of options, or ""."""
         read = [f"{label} ({count})" for label, count in self._indexed.items()]
         return f"cells that no option has as its text were read as indexes: {', '.join(read)}" if read else ""
 
@@ -414,18 +418,18 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def _column(label: str, names: Sequence[str]) -> str | None:
-    """Return the column of a label, which `export` gives a prefix where its name is taken."""
+    """Return the column of a label, to which `export` gives a prefix if its name is taken."""
     taken = {*FACTS, *MOMENTS}
     return next((name for name in (f"param.{label}", label) if name in names and name not in taken), None)
 
 
 def _note(space: Space, names: Sequence[str]) -> str:
-    """Return what to do about columns of labels that are named as facts of a trial."""
+    """Return the remedy for columns of labels that have the name of a fact of a trial."""
     facts = [name for name in space.domains if name in {*FACTS, *MOMENTS} and name in names]
     unread = [name for name in facts if f"param.{name}" not in names]
     if not unread or _is_export(names):
         return ""
-    return f"the column {unread[0]} is no label's but a fact of a trial; name the label's param.{unread[0]}"
+    return f"the column {unread[0]} is a fact of a trial, not a label; name the label's column param.{unread[0]}"
 
 
 def _is_export(names: Sequence[str]) -> bool:
@@ -433,7 +437,7 @@ def _is_export(names: Sequence[str]) -> bool:
 
 
 def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: Collection[str]) -> dict[str, str]:
-    """Return the column of each objective that has one; `export` gives a prefix where its name is taken."""
+    """Return the column of each objective that has one; `export` gives it a prefix if its name is taken."""
     taken = {*labels, *((*FACTS, *MOMENTS, *TEXTS) if _is_export(names) else ())}
     found = {
         objective: [name for name in (f"loss.{objective}", objective) if name in names and name not in taken]
@@ -443,7 +447,7 @@ def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: C
 
 
 def _number(cell: str) -> Any:
-    """Return a cell's number, a whole one as int; another text as it is."""
+    """Return a cell's number, a whole one as int; any other text unchanged."""
     if not _NUMBER.fullmatch(cell):
         return cell
     with suppress(ValueError):
@@ -463,8 +467,8 @@ def of_object(given: Any, space: Space, least: float | None) -> Source:
         return _of_trials(given)
     if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
         raise UsageError(
-            f"a warm start is no {short(given, 60)}; give a study, its name, a CSV file, hyperopt's Trials or a list "
-            "of (params, loss)"
+            f"{short(given, 60)} cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials "
+            "or a list of (params, loss)"
         )
     pairs = [*given]
     if not pairs:

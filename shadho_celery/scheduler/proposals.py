@@ -1,4 +1,6 @@
-"""Proposals of new trials: rounds ask for them, shares and policy choose the subspace, its sampler draws the params."""
+"""Proposals of new trials: rounds ask for them, shares and policy choose the subspace, and its sampler draws the
+params.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,22 @@ from shadho_celery.study.state import StudyState
 
 P = TypeVar("P")
 
-#: draws for a slot until one fits its memory
+#: number of draws for a slot until one fits its memory
 DRAWS = 20
 
-#: results for each trial in a class's queue, where the sampler learns from losses
+#: number of results per trial in a class's queue, if the sampler learns from losses
 RESULTS_PER_AHEAD = 4
 
-#: trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
+#: number of trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
 WAITING_PER_SUBSPACE = 4
 
-#: trials of a subspace too wide for every class that may wait for each narrower one; and draws to find a subspace's
-#: narrowest trials
+#: number of trials too wide for every class that may wait per narrower one; and draws to find a subspace's narrowest
+#: trials
 TOO_WIDE = 50
 
 
 class Proposals:
-    """Proposes new trials, and learns from the finished ones."""
+    """Proposes new trials, and learns from finished ones."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Proposals:
         #: names, in the order of the search space
         self.subspaces = tuple(self._index)
         self.samplers = samplers
-        #: True if one sampler draws in the whole space, which leaves nothing to the shares
+        #: True if one sampler draws in the whole space, so that shares do not apply
         self._spans_space = WHOLE in samplers
         self.policy = policy
         self.shares = shares
@@ -84,14 +86,14 @@ class Proposals:
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: by origin and rung, the promoted trials that are offered, as they would be added
         self._promotable: dict[tuple[int | None, int | None], Trial] = {}
-        #: by promoted trial that is not sent yet, the one machine that is to run it
+        #: the only machine that may run it, by promoted trial that is not sent yet
         self._machines: dict[int, str] = {}
         self._all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: those whose sampler is `auto`, which says what it has chosen
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
-        #: takes the results of earlier runs for the rounds; None without such, or without rounds
+        #: tells the results of earlier runs to the rounds; None without such results or without rounds
         self._replay: Replay | None = None
 
     def begin(self) -> None:
@@ -102,14 +104,16 @@ class Proposals:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once no sampler has further params, and nothing is to be promoted."""
+        """True once no sampler has further params, and nothing can be promoted."""
         if len(self._exhausted) < len(self.samplers):
             return False
         return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self._slots))
 
     @property
     def most_ahead(self) -> int:
-        """Trials that may wait in a class's queue: what learns from losses should know some before it proposes many."""
+        """Number of trials that may wait in a class's queue: a sampler that learns should know some results before many
+        proposals.
+        """
         return self._study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
     @property
@@ -124,10 +128,10 @@ class Proposals:
         self._slots, self._widest = sum(slots), max(slots, default=0)
 
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
-        """Return a new trial that `fits` a class; None if none is wanted now.
+        """Return a new trial that `fits` a class, or None if none is wanted now.
 
-        Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
-        ones.
+        Trials that do not fit wait in the study. `left` limits the trials that are still to be sent, including the
+        waiting ones.
         """
         slot = Slot(compute_class, self._study, self._study.clock.now())
         self._draw_ahead(left)
@@ -139,9 +143,10 @@ class Proposals:
         return None
 
     def machine_for(self, trial: Trial) -> str | None:
-        """Return the one machine that is to run a promoted trial, whose checkpoint it has; None for any of the class.
+        """Return the only machine that may run a promoted trial, because it has its checkpoint; None for any of the
+        class.
 
-        The answer is for its first attempt: it is given once.
+        The answer is for its first attempt, so it is given once.
         """
         return self._machines.pop(trial.number, None)
 
@@ -154,16 +159,16 @@ class Proposals:
             rounds.tell(trial)
 
     def end_history(self) -> None:
-        """Go on from here: all results of earlier runs are told."""
+        """Continue from here: all results of earlier runs have been told."""
         if self._replay is not None:
             self._replay.end()
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
-        """Let shares and samplers learn from finished trials, of this study or from elsewhere."""
+        """Let shares and samplers learn from finished trials, of this or an earlier study."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
-            # Promoted trials are a selection.
+            # Promoted trials are a selection, and so biased.
             if not self._spans_space and trial.origin is None:
                 self.shares.tell(trial)
             if self._learns_by_budget or trial.origin is None:
@@ -194,7 +199,7 @@ class Proposals:
             # There is a subspace less to draw from.
 
     def _wanted(self, left: float) -> Sequence[Wanted]:
-        """Return what the rounds offer; nothing if no further trial may wait."""
+        """Return what the rounds offer, or nothing if no further trial may wait."""
         return () if self._study.waiting() >= left else self.rounds.offers(self._slots)
 
     def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
@@ -203,7 +208,7 @@ class Proposals:
         new = None
         for wanted in self._wanted(left):
             if wanted.origin is None:
-                # Those behind a new trial are of later brackets: it is not their turn.
+                # Those after a new trial belong to later brackets and are not next in turn.
                 new = wanted
                 break
             key = wanted.origin, wanted.rung
@@ -225,7 +230,7 @@ class Proposals:
         return [name for name in self._with_quota(left, drawn) or left if self._may_wait(name)]
 
     def _as_promoted(self, wanted: Wanted) -> Trial:
-        """Return a promoted trial as it would be added."""
+        """Return a promoted trial in the form in which it would be added."""
         assert wanted.origin is not None
         facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
         return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
@@ -282,7 +287,7 @@ class Proposals:
         return trial
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
-        """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
+        """Add this many new trials in the subspace called `name`, or in those of WHOLE."""
         sampler = self.samplers[name]
         asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
         if name in self._choosers:
@@ -306,7 +311,7 @@ class Proposals:
         self._study.note_choice(name, auto.choice + words)
 
     def _let_repeat(self) -> None:
-        """Let the samplers that may repeat points do so: every point has been tried, and losses may be noisy."""
+        """Let the samplers that may repeat points do so, because every point has been tried and losses may be noisy."""
         repeating = [each for sampler in self.samplers.values() if (each := _part(sampler, Unrepeated)) is not None]
         for each in repeating:
             each.may_repeat = True
@@ -326,7 +331,7 @@ class Proposals:
     def _may_wait(self, *names: str) -> bool:
         """Return True if another trial of some subspaces may wait; the waiting ones are too large for the class.
 
-        Trials too wide for every class do not count, as long as the subspaces have narrower ones.
+        Trials too wide for every class are ignored, as long as the subspaces have narrower ones.
         """
         waiting = 0
         for name in names:
@@ -358,11 +363,11 @@ class Proposals:
         return [*names] if quotas is None else [name for name in names if quotas[name] > self._study.asked(name)]
 
     def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
-        """Return the trials that are to be drawn by subspace; None if their numbers are not fixed.
+        """Return the number of trials to draw by subspace, or None if it is not fixed.
 
-        If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
-        then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`
-        by the end of each.
+        If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. Then the
+        policy determines only order and place, and the seed determines the set. In rounds, the limit is the number
+        `drawn` by the end of each.
         """
         limit = self._limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
@@ -372,7 +377,7 @@ class Proposals:
 
 
 def _part(sampler: object, kind: type[P]) -> P | None:
-    """Return the part of a sampler that is of a kind: some ask another one within them."""
+    """Return the part of a sampler that has this class: some samplers contain another one."""
     while not isinstance(sampler, kind):
         if not isinstance(sampler, (Unrepeated, ByBudget, OwnSampler)):
             return None
@@ -390,6 +395,6 @@ def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], seed: int) -
 def trial_seed(seed: int, subspace: int, index: int) -> int:
     """Return the seed of a subspace's trial number `index`, independent of the timing of the trials."""
     entropy = (seed, subspace, index)
-    # The same as of a tuple, in half the time.
+    # The same as for a tuple, in half the time.
     words = np.array(entropy, np.uint32) if seed < 2**32 else entropy
     return int(np.random.SeedSequence(words).generate_state(1)[0])

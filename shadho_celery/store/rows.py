@@ -1,4 +1,4 @@
-"""Rows of the table `trials`: made from trials, and checked where they are read."""
+"""Rows of the table `trials`: made from trials, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ _TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
 JSON = [name for name, fact in FACTS.items() if fact.sql.kind == "json"]
 #: those of them that are read with every row
 _NUMBERS = [name for name in JSON if name in KEPT]
-#: columns that a study does not need of earlier trials; most bytes of a row are in them
+#: columns of earlier trials that a study does not need, which have most bytes of a row
 _AT_LENGTH = {n for n in (*_TEXTS, *JSON) if n not in KEPT and n not in Trial.__struct_fields__}
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 
-#: what a row raises that is no trial
+#: exceptions raised by a row that is not a trial
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 #: columns of a study with JSON
 RECORD_JSON = ("space", "settings", "in_force", "choices", "tree")
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
-#: most characters of a text in a store that is read; longer ones are no work of ours
+#: maximum length of a text in a store that is read; longer ones were not written by this package
 LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
 def as_text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """Return a column of texts or JSON as a query selects it: as text, without those that are too long.
+    """Return a column of texts or JSON for a query: as text, without values that are too long.
 
-    The database's own decoder would end at the first row that is no JSON, and not say at which.
+    The database's own decoder would stop at the first row that is not JSON, without saying which one.
     """
     text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
     return sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name)
 
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
-    """Return the study of a row. Raises one of UNREADABLE if a value is not of its field's type."""
+    """Return the study of a row. Raises one of UNREADABLE if a value does not have its field's type."""
     found = _facts(row, RECORD_JSON)
     found |= {name: found[name] or {} for name in ("settings", "in_force", "choices")}
     record: StudyRecord = msgspec.convert(found, StudyRecord)
@@ -78,7 +78,7 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
 
 
 def as_lesson(row: sa.Row[Any]) -> Trial:
-    """Return the trial from elsewhere in a row of `warm_starts`. Raises one of UNREADABLE."""
+    """Return the trial of an earlier study in a row of `warm_starts`. Raises one of UNREADABLE."""
     found = _facts(row, JSON)
     named = {name: msgspec.convert(found[name] or {}, Losses) for name in _NUMBERS}
     facts = msgspec.convert({name: found[name] for name in ("place", "subspace", "params", "loss")}, _Lesson)
@@ -91,8 +91,8 @@ def as_report(row: sa.Row[Any]) -> Report:
 
 
 def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
-    """Return the columns of a row by name, those with JSON as their values."""
-    # SQLAlchemy's names are of a class of its own.
+    """Return the columns of a row by name, with JSON decoded."""
+    # SQLAlchemy's names have their own class.
     return {str.__str__(name): _decoded(value) if name in of_json else value for name, value in row._mapping.items()}
 
 
@@ -106,15 +106,15 @@ class _Lesson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _decoded(text: str | None) -> Any:
-    """Return the value of JSON, which Python's own writer may have written, null for none."""
+    """Return the value of JSON, which Python's own writer may have written; null for none."""
     if text is None:
         return None
     try:
         found = msgspec.json.decode(text)
     except msgspec.MsgspecError:
-        # Half a surrogate pair, or an infinite number: Python's own reader takes what Python's own has written.
+        # An unpaired surrogate, or an infinite number: Python's own reader accepts what its writer wrote.
         found = json.loads(text)
-    # What prints it would end deep inside.
+    # Printing it would fail deep inside.
     if text.count("[") + text.count("{") > MAX_LEVELS and not _is_shallow(found, MAX_LEVELS):
         raise ValueError(f"it has more than {MAX_LEVELS} levels")
     return found
@@ -128,14 +128,14 @@ def _is_shallow(found: Any, levels: int) -> bool:
 
 
 class Reader:
-    """Makes trials of rows that have been selected by its `query`."""
+    """Makes trials from rows that were selected with its `query`."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
         of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
         self.columns = columns
         self.query = self.select()
-        # An earlier version wrote no slots.
+        # An earlier version did not write slots.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
         hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
         fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
@@ -144,7 +144,7 @@ class Reader:
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
-        """Return the query of its columns; those that a store of an earlier version is `lacking` are null."""
+        """Return the query of its columns. Those that a store of an earlier version lacks are null."""
 
         def column(name: str) -> sa.ColumnElement[Any]:
             if name in lacking:
@@ -155,7 +155,7 @@ class Reader:
         return sa.select(*map(column, self.columns))
 
     def trial(self, row: Sequence[object]) -> Trial:
-        """Return the trial of a row. Raises one of UNREADABLE if a value is not of its field's type."""
+        """Return the trial of a row. Raises one of UNREADABLE if a value does not have its field's type."""
         found = self._converted(row)
         values = astuple(found)
         outcome = self._outcome(found, values) if found.state.is_finished else NO_OUTCOME
@@ -177,7 +177,7 @@ class Reader:
         return summary
 
     def problem(self, error: Exception) -> str:
-        """Return one line for an error that `trial` has raised; it names the column."""
+        """Return one line about an error that `trial` has raised, which names the column."""
         return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
 
     def _converted(self, row: Sequence[object]) -> Any:
@@ -196,7 +196,7 @@ class Reader:
         return Outcome(state=found.state, **facts)
 
     def _part(self, names: Sequence[str]) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
-        """Return a function that picks these columns from the values of a row."""
+        """Return a function that selects these columns from the values of a row."""
         pick = itemgetter(*map(self.columns.index, names))
         return lambda values: dict(zip(names, pick(values), strict=True))
 
@@ -217,7 +217,7 @@ def make_row(key: str, trial: Trial) -> dict[str, object]:
     facts = asdict(trial.outcome) | asdict(trial)
     facts["violation"] = trial.outcome.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
-    # None, and not an empty object, in nearly all studies.
+    # None instead of an empty object in nearly all studies.
     row |= {name: row[name] or None for name in _NUMBERS}
     row |= {name: _text(row[name]) for name in _TEXTS}
     if trial.live is not None:
@@ -228,16 +228,16 @@ def make_row(key: str, trial: Trial) -> dict[str, object]:
 def _params(text: str | None) -> dict[str, Any]:
     params = _object(text)
     if any(isinstance(value, (dict, list)) for value in params.values()):
-        raise ValueError("a label's value is no number and no text")
+        raise ValueError("a label's value is neither a number nor a text")
     return params
 
 
 def _object(text: str | None) -> dict[str, Any]:
     if isinstance(found := _decoded(text or ""), dict):
         return found
-    raise ValueError("it is no table of names")
+    raise ValueError("it is not an object with names")
 
 
 def _text(text: str | None) -> str | None:
-    """Replace characters that databases refuse: an error's message may have NUL or half a surrogate pair."""
+    """Replace characters that databases refuse: an error's message may have NUL or an unpaired surrogate."""
     return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""Store of studies and trials: four tables that a person can query, in SQLite or PostgreSQL.
+"""Store of studies and trials: four tables that can be queried with SQL, in SQLite or PostgreSQL.
 
-One scheduler writes to a study at a time. Its lock is the `holder`, `lock_expires` and `fence` of the study's row;
-every write checks the fence in the same transaction, so that a scheduler which was replaced cannot write.
+One scheduler writes to a study at a time. Its lock is in the columns `holder`, `lock_expires` and `fence` of the
+study's row. Every write checks the fence in the same transaction, so a scheduler that was replaced cannot write.
 """
 
 from __future__ import annotations
@@ -64,28 +64,28 @@ R = TypeVar("R")
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
 
-#: rows that are read at a time
+#: number of rows read at a time
 PAGE = 2000
 
-#: studies whose names fit that an error names
+#: number of studies with similar names that an error lists
 MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
 _STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
-#: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
+#: Sets the given columns. A finished trial keeps its first result, whichever scheduler writes.
 _UPDATE = sa.update(trials).where(
     trials.c.study == sa.bindparam("_study"),
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
-#: Sets the columns that it is given, unless another scheduler has taken the study over.
+#: Sets the given columns, unless another scheduler has taken the study over.
 _FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
 
 class SqlStore:
-    """Studies and trials behind one SQLAlchemy URL; ``sqlite://`` keeps them in memory.
+    """Studies and trials behind one SQLAlchemy URL. ``sqlite://`` keeps them in memory.
 
     Every method is one transaction. Raises StoreError if the database cannot be used.
     """
@@ -97,16 +97,16 @@ class SqlStore:
         self._is_read_only = read_only
         #: errors of rows that were left out, the first ones
         self._left_out: set[str] = set()
-        #: remedy for the name of a study that there is not
+        #: remedy for the name of a study that does not exist
         self._instead = (
             Message("shadho-celery studies lists its studies")
             if read_only
             else Message("leave out %s to begin one", (RESUME,))
         )
         weakref.finalize(self, self._engine.dispose)
-        #: True after an outage: the last turn may have been recorded all the same
+        #: True after an outage, when the last turn may have been recorded
         self._is_unsure = False
-        #: columns by table that a store of an earlier version lacks
+        #: columns that a store of an earlier version lacks, by table
         self._lacking: Mapping[str, frozenset[str]] = {}
         with self._errors():
             if read_only:
@@ -121,9 +121,9 @@ class SqlStore:
         return mask(self.url)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
-        """Record a new study, with the trials from elsewhere that teach it.
+        """Record a new study, with the trials of earlier studies from which it learns.
 
-        Raises StudyExists if the store has another one of its name.
+        Raises StudyExists if the store has another study with its name.
         """
         rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
         try:
@@ -141,21 +141,21 @@ class SqlStore:
             ) from None
 
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
-        """Return the study called `name`, which may be shortened while it is unique.
+        """Return the study called `name`, or the only one whose name begins with it.
 
-        With `told` a module, or the beginning of its last part, stands for its latest study, and `told` gets a line
-        that says which one. Raises StudyNotFound, with `instead` as the remedy.
+        With `told`, a module or the beginning of its last part means its latest study, and `told` is called with a line
+        that names it. Raises StudyNotFound, with `instead` as the remedy.
         """
         if "name" in self._lacking.get(studies.name, ()):
             raise StudyNotFound(f"there are no studies in {self.safe_url}")
         query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
-        # A row that is damaged may have anything there.
+        # A damaged row may have anything here.
         modules = {str(row.name): str(row.module) for row in self._fetched(query)}
         whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
         found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
         if told is not None and others:
             told(
-                f"study {whole}, the latest of {others + 1} of module {found.module}; give a whole name for another one"
+                f"study {whole}, the latest of {others + 1} of module {found.module}; give a full name for another one"
             )
         elif told is not None and not whole.startswith(name):
             told(f"study {whole}, of module {found.module}")
@@ -174,7 +174,7 @@ class SqlStore:
         return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
 
     def holder(self, key: str, now: float) -> str | None:
-        """Return host and process of the scheduler that runs the study; None if none does."""
+        """Return host and process of the scheduler that runs the study, or None."""
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
         return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
@@ -187,7 +187,7 @@ class SqlStore:
                 self._leave_out(self._unreadable(key, short(row.number), "cannot be read: it has no number"))
 
     def counts(self, key: str) -> dict[TrialState, int]:
-        """Return the number of the study's trials by state; rows without a state that there is are not counted."""
+        """Return the number of the study's trials by state. Rows with an unknown state are not counted."""
         count = sa.func.count().label("trials")
         query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
         found = {}
@@ -199,13 +199,13 @@ class SqlStore:
         return found
 
     def codes(self, key: str) -> dict[str, int]:
-        """Return the number of the study's trials by the digest of the code that they ran under, where it is known."""
+        """Return the number of the study's trials by the digest of their code, if it is known."""
         if "code" in self._lacking.get(trials.name, ()):
             return {}
         count, began = sa.func.count().label("trials"), sa.func.min(trials.c.number)
         query = sa.select(trials.c.code, count).where(trials.c.study == key, trials.c.code.is_not(None))
         rows = self._fetched(query.group_by(trials.c.code).order_by(began))
-        # A reader of the rows names one that is damaged.
+        # A reader of the rows reports a damaged one.
         return {row.code: row.trials for row in rows if isinstance(row.code, str)}
 
     def best(self, key: str) -> int | None:
@@ -229,19 +229,19 @@ class SqlStore:
         return None
 
     def hosts(self, key: str) -> dict[str, int]:
-        """Return the number of the study's trials by the machine that they ran on last, where they ran."""
+        """Return the number of the study's trials by the machine on which they ran last, if they ran."""
         query = sa.select(trials.c.host, sa.func.count().label("trials"))
         query = query.where(trials.c.study == key, trials.c.host.is_not(None))
         found = self._fetched(query.group_by(trials.c.host).order_by(trials.c.host))
         return {row.host: row.trials for row in found if isinstance(row.host, str)}
 
     def classes(self, key: str) -> list[str]:
-        """Return the compute classes that trials of the study were sent to last."""
+        """Return the compute classes to which trials of the study were sent last."""
         query = sa.select(trials.c.compute_class).where(trials.c.study == key).distinct()
         return sorted(row.compute_class for row in self._fetched(query) if isinstance(row.compute_class, str))
 
     def delete(self, key: str, fence: int) -> None:
-        """Delete a study that is locked, its trials and their reports. Raises LockLost if `fence` is old."""
+        """Delete a study that is locked, with its trials and reports. Raises LockLost if `fence` is old."""
         with self._begin() as connection:
             allow(connection, MAINTENANCE_SECONDS)
             if not _set(connection, key, fence, holder=None):
@@ -251,10 +251,10 @@ class SqlStore:
             connection.execute(sa.delete(studies).where(studies.c.key == key))
 
     def lock(self, key: str, holder: str, now: float) -> int:
-        """Lock the study for `holder` (`holder_name`); return the fencing number that its writes must show.
+        """Lock the study for `holder` (`holder_name`). Return the fencing number that its writes must show.
 
-        Takes over the lock of a process of this machine and container that has ended, and another's that has expired.
-        Raises StudyLocked for any other lock.
+        Takes over the lock of a process of this machine and container that has ended, and an expired lock of another
+        one. Raises StudyLocked for any other lock.
         """
         with self._begin() as connection:
             row = connection.execute(
@@ -301,9 +301,9 @@ class SqlStore:
         """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
 
         After a StoreOutage the same turn may be written again, whether it was recorded or not. Rows of `changed` that
-        somebody has deleted are written again, whole; their numbers are returned.
+        were deleted are written again in full; their numbers are returned.
         """
-        # Of several reports of one step the first one counts, as for a pruner; it may be in the table already.
+        # Of several reports of one step the first one counts, as for a pruner. It may already be in the table.
         first: dict[tuple[int, int, int], Report] = {}
         for report in reported:
             first.setdefault((report.number, report.attempt, report.step), report)
@@ -323,7 +323,7 @@ class SqlStore:
                 # A new trial that was recorded before an outage may have changed since.
                 if updated := [*new, *changed] if self._is_unsure else changed:
                     found = _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
-                    # Fewer are found if some had finished already, or were deleted.
+                    # Fewer rows are found if some had already finished or were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [make_row(key, trial) for trial in deleted])
                 if rows:
@@ -333,10 +333,10 @@ class SqlStore:
         try:
             rewritten = write()
         except StoreOutage as error:
-            # Cut before the commit or after it: fence, numbers and states make a repetition safe.
+            # The connection was lost before or after the commit: fence, numbers and states make a repetition safe.
             self._is_unsure = True
             cause = error.__cause__
-            # A server that stands still is not waited for again: of such a one the error has a detail.
+            # Do not wait again for a server that hangs, which the error's detail shows.
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
                 self._renew(key, fence, now, cause)
                 raise
@@ -345,7 +345,7 @@ class SqlStore:
         return rewritten
 
     def _renew(self, key: str, fence: int, now: float, error: object) -> None:
-        """Renew the lock alone after an error that the server has sent: what cannot be written may be locked for long.
+        """Renew only the lock after an error from the server, because the data may stay locked for long.
 
         Raises LockLost if `fence` is old.
         """
@@ -363,19 +363,21 @@ class SqlStore:
         return self._read(key, FULL, FULL.trial, numbers)
 
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
-        """Return the number of the trial on a higher rung that continues `origin`; None if there is none."""
+        """Return the number of the trial on a higher rung that continues `origin`, or None."""
         of_origin = (trials.c.study == key) & (trials.c.origin == origin) & (trials.c.rung == rung)
-        # One that was cancelled is made up for by another.
+        # A cancelled trial is replaced by another.
         ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
         rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
         return rows[0].number if rows and _is_number(rows[0].number) else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
-        """Yield the study's trials by number; of finished ones a summary, which is read faster. Raises as `trials`."""
+        """Yield the study's trials by number, with a summary of finished ones, which is faster to read. Raises like
+        `trials`.
+        """
         return self._read(key, BRIEF, BRIEF.earlier)
 
     def warm_start(self, key: str) -> list[Trial]:
-        """Return the trials from elsewhere that teach the study, numbered by their places."""
+        """Return the trials of earlier studies from which the study learns, numbered by their places."""
         if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
             return []
         columns = [as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c for c in warm_starts.c]
@@ -389,11 +391,11 @@ class SqlStore:
             return {int(number) for number in found if str(number).isdecimal()}
 
     def missing(self, key: str, number: int) -> StoreError:
-        """Return the error for a trial that is not there."""
+        """Return the error for a missing trial."""
         return self._unreadable(key, str(number), "is missing")
 
     def repair(self, key: str, fence: int, now: float) -> str:
-        """Copy the trials, and move those that cannot be read to the table `unreadable`; return what was done."""
+        """Copy the trials, and move those that cannot be read to the table `unreadable`. Return what was done."""
         with self._begin() as connection:
             allow(connection, MAINTENANCE_SECONDS)
             gone = list(find_gone(connection, key))
@@ -402,7 +404,7 @@ class SqlStore:
             copied = copy(connection, now)
             if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                 raise LockLost
-            return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy as it was"
+            return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy of the original"
 
     def reports(self, key: str, number: int | None = None) -> list[Report]:
         """Return the study's reports, or those of one trial, by trial, attempt and step."""
@@ -413,9 +415,9 @@ class SqlStore:
         return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
     def close(self) -> None:
-        """Close the connections to the database; a later call opens one again.
+        """Close the connections to the database. A later call opens one again.
 
-        A database in memory lives as long as its store: a study may be read after its end.
+        A database in memory lives as long as its store, because a study may be read after its end.
         """
         if self._engine.url.database not in {None, "", ":memory:"}:
             self._engine.dispose()
@@ -429,7 +431,7 @@ class SqlStore:
         raise StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
 
     def _records(self) -> sa.Select[Any]:
-        """Return the query of studies; what an earlier version did not keep of them is null."""
+        """Return the query of studies. Columns that an earlier version did not have are null."""
         lacking = self._lacking.get(studies.name, ())
 
         def column(c: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -440,10 +442,10 @@ class SqlStore:
         return sa.select(*map(column, _RECORD_COLUMNS))
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
-        """Return the study that a shortened name means, and how many others of its module it fits as well.
+        """Return the study that a shortened name means, and how many others of its module it also matches.
 
-        `modules` has the module of each study by its name, the latest study first. An unknown name is returned as it
-        is.
+        `modules` has the module of each study by its name, the latest study first. An unknown name is returned
+        unchanged.
         """
         fitting = [each for each in modules if each.startswith(name)]
         if may_be_module and name:
@@ -454,7 +456,7 @@ class SqlStore:
         if len(fitting) > 1:
             more = f" and {len(fitting) - MAX_LISTED} more" if len(fitting) > MAX_LISTED else ""
             raise StudyNotFound(
-                f"{name!r} fits {len(fitting)} studies in {self.safe_url}: {', '.join(sorted(fitting)[:MAX_LISTED])}"
+                f"{name!r} matches {len(fitting)} studies in {self.safe_url}: {', '.join(sorted(fitting)[:MAX_LISTED])}"
                 f"{more}; write more of the name"
             )
         near = get_close_matches(name, modules, n=3) if not fitting and len(modules) < 10_000 else []
@@ -475,7 +477,7 @@ class SqlStore:
                 yield made
 
     def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
-        """Yield rows of `trials` by number, a page a transaction: a long one would keep the journal from ending."""
+        """Yield rows of `trials` by number, one page per transaction, because a long transaction blocks the journal."""
         query = query.order_by(trials.c.number)
         if numbers is not None:
             wanted = sorted(numbers)
@@ -495,7 +497,7 @@ class SqlStore:
     def _readable(
         self, rows: Iterable[sa.Row[Any]], make: Callable[[sa.Row[Any]], R], name: Callable[[sa.Row[Any]], str]
     ) -> Iterator[R]:
-        """Yield what is made of rows; one that cannot be read is left out by a reader, and is named."""
+        """Yield what is made from rows. A reader leaves out a row that cannot be read, and names it."""
         for row in rows:
             try:
                 made = make(row)
@@ -508,7 +510,7 @@ class SqlStore:
         return StoreError(f"{what} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy")
 
     def _leave_out(self, error: StoreError) -> None:
-        """Warn of a row that cannot be read, once; raise its error if this store is written."""
+        """Warn once about a row that cannot be read. If this store is written, raise its error."""
         if not self._is_read_only:
             raise error from None
         text = str(error)
@@ -531,12 +533,12 @@ class SqlStore:
         )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
-        """Return a statement that inserts rows and ignores those that are there already."""
+        """Return a statement that inserts rows and ignores existing ones."""
         insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         return insert(table).on_conflict_do_nothing()
 
     def _create_tables(self) -> None:
-        """Create missing tables and columns; of two processes that begin at once, one finds those of the other."""
+        """Create missing tables and columns. If two processes start at once, one finds those of the other."""
         deadline = time.monotonic() + LOCKED_SECONDS
         while True:
             try:
@@ -567,37 +569,37 @@ class SqlStore:
         except sa.exc.IntegrityError:
             raise
         except sa.exc.DBAPIError as error:
-            # The detail says more than the driver, if there is one.
+            # The detail, if there is one, says more than the driver.
             cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
 def _last_part(module: str) -> str:
-    """Return the part of a module's name that its studies are named after."""
+    """Return the part of a module's name after which its studies are named."""
     return module.rpartition(".")[2]
 
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
-    """Return the row of a trial from elsewhere that teaches a study."""
+    """Return the row of a trial of an earlier study from which a study learns."""
     named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
     return {"study": key, "place": place, **facts, **named}
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value of a column of numbers is one: SQLite keeps anything in it."""
+    """Return whether a value of a numeric column is a number: SQLite stores any type in it."""
     return isinstance(value, int) and value >= 0
 
 
 def _is_held(row: Any, now: float) -> bool:
-    """Return whether a study's row names a scheduler that may run it."""
+    """Return whether a study's row names a scheduler that may be running it."""
     is_lock = isinstance(row.holder, str) and isinstance(row.lock_expires, (int, float, type(None)))
     return is_lock and bool(row.holder) and is_held(row.holder, row.lock_expires or 0.0, now)
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
-    """Set columns of a study if its fencing number is still `fence`; return whether it is."""
+    """Set columns of a study if its fencing number is still `fence`. Return whether it is."""
     return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
@@ -612,22 +614,24 @@ def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> l
 
 
 def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> int:
-    """Execute a statement on `trials` with each of `rows` by the driver itself, in half of SQLAlchemy's time.
+    """Execute a statement on `trials` with each of `rows` directly by the driver, in half of SQLAlchemy's time.
 
-    Returns the number of rows that it has changed.
+    Returns the number of changed rows.
     """
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows:
         row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
     values = [itemgetter(*names)(row) for row in rows] if names else rows
-    # In parts, each of which has its own limit in time.
+    # In parts, each of which has its own time limit.
     parts = (values[start : start + PAGE] for start in range(0, len(values), PAGE))
     return sum(connection.exec_driver_sql(text, part).rowcount for part in parts)
 
 
 @lru_cache(maxsize=16)
 def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return the text of a statement, and its parameters in their order; none for a driver that takes them by name."""
+    """Return the text of a statement and its parameters in order; no parameters for a driver that takes them by
+    name.
+    """
     compiled = statement.compile(dialect=dialect, column_keys=columns)
     return str(compiled), compiled.positiontup or []
 

@@ -12,13 +12,13 @@ import sqlalchemy as sa
 
 from shadho_celery.core.columns import FACTS, Sql
 
-#: marks of SQLite for a column that is computed, when it is read or when it is written
+#: SQLite's marks for a column that is computed when it is read or written
 _GENERATED = {2, 3}
 
 #: version of these tables; columns and tables that are added later change it not, those that go do
 VERSION = 1
 
-#: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, makes an int of 1e22 and refuses NUL characters
+#: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
 json = sa.JSON()
 schema = sa.MetaData()
 
@@ -52,7 +52,7 @@ studies = sa.Table(
     sa.Column("in_force", sa.JSON(none_as_null=True)),
     #: by subspace, what the sampler `auto` chose last, and why
     sa.Column("choices", sa.JSON(none_as_null=True)),
-    #: the space in machine-readable form, by which values are made from params
+    #: the space in machine-readable form, from which values are computed
     sa.Column("tree", sa.JSON(none_as_null=True)),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
@@ -73,12 +73,12 @@ reports = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    #: null for NaN, which SQLite cannot keep
+    #: null for NaN, which SQLite cannot store
     sa.Column("loss", sa.Float),
     sa.Column("at", sa.Float, nullable=False),
 )
 
-#: trials from elsewhere that teach a study and are none of its own, in the order of their places
+#: trials of earlier studies from which a study learns and that are not part of it, in the order of their places
 warm_starts = sa.Table(
     "warm_starts",
     schema,
@@ -87,7 +87,7 @@ warm_starts = sa.Table(
     sa.Column("subspace", sa.Text, nullable=False),
     sa.Column("params", json, nullable=False),
     sa.Column("loss", sa.Float, nullable=False),
-    #: as those of a trial
+    #: as in `trials`
     sa.Column("losses", sa.JSON(none_as_null=True)),
     sa.Column("constraints", sa.JSON(none_as_null=True)),
 )
@@ -95,12 +95,12 @@ warm_starts = sa.Table(
 #: the version of the tables: one row
 schema_version = sa.Table("schema_version", schema, sa.Column("version", sa.Integer, primary_key=True))
 
-#: trials that could not be read, moved here by a repair, and trials that were missing
+#: trials that could not be read, moved here by a repair, and missing trials
 unreadable = sa.Table(
     "unreadable",
     schema,
     sa.Column("study", sa.String(32), nullable=False, index=True),
-    #: as text: it may be the number that cannot be read
+    #: as text, because the number itself may be unreadable
     sa.Column("number", sa.Text, nullable=False),
     sa.Column("problem", sa.Text, nullable=False),
     #: all columns of the row; null for a missing one
@@ -120,7 +120,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
     with engine.connect() as connection:
         foreign = _foreign(connection, found, is_written=is_written) if engine.dialect.name == "sqlite" else None
         if foreign is not None:
-            return f"it has {foreign}, which this package never makes; remove that, or restore the store from a copy"
+            return f"it has {foreign}, which this package never creates; remove that, or restore the store from a copy"
         has_versions = schema_version.name in found
         versions = connection.scalars(sa.select(schema_version.c.version)).all() if has_versions else []
         kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
@@ -129,7 +129,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         return "version 0.5 or earlier, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
-    # Looked at again: another process may have made them meanwhile.
+    # Checked again, because another process may have created them meanwhile.
     missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
     if has_content and missing:
         return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
@@ -137,7 +137,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
 
 
 def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: bool) -> str | None:
-    """Return a name in an SQLite file for what is computed when it is read, or written; None if all is stored."""
+    """Return the name of something in an SQLite file that is computed when read or written, or None."""
     kinds = {str(row[1]): row[2] for row in connection.exec_driver_sql("PRAGMA table_list")}
     for name in found & schema.tables.keys():
         # SQLite before version 3.37 tells no kinds.
@@ -156,7 +156,7 @@ def _columns(engine: sa.Engine, table: str) -> set[str]:
 
 
 def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
-    """Return the columns by table that the database of an earlier version lacks; all of a table's if it is missing."""
+    """Return the columns by table that the database of an earlier version lacks; all columns of a missing table."""
     existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
     return {
         table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
@@ -165,7 +165,7 @@ def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
 
 
 def note_version(engine: sa.Engine) -> None:
-    """Write the version of the tables, unless it is there."""
+    """Write the version of the tables, unless it is already there."""
     with engine.connect() as connection:
         if connection.execute(sa.select(schema_version)).first() is not None:
             return
@@ -174,7 +174,7 @@ def note_version(engine: sa.Engine) -> None:
 
 
 def add_columns(engine: sa.Engine) -> None:
-    """Add the nullable columns that the database of an earlier version lacks; its rows have null in them.
+    """Add the nullable columns that the database of an earlier version lacks, with null in existing rows.
 
     Raises sqlalchemy's DBAPIError if another process has added one meanwhile; a second call continues.
     """

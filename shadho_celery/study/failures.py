@@ -1,4 +1,4 @@
-"""Failures of a study's trials by kind, and the verdict that a study is hopeless."""
+"""Failures of a study's trials by kind, and the decision that a study is hopeless."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shadho_celery.core.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """Trials that have failed in one way."""
+    """Trials that have failed in the same way."""
 
     #: how the first of them failed
     failure: Failure
@@ -32,13 +32,13 @@ class Failures:
             self.add(trial)
 
     def add(self, trial: Trial) -> Failure:
-        """Count a FAILED trial; return how it failed."""
+        """Count a FAILED trial. Return how it failed."""
         failure = read_failure(trial.outcome.error)
         known = self._counts.get(failure.kind)
         if known is None:
             self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
         elif trial.number < known.first:
-            # Trials do not end by number. The failure that is shown is that of the trial that is named beside it.
+            # Trials do not end in the order of their numbers. The failure shown is that of the trial named beside it.
             first = FailureCount(failure=failure, first=trial.number, trials=known.trials + 1)
             self._counts[failure.kind] = first
         else:
@@ -46,29 +46,30 @@ class Failures:
         return failure
 
     def common(self) -> list[FailureCount]:
-        """Return the counts, the greatest first; of equal ones that with the earlier trial."""
+        """Return the counts, the greatest first; among equal ones that with the earlier trial."""
         return sorted(self._counts.values(), key=lambda each: (-each.trials, each.first))
 
 
 class Hopelessness:
-    """Verdict on a run whose first trials, by number, all fail in one way: a wrong name in the code, a missing file.
+    """Decides whether the first trials of a run, by number, all fail in one way: a wrong name in the code, a missing
+    file.
 
-    By number, and not by time: which of the trials end first depends on the machines.
+    The order is by number, because the order in which trials end depends on the machines.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """`numbers` are those of the first trials; without any no run is hopeless."""
+        """`numbers` are those of the first trials. Without any, no run is hopeless."""
         self._numbers = numbers
         self._failed: dict[int, Failure] = {}
 
     def add(self, trial: Trial, failure: Failure) -> None:
-        """Note how a trial has failed."""
+        """Record how a trial has failed."""
         if trial.number in self._numbers:
             self._failed[trial.number] = failure
 
     @property
     def reason(self) -> str | None:
-        """The way in which all of them have failed; None if they have not."""
+        """The way in which all of them have failed, or None."""
         kinds = {failure.kind for failure in self._failed.values()}
         if len(kinds) != 1 or len(self._failed) < len(self._numbers):
             return None

@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: part of the range of a loss by which the reference point lies beyond its worst value
+#: part of the range of a loss by which the reference point is beyond its worst value
 MARGIN = 0.1
-#: losses up to which a hypervolume is exact: the time of an exact one grows with the power of their number
+#: number of losses up to which a hypervolume is exact: the time of an exact one grows exponentially with it
 MOST_EXACT = 3
-#: points of Sobol's sequence that estimate the hypervolume of more losses; a power of two
+#: number of Sobol points that estimate the hypervolume of more losses; a power of two
 SAMPLES = 4096
 #: the greatest float
 _GREATEST = float(np.finfo(np.float64).max)
 
 
 class Front:
-    """Losses that no other ones dominate, of equal ones the first, with the numbers of their trials."""
+    """Losses that no other ones dominate (of equal ones only the first), with the numbers of their trials."""
 
     def __init__(self) -> None:
-        #: losses by the number of the trial
+        #: losses by number of the trial
         self._losses: dict[int, tuple[float, ...]] = {}
 
     def add(self, number: int, losses: Sequence[float]) -> bool:
-        """Add the losses of a trial; return whether it is on the front."""
+        """Add the losses of a trial. Return whether it is on the front."""
         mine = tuple(losses)
         if any(_is_as_good(other, mine) for other in self._losses.values()):
             return False
@@ -45,7 +45,7 @@ class Front:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of its trials, the least first loss first."""
+        """Numbers of its trials, sorted by the first loss."""
         return sorted(self._losses, key=self._losses.__getitem__)
 
     @property
@@ -55,7 +55,7 @@ class Front:
 
 
 def reference_point(losses: Array) -> Array:
-    """Return the point beyond the worst of each loss by MARGIN of its range, shape (losses,); a finite one."""
+    """Return the point beyond the worst of each loss by MARGIN of its range, shape (losses,). It is finite."""
     scale = sizes(losses)
     low, worst = np.ldexp([losses.min(axis=0), losses.max(axis=0)], -scale)
     with np.errstate(over="ignore"):
@@ -65,17 +65,17 @@ def reference_point(losses: Array) -> Array:
 def hypervolume(points: Array, reference: Array) -> float:
     """Return the volume between the points, shape (n, losses), and the reference point, shape (losses,).
 
-    Exact up to MOST_EXACT losses; of more it is estimated.
+    It is exact up to MOST_EXACT losses; for more losses it is estimated.
     """
     return hypervolumes(points, reference, [len(points)])[0]
 
 
 def hypervolumes(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Return the hypervolume of the first so many points for each of the `counts`, which rise.
+    """Return the hypervolume of the first points for each of the `counts`, which increase.
 
-    One that is more than a float can hold is the greatest float.
+    One that is too large for a float is the greatest float.
     """
-    # Differences of the greatest floats, and products of large ones, are more than a float can hold.
+    # Differences of the greatest floats, and products of large ones, overflow.
     scale = sizes(np.vstack([points, reference]))
     found = _scaled(np.ldexp(points, -scale), np.ldexp(reference, -scale), counts)
     with np.errstate(over="ignore"):
@@ -116,14 +116,14 @@ def _swept_space(points: Array, reference: Array) -> float:
         while ys[right - 1] > y:
             area += (min(xs[right], end_x) - at) * (ys[right - 1] - y)
             at, right = xs[right], right + 1
-        # The points that the new one dominates go; one at the same x is among them.
+        # The points dominated by the new one are removed, including one at the same x.
         first = left if xs[left] == x else left + 1
         xs[first : right - 1], ys[first : right - 1] = [x], [y]
     return volume + area * (end_z - before)
 
 
 def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Estimate by the part of a fixed quasi-random set, between the best of each loss and the reference, covered."""
+    """Estimate from the covered part of a fixed quasi-random set between the best of each loss and the reference."""
     from scipy.stats import qmc  # takes half a second to import, and few studies have so many losses
 
     inside = (points < reference).all(axis=1)
@@ -142,7 +142,7 @@ def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[f
 
 
 def first_front(points: Array) -> NDArray[np.bool_]:
-    """Return which points no other one dominates, and of equal ones the first, shape (n,)."""
+    """Return which points no other one dominates (of equal ones only the first), shape (n,)."""
     order = np.lexsort((np.arange(len(points)), *points.T[::-1]))
     found = np.zeros(len(points), dtype=bool)
     if points.shape[1] == 2:
@@ -160,7 +160,7 @@ def first_front(points: Array) -> NDArray[np.bool_]:
 
 
 def sizes(losses: Array) -> NDArray[np.intc]:
-    """Return the power of two above each loss's greatest size, shape (losses,): a scale that rounds nothing."""
+    """Return the power of two above each loss's greatest size, shape (losses,): a scale without rounding."""
     return np.asarray(np.frexp(np.abs(losses).max(axis=0))[1])
 
 

@@ -1,4 +1,4 @@
-"""Bounds on a study."""
+"""Limits of a study."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from shadho_celery.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on a study; None for no bound."""
+    """Limits of a study; None for no limit."""
 
-    #: trials that end COMPLETE, PRUNED or FAILED
+    #: number of trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
     #: seconds of this run of the scheduler
     seconds: float | None = None
     #: a loss of a feasible trial that is good enough
     target: float | None = None
-    #: first trials of this run: if all of them fail in one way, and the study has had no success, it stops
+    #: number of first trials of this run: if all of them fail in one way, and the study has had no success, it stops
     failures: int | None = None
-    #: trials that end without a better feasible loss than the best one before; of several losses, without a change of
-    #: the front
+    #: number of trials that end without a better feasible loss; with several losses, without a change of the front
     without_gain: int | None = None
     #: least budget of a trial that may reach the target; None for any
     budget: float | None = None
@@ -40,7 +39,9 @@ class Limits:
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
-        """Return the limits that settings give. Raises UsageError if they are none, or a target of several losses."""
+        """Return the limits that settings give. Raises UsageError if there are none, or for a target with several
+        losses.
+        """
         failures, target = settings.max_failures or None, settings.target
         if target is not None and settings.objectives:
             if settings.has_several:
@@ -62,7 +63,7 @@ class Limits:
         return math.inf if self.trials is None else self.trials - trials
 
     def seconds_left(self, began: float, now: float) -> float:
-        """Return the seconds that are left at `now` of a run that began at `began`."""
+        """Return the seconds that are left at `now` of a run that started at `began`."""
         return math.inf if self.seconds is None else began + self.seconds - now
 
     def is_met_by(self, best: Trial | None) -> bool:
@@ -70,6 +71,6 @@ class Limits:
         if self.target is None or best is None or best.outcome.violation:
             return False
         if self.budget is not None and best.budget is not None and best.budget < self.budget:
-            # Losses at lower budgets are no measure. A resumed study may have had higher ones.
+            # Losses at lower budgets do not count. A resumed study may have had higher budgets.
             return False
         return (best.outcome.loss or 0.0) <= self.target

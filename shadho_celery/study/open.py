@@ -1,4 +1,4 @@
-"""Begin or resume a study."""
+"""Start or resume a study."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
 
-#: most bytes of a study's name, so that it fits a line of a table
+#: maximum bytes of a study's name, so that it fits a line of a table
 MAX_NAME = 200
 
 #: (settings given so far, settings in force in the earlier runs, {} for a new study) -> those in force now
 Settle = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
-#: characters of the key in a name that was not given
+#: number of characters of the key in a name that was not given
 SHORT = 4
 
 
@@ -103,7 +103,7 @@ def _settled(
 
 
 def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
-    """Yield the trials of earlier runs, and renew the lock meanwhile. Raises StoreError for a missing trial."""
+    """Yield the trials of earlier runs, renewing the lock meanwhile. Raises StoreError for a missing trial."""
     renewed_at, expected = clock.now(), 0
     for trial in store.earlier(key):
         while expected in moved:
@@ -129,13 +129,13 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
 
 
 def _short_name(module: str, key: str, length: int) -> str:
-    """Return a name that is easy to type: the last part of the module's, and so many characters of the key."""
+    """Return a name that is easy to type: the last part of the module's name, and some characters of the key."""
     last = module.rpartition(".")[2].encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
     return f"{last or 'study'}-{key[:length]}"
 
 
 def _create(store: SqlStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]) -> StudyRecord:
-    """Record a new study; a name that is not the user's gets longer until the store has no other one of it."""
+    """Record a new study. A generated name gets longer until the store has no other study with it."""
     for length in range(SHORT, len(record.key) + 1):
         try:
             store.create(record, warm_start)

@@ -1,7 +1,7 @@
 """The state of one search, kept in step with its store.
 
-A study takes events in any order and any number of times; a trial gets at most one result. `commit` writes all changes
-since the last one in one transaction.
+A study accepts events in any order and any number of times. A trial gets at most one result. `commit` writes all
+changes since the last one in one transaction.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from shadho_celery.study.collector import collector_paused
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.trials import BLOCK, Counts, load_trials
 
-#: claimed attempts of one trial that may be lost before it is FAILED
+#: number of claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
 
-#: attempts after which a trial may return to a worker that has failed it: nobody else has taken it
+#: number of attempts after which a trial may return to a worker that has failed it, because no other one has taken it
 MAX_AVOIDING = 30
 
-#: numbers of trials in a message
+#: number of trial numbers in a message
 SHOWN = 10
 
-#: lost attempts that are kept for who shows them
+#: number of lost attempts that are kept for display
 MAX_LOSSES = 1000
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
 
-#: seconds after which a store that is away is tried again: the first pause, and the longest; each is twice the last
+#: seconds between tries to reach an unavailable store: first and longest; each is twice the last
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
 
-#: outcome of a pruned trial that came to no end of its own, before its loss is known
+#: outcome of a pruned trial that has no other outcome, before its loss is known
 _STOPPED = Outcome(state=_S.PRUNED)
 _T = TypeVar("_T")
 _number = attrgetter("number")
 
 
 class StudyState:
-    """One search: its trials, their live attempts, and their counts. `open_study` makes one."""
+    """One search: its trials, their live attempts, and their counts. Created by `open_study`."""
 
     def __init__(
         self,
@@ -84,52 +84,52 @@ class StudyState:
         first_number: int = 0,
         warm_start: Sequence[Trial] = (),
     ) -> None:
-        """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
-        #: finished trials from elsewhere, which teach those who propose trials, and are none of this study
+        """`trials` are those of earlier runs, by number. New ones get the next numbers, from `first_number` on."""
+        #: finished trials of earlier studies, from which samplers learn and which are not part of this study
         self.warm_start = warm_start
         self.store, self.record = store, record
         self.clock = clock or SystemClock()
-        #: copies sent in this run, and trials that ended by a copy
+        #: number of copies sent in this run, and of trials that ended by a copy
         self.copied = self.rescued = 0
-        #: results of this run that were refused: they are of other params than their trial's
+        #: number of results refused in this run, because they are for other params than their trial's
         self.refused = 0
         is_auto = record.in_force.get("sampler") == "auto"
-        #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers
+        #: what the sampler `auto` chose last, and why, by subspace; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
-        #: True if `commit` has to write them
+        #: True if `commit` must write them
         self._has_chosen = self.choices != record.choices
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
         self._live: Attempts[Attempt] = Attempts()
-        #: by trial and attempt, the moment of our clock at which we learned that it runs; workers' clocks may differ
+        #: time on our clock at which we learned that it runs, by trial and attempt; workers' clocks may differ
         self._running_since: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        #: trials of which an attempt has failed while another one lived
+        #: trials of which an attempt has failed while another one was live
         self._suspects: set[int] = set()
         self._waiting: deque[int] = deque()
         #: waiting trials by subspace and slots
         self._waiting_slots: Counter[tuple[str, int]] = Counter()
         #: failures of this run
         self.failures = Failures()
-        #: attempts of this run that were lost while they ran, with the reasons, until they are taken from here
+        #: attempts lost while running in this run, with the reasons, until they are taken from here
         self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
         self._counts = Counts()
-        #: slots that live attempts take, by every class that attempts were sent to
+        #: slots used by live attempts, by every class to which attempts were sent
         self._taken: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
-        #: by subspace, its trials that have not finished, without promoted ones, by number
+        #: by subspace: its unfinished trials without promoted ones, by number
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         self._fence = fence
-        #: numbers of the trials that `commit` has to write; True for a new one
+        #: numbers of the trials that `commit` must write; True for a new one
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
-        #: by trial that has not finished, its report of the greatest step
+        #: report with the greatest step, by unfinished trial
         self._last_reports: dict[int, Report] = {}
-        #: by such a trial and its attempts, the latest one
+        #: latest report, by such a trial and attempt
         self._latest: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._written_at = self.clock.now()
-        #: trials that somebody has deleted from the store in this run, and that were written again
+        #: trials that were deleted from the store by others in this run, and written again
         self.rewritten: set[int] = set()
-        #: reason why the store cannot be written at the moment; None while it can
+        #: reason why the store cannot be written at the moment, or None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
         self._load(trials, first_number)
@@ -139,7 +139,7 @@ class StudyState:
         with collector_paused():
             #: finished trials in the order of their results
             self.trials, opened = load_trials(trials, partial(self.store.trials, self.record.key))
-        #: number of the next trial: not their count, as trials may have been moved away by a repair
+        #: number of the next trial; not their count, because a repair may have moved trials away
         self._next = max(first_number, self.trials.last_number + 1)
         self._asked.update(self.trials.asked())
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
@@ -147,7 +147,7 @@ class StudyState:
             self._reopen(trial)
 
     def next_numbers(self, count: int) -> list[int]:
-        """Return the numbers of the first `count` trials that this run may end: those that wait, and then new ones."""
+        """Return the numbers of the first `count` trials that this run may end: waiting ones, then new ones."""
         waiting = sorted(self._open)[:count]
         return [*waiting, *range(self._next, self._next + count - len(waiting))]
 
@@ -176,39 +176,39 @@ class StudyState:
             yield from [self._open.get(number) or next(finished) for number in block]
 
     def drawn(self) -> Iterator[str]:
-        """Iterate over the subspaces of all trials but promoted ones, by the trials' numbers."""
+        """Iterate over the subspaces of all trials except promoted ones, by the trials' numbers."""
         is_open = [(trial.number, trial.subspace) for trial in self._open.values() if trial.origin is None]
         return (name for _, name in merge(self.trials.drawn(), sorted(is_open)))
 
     def recalled(self) -> Iterator[Trial]:
-        """Iterate over all trials by number; of finished ones there is what `FinishedTrials.recall` has."""
+        """Iterate over all trials by number. Finished ones have the facts of `FinishedTrials.recall`."""
         finished = chain.from_iterable(block for block, _ in self._kept_locked(self.trials.recall(by_number=True)))
         return merge(finished, sorted(self._open.values(), key=_number), key=_number)
 
     def history(self) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Iterate over the finished trials as `FinishedTrials.recall` does, and keep the lock meanwhile."""
+        """Iterate over the finished trials like `FinishedTrials.recall`, renewing the lock meanwhile."""
         return self._kept_locked(self.trials.recall())
 
     def trial(self, number: int) -> Trial:
-        """Return the trial of that number, finished or not. Raises KeyError."""
+        """Return the trial with this number, finished or not. Raises KeyError."""
         found = self._open.get(number) or self.trials.get(number)
         if found is None:
             raise KeyError(number)
         return found
 
     def find_open(self, number: int) -> Trial | None:
-        """Return the trial of that number if it has not finished, else None."""
+        """Return the trial with this number if it has not finished, otherwise None."""
         return self._open.get(number)
 
     @property
     def lost(self) -> int:
-        """Number of claimed attempts that were lost."""
+        """Number of lost attempts that were claimed."""
         return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
         """Return the number of trials in one of `states`, of one compute class or one subspace if that is given.
 
-        In a class every live attempt counts: a trial with two of them there counts twice.
+        In a class every live attempt counts, so a trial with two of them there counts twice.
         """
         where = {"compute_class": compute_class, "subspace": subspace}
         return self._counts.count(*states, **where) + self.trials.count(*states, **where)
@@ -228,7 +228,7 @@ class StudyState:
 
     @property
     def best(self) -> Trial | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; see `FinishedTrials.best`."""
+        """The COMPLETE trial with the least loss among those with the highest budget; see `FinishedTrials.best`."""
         return self.trials.best
 
     @property
@@ -237,7 +237,7 @@ class StudyState:
         return self.record.objectives
 
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
+        """Return the least loss in `subspace` at the highest budget of its trials, or None."""
         return self.trials.best_of(subspace)
 
     def asked(self, subspace: str) -> int:
@@ -257,7 +257,7 @@ class StudyState:
 
     @property
     def compute_classes(self) -> list[str]:
-        """Compute classes that trials were sent to."""
+        """Compute classes to which trials were sent."""
         return sorted(self._taken)
 
     # Live attempts
@@ -279,7 +279,7 @@ class StudyState:
 
     @property
     def copies(self) -> int:
-        """Number of live attempts beside the first one of their trial."""
+        """Number of live attempts besides the first one of their trial."""
         return sum(len(self._live.of(number)) - 1 for number in self._live.numbers)
 
     @property
@@ -299,13 +299,13 @@ class StudyState:
         )
 
     def running_since(self, trial: Trial) -> float:
-        """Return the moment of the clock at which this scheduler learned that a RUNNING trial had started."""
+        """Return the time on the clock at which this scheduler learned that a RUNNING trial had started."""
         return self._running_since[trial.number][min(self._live.of(trial.number))]
 
     def is_current(self, number: int, attempt: int) -> bool:
         """Return whether an attempt is live, or the last one of a trial that waits for its next.
 
-        Reports of the others are ignored, while a late result of one may still end the trial.
+        Reports of other attempts are ignored, but a late result of one may still end the trial.
         """
         trial = self._open.get(number)
         return trial is not None and (
@@ -317,11 +317,11 @@ class StudyState:
         return self._taken[compute_class]
 
     def last_report(self, attempt: Attempt) -> Report | None:
-        """Return the latest report of an attempt whose trial has not finished; None without one."""
+        """Return the latest report of an attempt whose trial has not finished, or None."""
         return self._latest[attempt.number].get(attempt.attempt) if attempt.number in self._latest else None
 
     def running(self) -> Mapping[str, int]:
-        """Return by machine the slots of live attempts that run there, or are to run nowhere else."""
+        """Return the slots of live attempts that run on each machine, or may only run there."""
         slots: Counter[str] = Counter()
         for attempt in self._live:
             if host := attempt.host or attempt.only_on:
@@ -341,7 +341,7 @@ class StudyState:
         rung: int | None = None,
         origin: int | None = None,
     ) -> Trial:
-        """Add a WAITING trial with the next number; return it. A `budget` of None is all of the fidelity.
+        """Add a WAITING trial with the next number, and return it. A `budget` of None is all of the fidelity.
 
         On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
         """
@@ -363,7 +363,7 @@ class StudyState:
         return trial
 
     def note_choice(self, subspace: str, choice: str) -> None:
-        """Note what the sampler `auto` chose for a subspace, and why."""
+        """Record what the sampler `auto` chose for a subspace, and why."""
         if self.choices.get(subspace) != choice:
             self.choices[subspace] = choice
             self._has_chosen = True
@@ -373,7 +373,7 @@ class StudyState:
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
-        """Take the first trial that `fits` from the queue of those that wait to be sent; None if none does."""
+        """Take the first trial that `fits` from the queue of waiting trials, or None."""
         passed_over = []
         try:
             while self._waiting:
@@ -389,10 +389,10 @@ class StudyState:
             self._waiting.extendleft(reversed(passed_over))
 
     def send(self, trial: Trial, compute_class: str, only_on: str | None = None) -> Attempt:
-        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives.
+        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial is live.
 
-        With `only_on` that machine alone is to run it; not so a copy, which is for another machine. The next attempt
-        of the trial is for any machine again.
+        With `only_on`, only that machine may run it. A copy, however, must run on another machine. The next attempt of
+        the trial may run on any machine again.
         """
         failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
@@ -405,9 +405,9 @@ class StudyState:
         return attempt
 
     def tell(self, event: Event) -> Trial | None:
-        """Apply `event`; return the trial as it is now, or None if the event changes nothing.
+        """Apply `event`. Return the trial as it is now, or None if the event changes nothing.
 
-        Events may come late, twice, or for attempts that were given up: a finished trial does not change.
+        Events may arrive late, twice, or for attempts that were given up. A finished trial does not change.
         """
         trial = self._open.get(event.number)
         if trial is None:
@@ -428,14 +428,14 @@ class StudyState:
         return trial
 
     def prune(self, number: int) -> None:
-        """Set the `step` of a trial that has reported: it ends PRUNED once its attempts are cancelled or lost."""
+        """Set the `step` of a trial that has reported. It ends PRUNED once its attempts are cancelled or lost."""
         trial = self._open[number]
         if trial.step is None:
             self._note(replace(trial, step=self._last_reports[number].step))
 
     @property
     def to_stop(self) -> list[int]:
-        """Numbers of the trials in flight that are to end PRUNED."""
+        """Numbers of the trials in flight that will end PRUNED."""
         return [trial.number for trial in self.sent if trial.step is not None]
 
     def reports(self) -> Iterable[Report]:
@@ -443,11 +443,11 @@ class StudyState:
         return sorted(self.store.reports(self.record.key), key=attrgetter("at"))
 
     def commit(self) -> bool:
-        """Write all changes in one transaction; without changes only renew the lock every `RENEW_SECONDS`.
+        """Write all changes in one transaction. Without changes, only renew the lock every `RENEW_SECONDS`.
 
-        Returns False while the store is away: see `trouble`, and call again; it is tried with growing pauses, and its
-        fence tells in the end whether the study is still ours. Raises LockLost if another scheduler has taken the study
-        over, StoreError if the store fails.
+        Returns False while the store is unavailable: see `trouble`, and call this again. It is tried with increasing
+        pauses, and the fence shows in the end whether this scheduler still has the study. Raises LockLost if another
+        scheduler has taken it over, StoreError if the store fails.
         """
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
@@ -463,9 +463,9 @@ class StudyState:
         return True
 
     def deletions(self, *, at_end: bool = False) -> Iterator[Message]:
-        """Yield what a user should know of trials that somebody has deleted from the store in this run.
+        """Yield warnings about trials that others have deleted from the store in this run.
 
-        Those that still run are written again; ended ones cannot be, and are looked for `at_end`.
+        Running ones are written again. Ended ones cannot be written again, and are checked only with `at_end`.
         """
         if self.rewritten:
             yield Message(
@@ -484,13 +484,15 @@ class StudyState:
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:
-        """Note that the store is away, and try it again after a pause."""
+        """Record that the store is unavailable. Try it again after a pause."""
         self.trouble = trouble
         self._retry_at = self.clock.now() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """Write the last changes and unlock the study, written or not. Raises StoreError, also if the store is away."""
+        """Write the last changes and unlock the study, written or not. Raises StoreError, also if the store is
+        unavailable.
+        """
         try:
             if not self.commit() and self.trouble is not None:
                 raise self.trouble
@@ -498,7 +500,7 @@ class StudyState:
             self.unlock()
 
     def unlock(self) -> None:
-        """Unlock the study as it is recorded; the changes since the last `commit` are left to the next run."""
+        """Unlock the study as it is recorded. The changes since the last `commit` are left to the next run."""
         self.store.unlock(self.record.key, self._fence)
 
     def _write(self, now: float) -> None:
@@ -535,7 +537,7 @@ class StudyState:
         return self._show(trial)
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
-        """Decide whether a result ends its trial, or only its attempt: the only place that does."""
+        """Decide whether a result ends its trial or only its attempt. This is the only place that does."""
         if not result.is_of(trial.params):
             self.refused += 1
             return None
@@ -568,7 +570,7 @@ class StudyState:
         return self._show(trial)
 
     def _lose(self, trial: Trial, event: Lost, retry: Retry | None = None) -> Trial | None:
-        """Remove an attempt that will not end its trial; after the last one the trial is WAITING again, or FAILED."""
+        """Remove an attempt that will not end its trial. After the last one the trial is WAITING again, or FAILED."""
         attempt = self._live.find(trial.number, event.attempt)
         if attempt is None:
             return None
@@ -599,7 +601,7 @@ class StudyState:
         return self._note(trial.evolve(state=_S.WAITING))
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
-        """Return the outcome of a trial that was stopped for its reports: the loss of the last one, and all else."""
+        """Return the outcome of a trial that was stopped because of its reports, with the loss of the last one."""
         loss = self._last_reports[trial.number].loss
         if not math.isfinite(loss):
             return replace(outcome, state=_S.PRUNED, loss=None, losses={}, error=None)
@@ -611,15 +613,15 @@ class StudyState:
         return None if last is None else last.step
 
     def _show(self, trial: Trial) -> Trial:
-        """Note a trial with the state and place of the oldest of its live attempts."""
+        """Record a trial with the state and place of the oldest of its live attempts."""
         live = self._live.of(trial.number)
         oldest = live[min(live)]
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
-        # Not `evolve`: if it goes from RUNNING to QUEUED another attempt is shown, and none went back.
+        # Not `evolve`: a change from RUNNING to QUEUED means that another attempt is shown.
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Replace the trial of this number by `trial`, which `commit` will write."""
+        """Replace the trial with this number by `trial`, which `commit` will write."""
         live = self._live.of(trial.number)
         kept = None if live.keys() <= {trial.attempt} else tuple(live.values())
         if kept != trial.live:
@@ -663,13 +665,13 @@ class StudyState:
         self._taken[str(attempt.compute_class)] += by * attempt.slots
 
     def _reopen(self, trial: Trial) -> None:
-        """Enter a trial of an earlier run that has not finished."""
+        """Add an unfinished trial of an earlier run."""
         self._next = max(self._next, trial.number + 1)
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
-            # What it was pruned for is recorded with it, in one transaction.
+            # Its report is recorded with the decision, in one transaction.
             reports = self.store.reports(self.record.key, trial.number)
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         self._put(trial)
@@ -682,7 +684,7 @@ class StudyState:
 
 
 def listed(numbers: Collection[int]) -> str:
-    """Return the numbers of some trials in words."""
+    """Return the numbers of some trials as text."""
     shown = sorted(numbers)[:SHOWN]
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
     return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{more}"

@@ -23,10 +23,10 @@ from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
 #: reads trials by number, in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
 
-#: seconds between two trials in which none ran, beyond which they are of two runs
+#: a pause between two trials longer than this many seconds separates two runs
 PAUSE_SECONDS = 60.0
 
-#: trials that are read at a time
+#: number of trials that are read at a time
 BLOCK = 2000
 
 #: facts of a row whose texts are kept as places in a list of names, and those that are numbers
@@ -58,7 +58,7 @@ _Table = NDArray[np.void]
 
 
 def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
-    """Return the finished ones of a study's trials, and the others; `read` is as in FinishedTrials."""
+    """Return the finished trials of a study, and the others. `read` is as in FinishedTrials."""
     opened: list[Trial] = []
 
     def finished() -> Iterator[Trial | Summary]:
@@ -79,18 +79,18 @@ class Counts:
         self._counts: Counter[tuple[str | None, str | None, TrialState]] = Counter()
 
     def add(self, trial: Trial, by: int = 1) -> None:
-        """Count a trial, or with `by` -1 count it no more."""
+        """Count a trial, or remove it from the count with `by` -1."""
         self._counts[None, None, trial.state] += by
         self._counts[None, trial.subspace, trial.state] += by
 
     def add_placed(self, one: Attempt | Trial, by: int = 1) -> None:
-        """Count an attempt, or a finished trial, in its class; a trial that was never sent has none."""
+        """Count an attempt, or a finished trial, in its class. A trial that was never sent has no class."""
         if one.compute_class is not None:
             self._counts[one.compute_class, None, one.state] += by
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
         """Return the number in one of `states`, of one compute class or one subspace if that is given."""
-        # Not `sum`: its generator costs as much again, and this is asked several times a trial.
+        # Not `sum`: its generator doubles the time, and this is called several times per trial.
         found = 0
         for state in states:
             found += self._counts[compute_class, subspace, state]
@@ -100,17 +100,17 @@ class Counts:
 class FinishedTrials:
     """Finished trials in the order of their results, and the best of them.
 
-    A row of numbers is kept of each; all else is read from the store when it is asked for.
+    A row of numbers is kept for each. Everything else is read from the store when it is needed.
     """
 
     def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
-        """`earlier` trials come by number; `read` gets trials by number from the store.
+        """`earlier` trials come by number. `read` gets trials by number from the store.
 
         Without `read` the trials themselves are kept.
         """
         self._read = read
         self._rows = bytearray()
-        #: names and their places: of subspaces, and of classes
+        #: names and their indexes: of subspaces, and of classes
         self._names: list[str | None] = [None]
         self._places: dict[str | None, int] = {None: 0}
         #: trials that are not in the store yet
@@ -120,15 +120,15 @@ class FinishedTrials:
         self._best: Trial | None = None
         #: feasible trials with several losses that no other one dominates
         self._front = Front()
-        #: by number, losses and constraints of the trials that have any
+        #: losses and constraints by number, of the trials that have any
         self._numbers: dict[int, tuple[Losses, Losses]] = {}
-        #: trials that have ended since the best feasible one did, or since the front has changed; not cancelled ones
+        #: trials that have ended since the best feasible one, or since the front changed; without cancelled ones
         self.without_gain = 0
         self._counts = Counts()
         self.count = self._counts.count
-        #: number of COMPLETE trials by budget, of those that have one
+        #: number of COMPLETE trials by budget, of those with a budget
         self.by_budget: Counter[float] = Counter()
-        #: claimed attempts of these trials that were lost
+        #: number of lost attempts of these trials that were claimed
         self.lost = 0
         for trial in earlier:
             self._append(trial)
@@ -152,7 +152,7 @@ class FinishedTrials:
     def __getitem__(self, place: slice) -> list[Trial]: ...
 
     def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
-        """Return the trial that was the `place`-th to finish, -1 for the latest; or those of a slice."""
+        """Return the trial that was the `place`-th to finish (-1 for the latest), or those of a slice."""
         if isinstance(place, slice):
             return self.of(self.numbers[place])
         return self.of([self.numbers[place]])[0]
@@ -190,19 +190,19 @@ class FinishedTrials:
                 self._best = trial
 
     def release(self) -> None:
-        """Let go of the trials: the store has them."""
+        """Drop the trials, because the store has them."""
         if self._read is not None:
             self._fresh.clear()
 
     def get(self, number: int) -> Trial | None:
-        """Return the trial of that number; None if it has not finished."""
+        """Return the trial with this number, or None if it has not finished."""
         found = self._fresh.get(number)
         if found is None and self._read is not None:
             found = next(iter(self._read([number])), None)
         return found if found is not None and found.state.is_finished else None
 
     def of(self, numbers: Sequence[int]) -> list[Trial]:
-        """Return the trials of these numbers, which have finished, in this order."""
+        """Return the finished trials with these numbers, in this order."""
         stored = [number for number in numbers if number not in self._fresh]
         known = {trial.number: trial for trial in self._read(stored)} if stored and self._read is not None else {}
         if gone := [number for number in stored if number not in known]:
@@ -220,7 +220,7 @@ class FinishedTrials:
 
     @property
     def front(self) -> list[Trial]:
-        """Feasible trials with several losses that no other one dominates, the least first loss first."""
+        """Feasible trials with several losses that no other one dominates, sorted by the first loss."""
         return self.of(self._front.numbers)
 
     @property
@@ -231,7 +231,7 @@ class FinishedTrials:
     def losses(self) -> Iterator[tuple[int, Losses]]:
         """Iterate over the feasible COMPLETE trials with named losses, in the order of their results.
 
-        Beside the losses stands the number of trials that have ended so far, cancelled ones apart.
+        Beside the losses is the number of trials that had ended, without cancelled ones.
         """
         ended = 0
         for number, state in self._table()[["number", "state"]].tolist():
@@ -241,7 +241,7 @@ class FinishedTrials:
                 yield ended, losses
 
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget of its trials; None without a feasible one."""
+        """Return the least loss in `subspace` at the highest budget of its trials, or None without a feasible one."""
         lacks_loss, violation, *_, loss = self._merits.get(subspace, NO_MERIT)
         return None if lacks_loss or violation else loss
 
@@ -259,7 +259,7 @@ class FinishedTrials:
         return self._whole(table["number"][table["warned"] > 0].tolist())
 
     def by_subspace(self) -> dict[str, dict[str, OnClass]]:
-        """Return how many of the trials of each subspace each class had."""
+        """Return how many trials of each subspace each class ran."""
         table = self._table()
         table = table[np.argsort(table["subspace"], kind="stable")]
         places, starts = np.unique(table["subspace"], return_index=True)
@@ -267,7 +267,7 @@ class FinishedTrials:
         return {str(self._names[place]): self._by_class(block) for place, block in blocks}
 
     def active_seconds(self) -> float:
-        """Return the seconds in which trials ran, together; a pause of more than PAUSE_SECONDS is one between runs."""
+        """Return the total seconds in which trials ran; a pause of more than PAUSE_SECONDS is between two runs."""
         table = self._table()
         if not len(table):
             return 0.0
@@ -278,7 +278,7 @@ class FinishedTrials:
         return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
 
     def seconds_since(self, start: int) -> dict[str, list[float]]:
-        """Return by class the seconds of the trials that ended well or FAILED after the first `start` results."""
+        """Return the seconds, by class, of the trials that ended well or FAILED after the first `start` results."""
         table = self._table()[start:]
         ended = table[~np.isnan(table["seconds"]) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         found: dict[str, list[float]] = {}
@@ -287,16 +287,16 @@ class FinishedTrials:
         return found
 
     def last_steps(self) -> list[tuple[int, int]]:
-        """Return the number of PRUNED trials by the step of their last report, the least step first."""
+        """Return the number of PRUNED trials by the step of their last report, in order of the step."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
         return [*zip(steps.tolist(), counts.tolist(), strict=True)]
 
     def rungs(self) -> list[RungSummary]:
-        """Return the finished trials by rung, the lowest first; nothing in a study without budgets."""
+        """Return the finished trials by rung, the lowest first; empty in a study without budgets."""
         table = self._table()
         table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         origins = np.where(table["origin"] < 0, table["number"], table["origin"])
-        # As rounds rank them: what has failed, or breaks a constraint, is worse than all else.
+        # As in rounds: a failed trial, or one that violates a constraint, is worse than all others.
         is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
         losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
         found: list[RungSummary] = []
@@ -310,7 +310,7 @@ class FinishedTrials:
         return sorted(found, key=lambda rung: rung.budget)
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
-        """Return how many of some trials each class had."""
+        """Return how many of some trials each class ran."""
         found = {}
         for place in np.unique(table["compute_class"][table["compute_class"] > 0]).tolist():
             mine = table[table["compute_class"] == place]
@@ -341,7 +341,7 @@ class FinishedTrials:
         return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
 
     def drawn(self) -> Iterator[tuple[int, str]]:
-        """Iterate over number and subspace of all trials but promoted ones, by number."""
+        """Iterate over number and subspace of all trials except promoted ones, by number."""
         rows = self._table()
         rows = rows[rows["origin"] < 0][["number", "subspace"]]
         rows = rows[np.argsort(rows["number"])]
@@ -350,10 +350,10 @@ class FinishedTrials:
                 yield number, str(self._names[place])
 
     def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Yield all trials in blocks, in the order of their results or numbers, as those who learn from them need them.
+        """Yield all trials in blocks, in the order of their results or numbers, for samplers and other models.
 
-        That is without texts, metrics and most moments; params are read when they are looked at. Beside each block
-        stands the number of trials that follow it, by subspace.
+        They lack texts, metrics and most times. Params are read when they are used. Beside each block is the number of
+        trials that follow it, by subspace.
         """
         rows = self._table()
         rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
@@ -385,7 +385,9 @@ class FinishedTrials:
         )
 
     def _count_rows(self) -> None:
-        """Sort all rows by their results, count them, and find the best: at once, as there may be very many."""
+        """Sort all rows by their results, count them, and find the best. All at once, because there may be very
+        many.
+        """
         table = self._table()
         table[:] = table[np.argsort(table["finished_at"], kind="stable")]
         unread = _Block([], self.of)
@@ -414,7 +416,7 @@ class FinishedTrials:
             self.without_gain -= 1 + int(np.argmax(best))
 
     def _is_on_front(self, trial: Trial) -> bool:
-        """Return whether a trial that has ended is on the front, and enter it there."""
+        """Return whether an ended trial is on the front, and add it there."""
         is_one = trial.state is TrialState.COMPLETE and len(trial.outcome.losses) > 1 and not trial.outcome.violation
         return is_one and self._front.add(trial.number, [*trial.outcome.losses.values()])
 
@@ -469,12 +471,12 @@ class FinishedTrials:
         return found
 
     def _table(self) -> _Table:
-        """Return a view of the rows; while it is referred to no trial can be added."""
+        """Return a view of the rows. While it is referenced, no trial can be added."""
         return np.frombuffer(self._rows, dtype=_COLUMNS)
 
 
 class _Block:
-    """Params of a block of trials, read at once when one of them is looked at."""
+    """Params of a block of trials, all read when one of them is used."""
 
     def __init__(self, numbers: Sequence[int], read: Callable[[Sequence[int]], Iterable[Trial]]) -> None:
         self._numbers = numbers
@@ -486,7 +488,7 @@ class _Block:
 
 
 class _Params(Mapping[str, Any]):
-    """Params of a trial that are read when they are looked at."""
+    """Params of a trial that are read when they are used."""
 
     __slots__ = ("_block", "_number")
 

@@ -86,7 +86,7 @@ def test_while_a_study_runs_only_its_own_thread_may_enqueue() -> None:
                 return
             study.enqueue([{"x": 0.25}])
             for call in (study.ask, lambda: study.run(square, trials=3), study.close):
-                with pytest.raises(UsageError, match=r"is under way in run\(\); call this after it has returned"):
+                with pytest.raises(UsageError, match=r"is active in run\(\); call this after it has returned"):
                     call()
             for call in (study.ask, lambda: study.enqueue([{"x": 0.5}]), study.close):
                 refused.append(pool.submit(call).exception(timeout=60))

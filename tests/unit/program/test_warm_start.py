@@ -124,8 +124,8 @@ def test_what_fits_is_taken_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (5, "a warm start is no 5; give a study, its name, a CSV file, hyperopt's Trials or a list"),
-        ({"x": 1}, "a warm start is no {'x': 1}"),
+        (5, "5 cannot be a warm start; give a study, its name, a CSV file, hyperopt's Trials or a list"),
+        ({"x": 1}, "{'x': 1} cannot be a warm start"),
         ([], "the warm start has no trials"),
         (Trials(), "the warm start's Trials have no trials"),
         ([({"x": 1}, 1.0), 3], "trial 1 of the warm start is 3; give"),

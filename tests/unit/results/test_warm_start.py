@@ -226,7 +226,7 @@ def test_a_whole_number_too_long_for_a_float_is_outside_of_its_label() -> None:
 
 def test_a_label_named_as_a_fact_needs_a_prefix_and_the_message_says_so() -> None:
     compiled = compile_space({"seconds": hp.uniform("seconds", 0, 9), "x": hp.uniform("x", 0, 1)})
-    remedy = "the column seconds is no label's but a fact of a trial; name the label's param.seconds"
+    remedy = "the column seconds is a fact of a trial, not a label; name the label's column param.seconds"
     Path("own.csv").write_text("seconds,x,loss\n5,0.5,1\n")
     assert fit(of_table(Path("own.csv"), compiled), split(compiled)).words.endswith(remedy)
     Path("own.csv").write_text("seconds,loss\n5,1\n")
@@ -261,7 +261,7 @@ def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> N
             "there is no study named 'none' in sqlite:///shadho.db; shadho-celery studies lists its studies",
         ),
         ("", None, "the warm start is empty; give a study's name"),
-        ("sqlite:///shadho.db", None, "names no study; write STORE_URL#STUDY"),
+        ("sqlite:///shadho.db", None, "does not name a study; write STORE_URL#STUDY"),
         ("sqlite:///none.db#old", None, "there is no store"),
         ("none.csv", None, "the warm start none.csv cannot be read: No such file or directory"),
         ("a.csv", b"", "lacks a column of the losses, named loss"),
@@ -273,7 +273,7 @@ def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> N
             "the warm start a.csv has several columns named 'kind'; rename or delete",
         ),
         ("a.csv", b"loss,kind\n", "the warm start a.csv has no trials"),
-        ("a.csv", b"loss,kind\n\xff,1\n", "the warm start a.csv is no CSV"),
+        ("a.csv", b"loss,kind\n\xff,1\n", "the warm start a.csv is not a CSV file"),
     ],
 )
 def test_what_is_no_source_is_refused(store: SqlStore, given: str, content: bytes | None, words: str) -> None:
