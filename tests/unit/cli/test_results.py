@@ -566,7 +566,7 @@ def test_a_name_that_fits_several_studies_or_modules_is_refused_with_what_it_fit
 
 def test_rm_and_python_need_an_exact_or_a_unique_name(of_modules: None) -> None:
     done = CliRunner().invoke(commands, ["rm", "svm", "--yes"])
-    assert (done.exit_code, "fits 4 studies" in done.stderr) == (2, True)
+    assert (done.exit_code, "matches 4 studies" in done.stderr) == (2, True)
     assert CliRunner().invoke(commands, ["rm", "tasks.svm", "--yes"]).exit_code == 2
     with pytest.raises(StudyNotFound, match="fits"):
         shadho_celery.load_study("sqlite:///shadho.db", "svm")

@@ -113,7 +113,7 @@ def test_a_name_may_be_shortened_while_it_is_unique() -> None:
         searched(study=name, trials=1)
     assert shadho_celery.load_study(STORE, "m").name == "mlp-9d00"
     assert shadho_celery.load_study(STORE, "svm-3").name == "svm-3f2a"
-    with pytest.raises(StudyNotFound, match=r"fits 2 studies.*svm-3f2a, svm-41bc; write more"):
+    with pytest.raises(StudyNotFound, match=r"matches 2 studies.*svm-3f2a, svm-41bc; write more"):
         shadho_celery.load_study(STORE, "svm")
     with pytest.raises(StudyNotFound, match="'SVM'"):
         shadho_celery.load_study(STORE, "SVM")
