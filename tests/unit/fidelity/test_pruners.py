@@ -216,7 +216,7 @@ def test_percentiles_are_numpys(percent: float) -> None:
     ("given", "said"),
     [
         ("best", "there is no 'best'"),
-        ("median:x", "'x' is no number"),
+        ("median:x", "'x' is not a number"),
         ("percentile:100", "must be below 100"),
         ("asha:1", "eta: 1 is not allowed; it must be at least 2"),
         ("asha:2.5", "is no whole number"),

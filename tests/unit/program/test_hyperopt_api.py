@@ -131,7 +131,9 @@ def test_known_trials_are_learned_from_without_being_proposed_again(monkeypatch:
     ask, tell = TpeSampler.ask, TpeSampler.tell
     monkeypatch.setattr(TpeSampler, "ask", lambda self, n, pending: asked.append(n) or ask(self, n, pending))
     monkeypatch.setattr(
-        TpeSampler, "tell", lambda self, trials: told.extend(trial.loss for trial in trials) or tell(self, trials)
+        TpeSampler,
+        "tell",
+        lambda self, trials: told.extend(trial.outcome.loss for trial in trials) or tell(self, trials),
     )
     quiet(x_squared, SPACE, tpe.suggest, 32, trials=trials, rstate=1)
     assert asked == [1, 1]
