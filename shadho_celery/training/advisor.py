@@ -130,7 +130,7 @@ def fit_iterations(steps: Mapping[int, float]) -> Iterations:
     """
     if len(steps) < 2:
         raise UsageError(
-            "one width does not show how the number of steps depends on it; train to the target at two or more widths"
+            "one width does not show how the number of steps depends on it; train to the target at two widths or more"
         )
     if min(steps) < 1 or not all(0 < count < math.inf for count in steps.values()):
         raise UsageError(

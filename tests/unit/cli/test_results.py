@@ -540,7 +540,7 @@ def test_a_command_that_reads_takes_a_modules_latest_study_and_names_it(
 ) -> None:
     done = CliRunner().invoke(commands, [command[0], given, *command[1:]])
     assert "study svm-77aa, the latest of 4 of module tasks.svm" in done.stderr
-    assert "fits" not in done.stderr
+    assert "matches" not in done.stderr
     as_json = CliRunner().invoke(commands, ["best", given, "--json"])
     assert json.loads(as_json.stdout)["study"] == "svm-77aa"
 
@@ -555,7 +555,9 @@ def test_the_latest_study_of_a_module_is_found_by_the_beginning_of_its_name_and_
     assert json.loads(CliRunner().invoke(commands, ["best", "lo", "--json"]).stdout)["study"] == "lone-0002"
 
 
-@pytest.mark.parametrize(("given", "cause"), [("svm-", "fits 3"), ("mlp", "fits 2"), ("s", "fits 4"), ("wise", "wide")])
+@pytest.mark.parametrize(
+    ("given", "cause"), [("svm-", "matches 3"), ("mlp", "matches 2"), ("s", "matches 4"), ("wise", "wide")]
+)
 def test_a_name_that_fits_several_studies_or_modules_is_refused_with_what_it_fits(
     of_modules: None, given: str, cause: str
 ) -> None:
@@ -568,7 +570,7 @@ def test_rm_and_python_need_an_exact_or_a_unique_name(of_modules: None) -> None:
     done = CliRunner().invoke(commands, ["rm", "svm", "--yes"])
     assert (done.exit_code, "matches 4 studies" in done.stderr) == (2, True)
     assert CliRunner().invoke(commands, ["rm", "tasks.svm", "--yes"]).exit_code == 2
-    with pytest.raises(StudyNotFound, match="fits"):
+    with pytest.raises(StudyNotFound, match="matches"):
         shadho_celery.load_study("sqlite:///shadho.db", "svm")
     assert CliRunner().invoke(commands, ["rm", "mlp-1111", "--yes"]).exit_code == 0
 
