@@ -47,7 +47,7 @@ class Limits:
             if settings.has_several:
                 names = ", ".join(settings.objectives)
                 raise UsageError(
-                    "a target is for one loss, and this study has several: %s; leave out %s", names, words("target")
+                    "a target is for one loss, but this study has several: %s; leave out %s", names, words("target")
                 )
             target = turned_first(target, settings.objectives)
         return cls(

@@ -154,10 +154,12 @@ class Claim(Enum):
 class WorkerChannel:
     """A worker's end of the channel: claim or decline, renew, report, finish."""
 
-    def __init__(self, client: Redis, worker: str = "", signer: Signer = UNSIGNED) -> None:
+    def __init__(
+        self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
+    ) -> None:
         """`worker` is the name to claim by."""
         self._client = client
-        self._lease_ms = int(1000 * configured_lease())
+        self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self._worker = worker
         self._signer = signer
 
