@@ -1158,7 +1158,7 @@ def test_whoever_writes_to_the_lock_without_pause_causes_an_outage_and_ends_noth
     scheduler: Any = SchedulerChannel(client, "k1")
     scheduler.lock()
     scheduler._client = Forger()
-    with pytest.raises(redis.ConnectionError, match="without pause"):
+    with pytest.raises(redis.ConnectionError, match="keeps overwriting"):
         scheduler.confirm()
     scheduler._client = client
     scheduler.confirm()
