@@ -294,7 +294,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreError(
-            f"{path} lies on a network file system ({kind}) where SQLite loses data; use a store on another disk"
+            "%s lies on a network file system (%s) where SQLite loses data; choose another disk: %s", path, kind, STORE
         )
     try:
         opened = _create(path)

@@ -70,7 +70,7 @@ def test_an_item_that_is_no_message_is_passed_over_and_said(
     Publisher(redis_url).publish([("q", payload(0))])
     assert consumed(redis_url, "q") == ["shadho.trial"]
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert "no message" in said
+    assert "not a message" in said
     assert "\n" not in said
     assert len(said) < 300
     assert not client.exists("unacked", "q")

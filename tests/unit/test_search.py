@@ -253,7 +253,7 @@ def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial
 
 
 def test_a_cost_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(UsageError, match="no subspace"):
+    with pytest.raises(UsageError, match="not a subspace"):
         scheduler_of(cost={"good": 1.0})
     with pytest.raises(UsageError, match="above 0"):
         scheduler_of(cost=lambda params: -1.0)
@@ -296,7 +296,7 @@ def test_an_argument_of_another_kind_is_refused_in_one_line_that_names_it(name: 
 
 
 def test_an_objective_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(UsageError, match="no function but int"):
+    with pytest.raises(UsageError, match="not a function but int"):
         shadho_celery.minimize(3, SPACE, trials=1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="its own SPACE"):
         shadho_celery.minimize("objective", SPACE, trials=1)

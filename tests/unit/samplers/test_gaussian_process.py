@@ -48,7 +48,7 @@ def test_the_slopes_are_the_derivatives_of_mean_and_deviation() -> None:
     mean, deviation, by_mean, by_deviation = made.slopes(row)
     assert (mean, deviation) == pytest.approx([float(each[0]) for each in made.predict(row[None])])
     for place, slopes in ((0, by_mean), (1, by_deviation)):
-        numeric = approx_fprime(row[:2], lambda at, k=place: float(made.predict(np.array([[*at, 0.5]]))[k][0]), 1e-6)
+        numeric = approx_fprime(row[:2], lambda at, k=place: float(made.predict(np.array([[*at, 0.5]]))[k][0]), 1e-5)
         assert slopes[:2] == pytest.approx(numeric, rel=1e-3, abs=1e-4)
     assert (by_mean[2], by_deviation[2]) == (0.0, 0.0)
 

@@ -59,16 +59,16 @@ def test_a_computed_choice_is_searched() -> None:
         assert {*params} == {"first", "ab"[1 - params["first"]]}
 
 
-def test_fmin_takes_the_same_names() -> None:
+def test_fmin_takes_hyperopts_own_algorithms_and_no_name() -> None:
     def found(algo: Any) -> list[Any]:
         trials = hyperopt.Trials()
         shadho_celery.fmin(abs, hp.uniform("x", -1, 1), algo, 25, trials=trials, rstate=0, verbose=False)
         return [*trials.losses()]
 
-    assert found("hyperopt:anneal") == found(hyperopt.anneal.suggest)
-    assert found("hyperopt:tpe")[20:] != found("hyperopt:rand")[20:]
-    with pytest.raises(UsageError, match="hyperopt has no sampler 'atpe'"):
-        found("hyperopt:atpe")
+    assert found(hyperopt.anneal.suggest) == found(hyperopt.anneal.suggest)
+    assert found(hyperopt.tpe.suggest)[20:] != found(hyperopt.rand.suggest)[20:]
+    with pytest.raises(UsageError, match="algo is 'hyperopt:anneal'; give auto.suggest, tpe.suggest or another"):
+        found("hyperopt:anneal")
 
 
 def test_a_space_that_it_cannot_search_is_refused_in_one_line() -> None:
