@@ -28,15 +28,15 @@ def first_study(desk: Desk) -> Desk:
 
 #: what each command of the documents is run by, below, in test_readme_long or in test_readme_training
 RUN_BY = {
-    "launch tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
-    "launch tasks.svm": "test_the_main_job",
-    "launch tasks.mlp --pruner": "test_a_search_that_prunes",
-    "launch tasks.unet": "test_unets_that_find_cells",
+    "run tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
+    "run tasks.svm": "test_the_main_job",
+    "run tasks.mlp --pruner": "test_a_search_that_prunes",
+    "run tasks.unet": "test_unets_that_find_cells",
     "fidelity.py": "test_the_fidelity_benchmark",
     "-m pytest -n 0": "test_one_folder_of_tests",
     "-m pytest": "test_the_test_command_is_what_ci_runs",
     "shadho-celery logs": "test_the_output_of_a_trial",
-    "launch my_study": "test_the_first_study",
+    "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
     "docker compose": "test_the_servers_of_the_compose_file",
     "export CELERY_BROKER_URL": "test_growing_to_a_fleet",
@@ -49,7 +49,7 @@ RUN_BY = {
     "overhead.py": "test_the_overhead_benchmark",
     "picture.py": "test_the_picture_of_the_live_view",
     "placement.py": "test_the_placement_benchmark",
-    "launch my_gang": "test_the_gang_of_the_training_readme",
+    "run my_gang": "test_the_gang_of_the_training_readme",
     "tasks.sync_sgd": "test_training_in_several_slots",
     "--trials 2": "test_the_other_tasks",
     "backup_sgd.py --only curve": "test_the_picture_of_backups",
@@ -83,7 +83,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_main_job(desk: Desk) -> None:
     """The first command ends with a table of the best trials, and says where they lie and how to go on."""
-    command = next(line for line in COMMANDS if line.endswith("launch tasks.svm"))
+    command = next(line for line in COMMANDS if line.endswith("run tasks.svm"))
     assert '-e ".[sklearn]"' in command
     out = shell(desk, last_part(command))
     assert "what the objective got" in out
@@ -214,7 +214,7 @@ def test_planning_a_fleet(desk: Desk) -> None:
     assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "launch tasks.svm --trials 20" in line])
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "run tasks.svm --trials 20" in line])
 def test_the_options_of_placement_and_samplers(desk: Desk, command: str) -> None:
     """The options that the documents name are those of a study that runs."""
     assert "20 complete, 0 failed" in shell(desk, command)
@@ -241,7 +241,7 @@ def test_help(desk: Desk, command: str) -> None:
     """--help lists the options and true examples."""
     out = shell(desk, command.replace("tests/", f"{ROOT}/tests/"))
     assert "Examples:" in out or "benchmarks" in command
-    assert ("--url-file" in out) == ("launch" in command or "worker" in command)
+    assert ("--url-file" in out) == (" run" in command or "worker" in command)
 
 
 @pytest.mark.sample

@@ -57,7 +57,7 @@ SPACE, STUDY, objective, on_trial = unet.SPACE, unet.STUDY, unet.objective, unet
 def test_unets_that_find_cells(desk: Desk) -> None:
     """The command compares with the standard, draws, and says where each depth went; here with smaller pictures."""
     desk.write("small_unet.py", SMALL_UNET)
-    command = next(line for line in COMMANDS if "launch tasks.unet" in line)
+    command = next(line for line in COMMANDS if "run tasks.unet" in line)
     out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo", seconds=450)
     assert " complete models beat the standard (dice loss " in desk.commands[-1].err
     assert (desk.folder / "unet.png").read_bytes().startswith(b"\x89PNG")

@@ -14,12 +14,12 @@ pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 def test_training_in_several_slots(desk: Desk) -> None:
     """The digits are learned by a gang alone, and as a study whose gangs come from the queue."""
     lines = [line for line in COMMANDS if "tasks.sync_sgd" in line]
-    alone = next(line for line in lines if "launch" not in line)
+    alone = next(line for line in lines if " run " not in line)
     out = shell(desk, alone, seconds=450)
     accuracy = re.search(r"accuracy (\S+)", out)
     assert accuracy
     assert float(accuracy[1]) > 0.9
-    (study,) = {line for line in lines if "launch" in line}
+    (study,) = {line for line in lines if " run " in line}
     out = shell(desk, study, seconds=450)
     assert "4 complete, 0 failed" in out
     assert max(trial["slots"] for trial in desk.trials()) > 1
@@ -28,7 +28,7 @@ def test_training_in_several_slots(desk: Desk) -> None:
 def test_the_gang_of_the_training_readme(desk: Desk) -> None:
     """The example of a gang is a study file."""
     desk.write("my_gang.py", blocks(TRAINING, "python")[0])
-    command = next(line for line in COMMANDS if "launch my_gang" in line)
+    command = next(line for line in COMMANDS if "run my_gang" in line)
     assert "4 complete, 0 failed" in shell(desk, command)
     assert {trial["slots"] for trial in desk.trials()} == {2}
 

@@ -67,7 +67,7 @@ def test_fmin_takes_hyperopts_own_algorithms_and_no_name() -> None:
 
     assert found(hyperopt.anneal.suggest) == found(hyperopt.anneal.suggest)
     assert found(hyperopt.tpe.suggest)[20:] != found(hyperopt.rand.suggest)[20:]
-    with pytest.raises(UsageError, match="algo is 'hyperopt:anneal'; give auto.suggest, tpe.suggest or another"):
+    with pytest.raises(UsageError, match=r"^algo is 'hyperopt:anneal'; give auto\.suggest"):
         found("hyperopt:anneal")
 
 
