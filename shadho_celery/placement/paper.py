@@ -18,7 +18,8 @@ import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
-from shadho_celery.placement.base import Choice, Fits, Offers, Slot
+from shadho_celery.placement.base import Slot
+from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
@@ -206,10 +207,11 @@ def planck_weights(n: int) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-class PaperPolicy:
+class PaperPolicy(FifoPolicy):
     """SHADHO's own rule: ranked subspaces on ranked classes, Planck weights within a class (arXiv 1707.01428).
 
-    A class whose subspaces have no more trials helps with the others, so no slot is idle while there is work.
+    Promoted trials come first, as with `FifoPolicy`. A class whose subspaces have no more trials helps with the others,
+    so no slot is idle while there is work.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
@@ -252,21 +254,11 @@ class PaperPolicy:
         if self._results >= REFRESH_RESULTS and not following:
             self._refresh()
 
-    def wants(self) -> Mapping[str, int]:
-        return {}
-
-    def offer(self, trials: Sequence[Trial]) -> None:
-        pass
-
-    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
-        if offers.promotions:
-            return Choice(offers.promotions[0])
-        if not offers.open:
-            return None
-        ranked = [name for name in self.mapping.get(slot.compute_class.name, ()) if name in offers.open]
+    def _next(self, slot: Slot, names: Sequence[str]) -> str:
+        ranked = [name for name in self.mapping.get(slot.compute_class.name, ()) if name in names]
         if len(ranked) < 2:
-            return Choice(ranked[0] if ranked else offers.open[0])
-        return Choice(ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))])
+            return ranked[0] if ranked else names[0]
+        return ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))]
 
     def _refresh(self) -> None:
         """Score the subspaces with new results again, and rank."""

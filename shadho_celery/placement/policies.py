@@ -217,7 +217,11 @@ class FifoPolicy:
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
         if offers.promotions:
             return Choice(offers.promotions[0])
-        return Choice(offers.open[0]) if offers.open else None
+        return Choice(self._next(slot, offers.open)) if offers.open else None
+
+    def _next(self, slot: Slot, names: Sequence[str]) -> str:
+        """Return the subspace in which a slot draws, of those that are open."""
+        return names[0]
 
 
 def make_policy(
