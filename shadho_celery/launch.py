@@ -110,8 +110,8 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     type=click.Choice(["check", "ship"]),
     default="check",
     show_default=True,
-    help="Workers run the study's files as they have them, if they are those of here; or get them with --code ship, if "
-    "they accept code and the fleet has a signing key.",
+    help="check: workers run their own copies of the study's files, if these are the same as here. ship: workers get the "
+    "files from here, if they accept code and the fleet has a signing key.",
 )
 @click.option(
     "--show-output",

@@ -35,7 +35,7 @@ def readable_warnings() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            # Others, such as a DeprecationWarning, are for whoever maintains that line.
+            # Others, such as a DeprecationWarning, are for the maintainer of that line.
             if category is UserWarning:
                 say(f"Warning: {one_line(message, 1000)}", err=True)
             else:

@@ -79,7 +79,7 @@ def _refuse_settings(objective: object, space: object, sampler: object, of_file:
     """Raise UsageError for arguments that a study on workers takes from its study file."""
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
-    which = [*(["a sampler of one's own"] if callable(sampler) else []), *_given(of_file)]
+    which = [*(["a sampler of your own"] if callable(sampler) else []), *_given(of_file)]
     if which:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
 

@@ -62,7 +62,7 @@ def minimize(
         of the front.
     `seed`: makes the search repeatable.
     `sampler`: "auto", the default, "random", "qmc", "grid", "tpe", "gp", "cma", "local", "optuna:NAME" and
-        "hyperopt:NAME", theirs of that name, or a class of one's own (`samplers.base.Sampler`).
+        "hyperopt:NAME", theirs of that name, or your own class (`samplers.base.Sampler`).
     `policy`: places trials on classes of workers.
     `shares`: divides the trials among subspaces: "promise", the default with sampler "auto", more to those that may
         hold the best loss; "even", the default with others, by the space's own law, but a tenth to a subspace that only

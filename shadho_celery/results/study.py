@@ -111,7 +111,7 @@ class StudyResults:
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Sampler, policy, shares and objectives of its latest run, defaults too; a sampler of one's own is None."""
+        """Sampler, policy, shares and objectives of its latest run, defaults too; None for a sampler class of the user's."""
         return self._record.in_force
 
     @property

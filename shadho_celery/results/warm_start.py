@@ -267,10 +267,10 @@ def of_table(
     A file of `export` has what the objective got in it, and the drawn value in ``drawn.LABEL`` where that is another.
     The cell of a choice is the option, its name, or its index.
 
-    With `objectives` a column of each counts in place of it. Both have what the objective returned, but `loss` in a
-    file of `export` is the one that was minimised. The columns `state`,
-    `budget` and ``constraint.NAME`` of `export` count, if they are there. An empty cell is an inactive label. In a
-    table of one's own the cell of a choice may be an option's index, if no option has it as its text.
+    With `objectives`, the column of each objective replaces the column of the loss. Both have what the objective
+    returned, except that `loss` in a file of `export` is the loss that was minimised. The columns `state`, `budget` and
+    ``constraint.NAME`` of `export` are used if they exist. An empty cell is an inactive label. In a table written by
+    hand, the cell of a choice may be an option's index, if no option has it as its text.
     """
     names, lines = _lines(path)
     columns = {label: column for label in space.domains if (column := _column(label, names)) is not None}

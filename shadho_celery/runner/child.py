@@ -44,7 +44,7 @@ from shadho_celery.runner.threads import change_threads
 if TYPE_CHECKING:
     from shadho_celery.space.compile import Space
 
-#: signal that interrupts a trial at its time limit; hardly any library uses it
+#: signal that interrupts a trial at its time limit; few libraries use it
 _INTERRUPT = signal.SIGVTALRM
 
 

@@ -15,7 +15,7 @@ from shadho_celery.core.columns import FACTS, Sql
 #: SQLite's marks for a column that is computed when it is read or written
 _GENERATED = {2, 3}
 
-#: version of these tables; columns and tables that are added later change it not, those that go do
+#: version of these tables; it changes when a column or table is removed, not when one is added
 VERSION = 1
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters

@@ -40,7 +40,7 @@ def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"workers": 4}, "give slots by class"),
         ({"workers": {"cpu": 1}, "redis": "redis://nowhere"}, "workers are for this machine alone"),
         ({"workers": {"cpu": 1}, "fidelity": {"least": 1, "most": 3}}, "fidelity cannot be passed"),
-        ({"workers": {"cpu": 1}, "sampler": lambda *_: None}, "a sampler of one's own cannot be passed"),
+        ({"workers": {"cpu": 1}, "sampler": lambda *_: None}, "a sampler of your own cannot be passed"),
         ({"space": SPACE}, "has its own SPACE"),
         ({"workers": {"cpu": 1}, "enqueue": [{"y": 1}]}, "point 0: there is no label 'y'; known are x"),
         ({"trials": 0}, "trials=: 0 is not allowed"),
