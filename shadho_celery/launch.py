@@ -110,7 +110,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     type=click.Choice(["check", "ship"]),
     default="check",
     show_default=True,
-    help="check: workers run their own copies of the study's files, if these are the same as here. ship: workers get the "
+    help="check: workers run their own copies of the study's files, if they are the same as here. ship: workers get the "
     "files from here, if they accept code and the fleet has a signing key.",
 )
 @click.option(

@@ -70,7 +70,7 @@ class AskedTrial:
 
 
 class Study(StudyResults):
-    """A study run by your own program: `ask` for trials and `tell` their results, or `run` an objective in this process.
+    """A study in your own program: `ask` for trials and `tell` their results, or `run` an objective in this process.
 
     ::
 

@@ -111,7 +111,7 @@ class StudyResults:
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Sampler, policy, shares and objectives of its latest run, defaults too; None for a sampler class of the user's."""
+        """Sampler, policy, shares and objectives of its latest run, defaults too; None for a sampler of your own."""
         return self._record.in_force
 
     @property
