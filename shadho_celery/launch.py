@@ -110,8 +110,8 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     type=click.Choice(["check", "ship"]),
     default="check",
     show_default=True,
-    help="check: workers run their own copies of the study's files, if they are the same as here. ship: workers get the "
-    "files from here, if they accept code and the fleet has a signing key.",
+    help="check: workers run their own copies of the study's files, if they are the same. ship: workers get "
+    "these files, if they accept code and the fleet has a signing key.",
 )
 @click.option(
     "--show-output",
