@@ -461,7 +461,7 @@ def test_redis_files_that_are_cut_or_damaged_cost_no_finished_trial(desk: Desk) 
     file.write_bytes(b"not what Redis wrote" * 100 + file.read_bytes())
     damaged = desk.launch("my_study", "--resume", "--trials", "18", "--workers", "cpu=1").wait()
     assert damaged.code == 0, desk.said()
-    assert "set aside" in (folder / "supervisor.log").read_text()
+    assert "is renamed to" in (folder / "supervisor.log").read_text()
     assert desk.states()["COMPLETE"] == 18
     assert Counter(number for number, *_ in desk.runs("ended")).most_common(1)[0][1] == 1, "none was run again"
     desk.nothing_left()

@@ -350,15 +350,15 @@ def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_t
     assert worker.wait(30).code == 0, desk.said()
     assert len(desk.runs("ended")) == 1, "what ran was finished, nothing else was begun"
     assert not desk.pids("shadho_celery.runner")
-    words = ("--class", fleet.cpu, "--slots", "2", "--import", "my_study")
-    second = desk.start(sys.executable, "-m", "shadho_celery.worker", *words)
+    words = ("--class", fleet.cpu, "--import", "my_study", "--slots")
+    second = desk.start(sys.executable, "-m", "shadho_celery.worker", *words, "2")
     until(lambda: len(desk.pids("sleep", "61")) == 2, 30, desk.said)
     for says in ("stopping after the running trials", "running trials to give back: 2", ""):
         second.interrupt()
         second.says(says)
     assert second.wait(30).code == 130, desk.said()
     assert not desk.pids("sleep", "61")
-    third = desk.start(sys.executable, "-m", "shadho_celery.worker", *words, "--slots", "1")
+    third = desk.start(sys.executable, "-m", "shadho_celery.worker", *words, "1")
     desk.await_runs(4)
     third.send(signal.SIGHUP)
     assert command.wait(60).code == 0, desk.said()

@@ -160,7 +160,7 @@ DEEDS = {
     "kills_its_group": "SIGKILL",
     "runs_out_of_memory": "MemoryError",
     "closes_everything": "closed the pipe",
-    "writes_garbage": "no record",
+    "writes_garbage": "not a record",
     "prints_much": "after ten megabytes",
     "returns_nan": "'loss' is nan",
     "returns_nothing": "return value is None",
