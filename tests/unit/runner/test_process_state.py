@@ -32,6 +32,7 @@ CASES = {
     "logging.raiseExceptions": ("logging.raiseExceptions = False", "logging.raiseExceptions"),
     "logging.lastResort": ("logging.lastResort = None", "logging.lastResort"),
     "warnings.formatwarning": ("warnings.formatwarning = print", "warnings.formatwarning"),
+    "warnings.showwarning": ("warnings.showwarning = print", "warnings.showwarning"),
     "tempfile.tempdir": ("os.environ['TMPDIR'] = '/'; tempfile.gettempdir()", "tempfile.tempdir"),
     "sys.path": ("sys.path.insert(0, '/')", "sys.path"),
     "sys.path, another list": ("sys.path = ['/']", "sys.path"),
@@ -55,7 +56,7 @@ CASES = {
     "names of time": ("time.time = lambda: 0; time.sleep = print", "time.time"),
     "tracemalloc": ("tracemalloc.start()", "tracemalloc.is_tracing()"),
     "flags of dlopen": ("sys.setdlopenflags(os.RTLD_GLOBAL | os.RTLD_NOW)", "sys.getdlopenflags()"),
-    "default context of ssl": (
+    "ssl._create_default_https_context": (
         "ssl._create_default_https_context = ssl._create_unverified_context",
         "ssl._create_default_https_context",
     ),
@@ -65,7 +66,7 @@ CASES = {
     "loggers, of the root": ("logging.basicConfig(level=1)", "(logging.root.level, logging.root.handlers)"),
     "loggers, switched off": ("logging.getLogger('known').disabled = True", "logging.getLogger('known').disabled"),
     "logging.disable": ("logging.disable(50)", "logging.root.manager.disable"),
-    "logging.captureWarnings": ("logging.captureWarnings(True)", "warnings.showwarning is SHOW"),
+    "logging._warnings_showwarning": ("logging.captureWarnings(True)", "warnings.showwarning is SHOW"),
     "sys.modules": ("sys.modules['json'] = types.ModuleType('json')", "sys.modules['json']"),
     "sys.modules, removed": ("del sys.modules['json']", "'json' in sys.modules"),
     "sys.modules, blocked": ("sys.modules['wave'] = None", "sys.modules.get('wave', 1)"),
@@ -102,7 +103,7 @@ CASES = {
         "multiprocessing.set_start_method('spawn')",
         "multiprocessing.get_start_method(allow_none=True)",
     ),
-    "event loop policy of asyncio": ("asyncio.run(asyncio.sleep(0))", "asyncio.events._event_loop_policy"),
+    "asyncio.events._event_loop_policy": ("asyncio.run(asyncio.sleep(0))", "asyncio.events._event_loop_policy"),
     "numpy.seterr": ("numpy.seterr(all='raise')", "numpy.geterr()"),
     "numpy.seterrcall": ("numpy.seterrcall(print)", "numpy.geterrcall()"),
     "numpy.set_printoptions": ("numpy.set_printoptions(precision=2)", "numpy.get_printoptions()"),
@@ -181,7 +182,7 @@ for name, (change, look) in cases.items():
         changed = changed.copy()
     left = state.restore()
     found[name] = [changed != before, left, eval(look) == before]
-json.dump([found, [part.name for part in state._parts]], out)
+json.dump([found, [name for name, *_ in state._rules]], out)
 """
 
 
