@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from shadho_celery.runner.protocol import Interrupt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
@@ -129,7 +131,8 @@ class Leases:
 
         # A lease may be gone because its trial has ended since the request to Redis.
         if self._while_live(lease, ask):
-            for seconds, act in ((INTERRUPT_SECONDS, lease.runner.interrupt_trial), (STOP_SECONDS, lease.runner.kill)):
+            interrupt = partial(lease.runner.stop_trial, Interrupt)
+            for seconds, act in ((INTERRUPT_SECONDS, interrupt), (STOP_SECONDS, lease.runner.kill)):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))
                 timer.daemon = True
                 timer.start()

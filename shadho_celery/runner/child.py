@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.folders import holds_files
-from shadho_celery.core.hardware import THREAD_VARIABLES
+from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -39,7 +39,6 @@ from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
 from shadho_celery.runner.process_tree import MARK
-from shadho_celery.runner.threads import change_threads
 
 if TYPE_CHECKING:
     from shadho_celery.space.compile import Space
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
 #: signal that interrupts a trial at its time limit; few libraries use it
 _INTERRUPT = signal.SIGVTALRM
 
+
+#: libraries with their own number of threads, besides the pools that threadpoolctl finds (BLAS, OpenMP)
+_THREADED = ("torch", "numexpr")
 
 #: the interruptible objective of a study, its compiled space, and the names of its losses
 _Study: TypeAlias = "tuple[Objective, Space, Mapping[str, str] | None]"
@@ -69,9 +71,9 @@ class Child:
         self._is_sending = self._is_interrupted = False
         #: True if an import was interrupted: a partly imported module would make the next trial fail
         self._is_torn = False
-        #: orders that have not started, and the number of the one that has; both change under the condition
+        #: orders that have not started, and the number of the one that runs
         self._orders: deque[protocol.RunAttempt] = deque()
-        self._current = 0
+        self._current = protocol.NO_ORDER
         self._is_recalled = False
         #: threads of the numerical libraries, and the number of threads for the next trial
         self._threads = self._wanted_threads = os.environ.get(THREAD_VARIABLES[0], "")
@@ -94,20 +96,19 @@ class Child:
                 self._study(name)
         self._cleanup = Cleanup()
         self._send(protocol.Ready(codes=self._codes))
-        while self._serve_one(self._next(), self._cleanup):
-            pass
+        goes_on = True
+        while goes_on:
+            with self._changed:
+                while not self._orders:
+                    self._changed.wait()
+                order = self._orders.popleft()
+                # From now on, stops and interrupts refer to this one.
+                self._current = order.order
+                self._stop.clear()
+                self._timed_out.clear()
+            goes_on = self._serve_one(order, self._cleanup)
         # The worker replaces this process. Orders that were sent ahead run in the next one.
         os._exit(0)
-
-    def _next(self) -> protocol.RunAttempt:
-        """Return the next order and start it: from now on, stops and interrupts refer to this one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._orders)
-            order = self._orders.popleft()
-            self._current = order.order
-            self._stop.clear()
-            self._timed_out.clear()
-        return order
 
     def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
         """Run an attempt and send its end. Return whether this process can run another one.
@@ -115,20 +116,15 @@ class Child:
         It cannot if the attempt needs another version of the code: a new process reads the current files.
         """
         if self._wanted_threads != self._threads:
-            self._change_threads(cleanup)
+            before, self._threads = self._threads, self._wanted_threads
+            change_threads(before, self._threads)
+            # The new number is the one to restore after a trial.
+            cleanup.note()
         if not self._has(order):
             self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
             return False
-        is_over = False
-
-        def tell(record: protocol.FromChild) -> None:
-            with self._sending:
-                # A thread that outlives its trial must not send records in the name of the next one.
-                if not is_over:
-                    self._send(record)
-
         cleanup.divide_output(protocol.boundary(self._mark, order.order))
-        outcome = self._outcome(order, tell, cleanup.spares[2])
+        outcome = self._outcome(order, cleanup.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and this is the child process, which has also returned.
             os._exit(0)
@@ -139,23 +135,13 @@ class Child:
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
         cleanup.divide_output(protocol.boundary(self._mark, protocol.NO_ORDER))
+        # A process that has run out of memory may still hold some of it.
+        is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
         with self._sending:
-            is_over = True
-            # A process that has run out of memory may still hold some of it.
-            is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
-            record = protocol.Ended(
-                order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=self._is_recalled
-            )
-            self._send(record)
+            is_recalled = self._is_recalled
+            self._send(protocol.Ended(order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=is_recalled))
+            self._current = protocol.NO_ORDER
         return not is_unfit
-
-    def _change_threads(self, cleanup: Cleanup) -> None:
-        """Give trials the number of threads that the worker has sent last."""
-        wanted = self._wanted_threads
-        change_threads(self._threads, wanted)
-        self._threads = wanted
-        # The new number is the one to restore after a trial.
-        cleanup.note()
 
     def _listen(self) -> None:
         """Read the pipe. End this process when either end of it is closed."""
@@ -201,14 +187,14 @@ class Child:
             raise TrialTimeout("the trial has reached its time limit (trial timeout)")
         raise TrialStopped("the trial was cancelled or pruned")
 
-    def _context(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None]) -> LocalContext:
+    def _context(self, order: protocol.RunAttempt, objectives: Mapping[str, str] | None) -> LocalContext:
         attempt, seat = order.attempt, order.replica
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
             # A replica computes for the trial, whose coordinator sends the reports.
             if seat is None:
-                tell(protocol.Reported(order=order.order, step=step, loss=loss))
+                self._send(protocol.Reported(order=order.order, step=step, loss=loss))
 
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:
@@ -224,14 +210,14 @@ class Child:
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"
             called.append(as_record(call, GangCall, "context.call_replicas", form))
-            # The time limit is paused while the trial waits for replicas, so the dump of `_run` would come too early.
+            # The time limit is paused while the trial waits for replicas, so that dump would come too early.
             faulthandler.cancel_dump_traceback_later()
-            tell(protocol.Gang(order=order.order, call=called[-1]))
+            self._send(protocol.Gang(order=order.order, call=called[-1]))
 
         def gang_assembled() -> None:
             # A gang without a call has no replicas on the fleet.
             if called:
-                tell(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
+                self._send(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
         return LocalContext(
             study=order.study,
@@ -244,6 +230,7 @@ class Child:
             slot=order.slot,
             budget=whole(attempt.budget),
             on_report=report,
+            objectives=objectives,
             stopped=self._stop.is_set,
             timeout=order.timeout,
             timed_out=self._timed_out.is_set,
@@ -255,38 +242,33 @@ class Child:
             on_gang_assembled=gang_assembled,
         )
 
-    def _outcome(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None], output: int) -> Outcome:
+    def _outcome(self, order: protocol.RunAttempt, output: int) -> Outcome:
+        """Run an attempt to its end. `output` is a copy of the descriptor of standard error."""
+        attempt, timeout, is_replica = order.attempt, order.timeout, order.replica is not None
         try:
-            study = self._study(order.module)
+            objective, space, objectives = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
-        # Python shows a warning once per process. Within this block it is once per trial. Context variables are reset
-        # per trial.
-        with warnings.catch_warnings():
-            return copy_context().run(self._run, study, order, tell, output)
-
-    def _run(
-        self,
-        study: _Study,
-        order: protocol.RunAttempt,
-        tell: Callable[[protocol.FromChild], None],
-        output: int,
-    ) -> Outcome:
-        timeout = order.timeout
-        context = self._context(order, tell)
-        objective, space, context.objectives = study
-        continued = None if order.attempt.origin is None else holds_files(Path(order.checkpoint_dir))
+        context = self._context(order, objectives)
+        continued = None if attempt.origin is None else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory()
-        _seed(context.seed)
+        _seed(attempt.seed)
         if timeout is not None:
             # This traceback shows where a trial hangs in C, even if Python cannot raise an exception there.
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
-        fatal = () if order.replica is None else (ReplicaDone,)
         try:
-            # A replica's loss is not used: its coordinator returns the trial's loss.
-            named = context.objectives if order.replica is None else None
-            make_params = partial(space.evaluate, order.attempt.params)
-            outcome = call(objective, make_params, context, fatal=fatal, objectives=named)
+            # Python shows a warning once per process. Within this block it is once per trial. Context variables are
+            # reset per trial.
+            with warnings.catch_warnings():
+                outcome = copy_context().run(
+                    call,
+                    objective,
+                    partial(space.evaluate, attempt.params),
+                    context,
+                    fatal=(ReplicaDone,) if is_replica else (),
+                    # A replica's loss is not used: its coordinator returns the trial's loss.
+                    objectives=None if is_replica else objectives,
+                )
         except ReplicaDone:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang does not need it any more", seconds=0.0)
         if timeout is not None:
@@ -346,6 +328,9 @@ class Child:
 
     def _send(self, record: protocol.FromChild) -> None:
         with self._sending:
+            if isinstance(record, protocol.Reported | protocol.Gang) and record.order != self._current:
+                # A thread that outlives its trial must not send records in the name of the next one.
+                return
             if identity(self._pipe.fileno()) != self._pipe_identity:
                 # The descriptor now belongs to a file of the trial.
                 with suppress(OSError):
@@ -382,6 +367,25 @@ def _seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
+
+
+def change_threads(before: str, after: str) -> None:
+    """Change the number of threads of the numerical libraries that are imported, and of those imported later.
+
+    A number other than `before` was set by the study and is kept. OpenMP stores its number per thread, so call this in
+    the thread that runs the trials.
+    """
+    os.environ.update({name: told for name, told in thread_variables(after).items() if os.environ.get(name) == before})
+    for library in [sys.modules[name] for name in _THREADED if name in sys.modules]:
+        # Another version of the library may lack one of them.
+        with suppress(Exception):
+            if str(library.get_num_threads()) == before:
+                library.set_num_threads(int(after))
+    if "threadpoolctl" in sys.modules:
+        # `process_state` imports it with numpy.
+        for pool in sys.modules["threadpoolctl"].ThreadpoolController().lib_controllers:
+            if str(pool.num_threads) == before:
+                pool.set_num_threads(int(after))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -64,14 +64,7 @@ class Output:
         self._is_over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
-
-    def start(self) -> None:
-        """Start to read."""
         self._thread.start()
-
-    def abandon(self) -> None:
-        """Close the pipe of a process that could not be started."""
-        self._reading.close()
 
     def expect(self, order: int, path: str) -> None:
         """Record the log of an order. Call this before the order is sent."""

@@ -78,7 +78,7 @@ class TrialProcess:
         self._ending = threading.Lock()
         self._system_kills = system_kills()
         self._mark = uuid.uuid4().hex
-        self._output = Output(self._mark, complain)
+        self.output = Output(self._mark, complain)
         self._pipe, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         try:
@@ -86,7 +86,7 @@ class TrialProcess:
                 [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
                 pass_fds=[lifeline, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output.end,
+                stdout=self.output.end,
                 stderr=subprocess.STDOUT,
                 env={**without_credentials(os.environ), **environment, MARK: self._mark},
                 # Ctrl-C at the terminal does not reach it.
@@ -95,13 +95,11 @@ class TrialProcess:
         except BaseException:
             os.close(self._lifeline)
             self._close()
-            self._output.abandon()
             raise
         finally:
             theirs.close()
             os.close(lifeline)
-            self._output.end.close()
-        self._output.start()
+            self.output.end.close()
 
     def is_idle(self) -> bool:
         """Return whether it is alive and has sent nothing; its first record, that it is ready, does not count."""
@@ -121,7 +119,7 @@ class TrialProcess:
         """
         for record in records:
             if isinstance(record, RunAttempt) and record.log:
-                self._output.expect(record.order, record.log)
+                self.output.expect(record.order, record.log)
         with self._sending, suppress(OSError):
             self._pipe.sendall(b"".join(map(encode, records)))
 
@@ -156,10 +154,6 @@ class TrialProcess:
             self.codes = record.codes
             self._ready.set()
         return record
-
-    def last_lines(self, order: int) -> str:
-        """Return the last lines that an order has printed, with time stamps, or ""."""
-        return self._output.last_lines(order)
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
         """Wait until it is ready, `over` is set, or the time is up."""
@@ -209,7 +203,7 @@ class TrialProcess:
                 if self._code < 0:
                     # It exits with its child's signal. If the child has killed the reaper, the tree may still be alive.
                     kill_marked(self._mark)
-                self._output.join()
+                self.output.join()
                 self._close()
             return self._code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -135,7 +136,9 @@ ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
 # Created at import: each of a worker's slots decodes in its own thread.
-_to_child, _from_child = decoder(ToChild), decoder(FromChild)
+_from_child = decoder(FromChild)
+#: returns the record in a line from the worker
+decode_to_child: Callable[[str], ToChild] = decoder(ToChild)
 
 
 def boundary(mark: str, order: int) -> bytes:
@@ -151,12 +154,6 @@ def encode(record: ToChild | FromChild) -> bytes:
     return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
 
 
-def decode_to_child(line: str) -> ToChild:
-    """Return the record in a line from the worker."""
-    record: ToChild = _to_child(line)
-    return record
-
-
 def decode_from_child(line: bytes) -> FromChild:
     """Return the record in a line from the process.
 
@@ -165,15 +162,16 @@ def decode_from_child(line: bytes) -> FromChild:
     """
     record: FromChild = _from_child(line)
     if isinstance(record, Ended):
-        texts = {"error": _fit(record.outcome.error), "warning": _fit(record.outcome.warning)}
+        outcome = record.outcome
+        # Of at most MAX_TEXT characters, without unpaired surrogates, which cannot be sent on.
+        texts = {
+            name: text[:MAX_TEXT].encode("utf-8", "replace").decode()
+            for name, text in (("error", outcome.error), ("warning", outcome.warning))
+            if text is not None
+        }
         # The worker adds the log.
-        outcome = replace(record.outcome, **texts, log=None)
+        outcome = replace(outcome, **texts, log=None)
         if not outcome.is_an_end:
             raise ValueError("not the end of a trial")
         record = replace(record, outcome=outcome)
     return record
-
-
-def _fit(text: str | None) -> str | None:
-    """Return a text of at most MAX_TEXT characters, without unpaired surrogates, which cannot be sent on."""
-    return None if text is None else text[:MAX_TEXT].encode("utf-8", "replace").decode()

@@ -142,43 +142,46 @@ class Runner:
         A process that has another version of the study's code is replaced once, because its files may have been edited
         since. Raises OtherCode if the new process has another version too.
         """
-        try:
-            return self._run(order, on_report, on_gang)
-        except OtherCode:
-            return self._run(order, on_report, on_gang)
+        ended = self._run(order, on_report, on_gang)
+        if isinstance(ended, Refused):
+            ended = self._run(order, on_report, on_gang)
+        if isinstance(ended, Refused):
+            raise OtherCode(ended.code)
+        return ended
 
-    def _run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome:
+    def _run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome | Refused:
         began = SystemClock().now()
         try:
             process, number, has_more = self._begin(order)
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
-        limit = _TimeLimit(order.timeout, process, number)
-        ended, broken = None, ""
+        limit, ended, reason = None, None, ""
         try:
-            ended = _converse(limit, has_more, on_report, on_gang)
+            limit = None if order.timeout is None else _TimeLimit(order.timeout, process, number)
+            ended = _converse(process, number, limit, on_report, on_gang, has_more=has_more)
         except BrokenRecord as error:
-            broken = str(error)
+            reason = str(error)
             process.kill()
         except BaseException:
             # The trial must not continue beside the next one.
             process.kill()
             raise
         finally:
-            limit.end()
+            if limit is not None:
+                reason = reason or limit.end()
             self._end(process, ended)
         if isinstance(ended, Refused):
-            raise OtherCode(ended.code)
+            return ended
         if ended is not None and ended.outcome.state is not TrialState.FAILED:
             return ended.outcome
         if ended is not None:
-            return replace(ended.outcome, log=process.last_lines(number) or None)
+            return replace(ended.outcome, log=process.output.last_lines(number) or None)
         how, out_of_memory = process.death()
-        last_lines = process.last_lines(number)
+        last_lines = process.output.last_lines(number)
         printed = f"; it last printed:\n{unstamped(last_lines)}" if last_lines else ""
         return Outcome(
             state=TrialState.FAILED,
-            error=(broken or limit.reason or how) + printed,
+            error=(reason or how) + printed,
             seconds=max(0.0, SystemClock().now() - began),
             out_of_memory=out_of_memory,
             log=last_lines or None,
@@ -206,19 +209,12 @@ class Runner:
         if process is not None:
             process.send(Threads(threads=threads))
 
-    def stop_trial(self) -> None:
-        """Set the running trial's stop flag."""
+    def stop_trial(self, how: type[Stop | Interrupt] = Stop) -> None:
+        """Set the running trial's stop flag, or interrupt it."""
         with self._lock:
             process, current = self._process, self._current
         if process is not None:
-            process.send(Stop(order=current))
-
-    def interrupt_trial(self) -> None:
-        """Interrupt the running trial, whose stop flag was set."""
-        with self._lock:
-            process, current = self._process, self._current
-        if process is not None:
-            process.send(Interrupt(order=current))
+            process.send(how(order=current))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""
@@ -288,22 +284,15 @@ class Runner:
 class _TimeLimit:
     """Interrupts a trial when its time is up, and kills its process if that does not help."""
 
-    def __init__(self, seconds: float | None, process: TrialProcess, number: int) -> None:
-        self._seconds = seconds
-        #: number of its order
-        self.number = number
+    def __init__(self, seconds: float, process: TrialProcess, number: int) -> None:
+        """Start the clock for the order with this number."""
         #: the error of the trial after its process was killed
-        self.reason = ""
-        self.process = process
+        self._reason = ""
         self._over = threading.Event()
         self._is_paused = False
         #: notified when the limit ends, pauses or continues
         self._changed = threading.Condition()
-
-    def begin(self) -> None:
-        """Start the clock."""
-        if self._seconds is not None:
-            threading.Thread(target=self._watch, args=(self._seconds,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(seconds, process, number), daemon=True).start()
 
     def pause(self, *, paused: bool) -> None:
         """Pause the clock, or continue if `paused` is False."""
@@ -311,14 +300,17 @@ class _TimeLimit:
             self._is_paused = paused
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """End the limit with its trial, before the process runs another one."""
+    def end(self) -> str:
+        """End the limit with its trial, before the process runs another one. Return why it killed the process, or
+        "".
+        """
         with self._changed:
             self._over.set()
             self._changed.notify_all()
+            return self._reason
 
-    def _watch(self, seconds: float) -> None:
-        self.process.await_ready(IMPORT_SECONDS, self._over)
+    def _watch(self, seconds: float, process: TrialProcess, number: int) -> None:
+        process.await_ready(IMPORT_SECONDS, self._over)
         with self._changed:
             left = seconds
             while left > 0 and not self._over.is_set():
@@ -329,31 +321,39 @@ class _TimeLimit:
             is_over = self._over.is_set()
         if not is_over:
             # Not under the condition: a trial that does not read would block the end of its limit.
-            self.process.send(TimeUp(order=self.number))
+            process.send(TimeUp(order=number))
         if self._over.wait(HARD_SECONDS):
             return
         with self._changed:
             if not self._over.is_set():
-                self.reason = (
+                self._reason = (
                     f"timed out after {seconds:g} s (trial timeout): it ignored its interruption "
                     f"and was killed {HARD_SECONDS:g} s later"
                 )
-                self.process.kill()
+                process.kill()
 
 
-def _converse(limit: _TimeLimit, has_more: bool, on_report: OnReport, on_gang: OnGang) -> Ended | Refused | None:
-    """Receive records until the trial ends or is refused. Return None if the process has died.
+def _converse(
+    process: TrialProcess,
+    number: int,
+    limit: _TimeLimit | None,
+    on_report: OnReport,
+    on_gang: OnGang,
+    *,
+    has_more: bool,
+) -> Ended | Refused | None:
+    """Receive records of an order until it ends or is refused. Return None if the process has died.
 
     `has_more` says that further trials follow this one.
     """
-    limit.begin()
-    while (record := limit.process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
-        if isinstance(record, Ready) or record.order != limit.number:
+    while (record := process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
+        if isinstance(record, Ready) or record.order != number:
             continue
         if isinstance(record, Reported):
             on_report(record)
         elif isinstance(record, Gang):
-            limit.pause(paused=not record.call.assembled)
+            if limit is not None:
+                limit.pause(paused=not record.call.assembled)
             on_gang(record.call)
         else:
             return record

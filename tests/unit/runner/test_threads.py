@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.hardware import THREAD_VARIABLES
-from shadho_celery.runner.threads import change_threads
+from shadho_celery.runner.child import change_threads
 
 
 class Library:
