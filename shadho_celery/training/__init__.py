@@ -2,7 +2,8 @@
 
 Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
 first N gradients of a step and drops the late ones (Chen et al., *Revisiting Distributed Synchronous SGD*, arXiv
-1604.00981). `README.md` beside this file describes how to use it.
+1604.00981). `README.md` beside this file describes how to use it. At the top are the modules that users call, below
+them `wire`, `coordinator` and `replica`.
 
 The room imports `core`, `objective`, `errors` and torch, and opens its own sockets. It does not know queues, stores or
 schedulers: an objective reaches those through its context. The same training therefore runs on a fleet, on a laptop and
@@ -16,11 +17,10 @@ except ModuleNotFoundError as error:
         'shadho_celery.training needs torch; install it in the checkout: pip install -e ".[torch]"', name="torch"
     ) from error
 
-from shadho_celery.training.codecs import Quantize, Raw
 from shadho_celery.training.gang import Gang, gang
-from shadho_celery.training.modes import Async, Average, Elastic
 from shadho_celery.training.replay import replay
 from shadho_celery.training.report import Report
-from shadho_celery.training.strategies import Sync
+from shadho_celery.training.strategies import Async, Average, Elastic, Sync
+from shadho_celery.training.wire.codecs import Quantize, Raw
 
 __all__ = ["Async", "Average", "Elastic", "Gang", "Quantize", "Raw", "Report", "Sync", "gang", "replay"]

@@ -19,7 +19,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
@@ -30,22 +29,19 @@ from shadho_celery.core.hardware import own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
-from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.codecs import Codec, Raw
-from shadho_celery.training.compute import Computer
-from shadho_celery.training.coordinator import Coordinator
-from shadho_celery.training.data import Batches, Data, Loss, check_loss
-from shadho_celery.training.handshake import make_token
-from shadho_celery.training.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
-from shadho_celery.training.log import Log
-from shadho_celery.training.payload import Layout
-from shadho_celery.training.processes import Processes
-from shadho_celery.training.quorum import QuorumPolicy
-from shadho_celery.training.replica import Delay, Workload, serve
-from shadho_celery.training.report import Report
-from shadho_celery.training.run import Plan, Run
+from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.checkpoints import Claim
+from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
+from shadho_celery.training.coordinator.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
+from shadho_celery.training.coordinator.run import Plan, Run
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, check_loss
+from shadho_celery.training.replica.processes import Processes
+from shadho_celery.training.replica.replica import Delay, Workload, serve
+from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Strategy, Sync
-from shadho_celery.training.vectors import MAX_PARAMETERS, Shape
+from shadho_celery.training.wire.codecs import Codec, Layout, Raw
+from shadho_celery.training.wire.handshake import make_token
+from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
 logger = logging.getLogger(__name__)
 
@@ -56,53 +52,8 @@ LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class GangSettings:
-    """Settings of a gang, checked and completed by `gang`."""
-
-    strategy: Strategy
-    codec: Codec
-    policy: QuorumPolicy
-    #: secret that admits replicas; None generates one
-    token: str | None
-    #: address given to the replicas; None detects it
-    host: str | None
-    #: port to listen on; 0 for any free port
-    port: int
-    #: seconds of silence after which a replica counts as lost
-    deadline_seconds: float
-    delay: Delay | None
-    start_method: Literal["fork", "spawn"] | None
-
-    @property
-    def backups(self) -> int:
-        """b, or the number that "auto" starts with: a third of N, rounded up."""
-        return -(-self.strategy.replicas // 3) if self.strategy.backups == "auto" else self.strategy.backups
-
-    @property
-    def places(self) -> int:
-        """N + b."""
-        return self.strategy.replicas + self.backups
-
-
-def gang(
-    context: Context,
-    replicas: int | None = None,
-    backups: int | Literal["auto"] = 0,
-    *,
-    strategy: Strategy | None = None,
-    codec: Codec | None = None,
-    token: str | None = None,
-    host: str | None = None,
-    port: int = 0,
-    start_seconds: float | None = None,
-    grace_seconds: float | None = None,
-    on_few: Literal["shrink", "wait", "fail"] = "shrink",
-    deadline_seconds: float = 30.0,
-    delay: Delay | None = None,
-    start_method: Literal["fork", "spawn"] | None = None,
-) -> Gang:
-    """Return a gang of N `replicas` and b `backups` that trains with `Sync`, or one that trains with `strategy`.
+class Gang:
+    """Processes that train one model once, with `Sync` or `strategy`. Closed at the end of its `with` block.
 
     One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters. Beyond that, use
     DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are optional.
@@ -114,44 +65,53 @@ def gang(
     `deadline_seconds` counts as lost. `delay(place, draw)` gives the minimum seconds of a gradient, to simulate slow
     machines. Raises UsageError.
     """
-    _check_arguments(strategy, codec, token, port, on_few)
-    # A grace of 0 is valid: the gang does not wait for replacements.
-    _check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
-    strategy = _chosen_strategy(strategy, replicas, backups)
-    calls = context.slots > 1
-    if calls and strategy.replicas > context.slots:
-        raise UsageError(
-            f"the gang is for {strategy.replicas} replicas, but the trial has {context.slots} slots; "
-            "set STUDY['slots'] to the number of replicas"
-        )
-    if start_seconds is None:
+
+    def __init__(
+        self,
+        context: Context,
+        replicas: int | None = None,
+        backups: int | Literal["auto"] = 0,
+        *,
+        strategy: Strategy | None = None,
+        codec: Codec | None = None,
+        token: str | None = None,
+        host: str | None = None,
+        port: int = 0,
+        start_seconds: float | None = None,
+        grace_seconds: float | None = None,
+        on_few: Literal["shrink", "wait", "fail"] = "shrink",
+        deadline_seconds: float = 30.0,
+        delay: Delay | None = None,
+        start_method: Literal["fork", "spawn"] | None = None,
+    ) -> None:
+        _check_arguments(strategy, codec, token, port, on_few)
+        # A grace of 0 is valid: the gang does not wait for replacements.
+        _check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
+        self.context, self.strategy = context, _chosen_strategy(strategy, replicas, backups)
+        replicas, backups = self.strategy.replicas, self.strategy.backups
+        #: True if the replicas come from the trial's queue
+        self._calls = context.slots > 1
+        if self._calls and replicas > context.slots:
+            raise UsageError(
+                f"the gang is for {replicas} replicas, but the trial has {context.slots} slots; "
+                "set STUDY['slots'] to the number of replicas"
+            )
+        #: b, or the number that "auto" starts with: a third of N, rounded up
+        self._backups = -(-replicas // 3) if backups == "auto" else backups
+        self._places = replicas + self._backups
         # Called replicas may take long to start, and the scheduler takes an incomplete gang back.
-        start_seconds = 3600.0 if calls else 60.0
-    if grace_seconds is None:
-        grace_seconds = 10.0 if calls else 0.0
-    settings = GangSettings(
-        strategy=strategy,
-        codec=codec or Raw(),
-        policy=QuorumPolicy(start_seconds=start_seconds, grace_seconds=grace_seconds, on_few=on_few),
-        token=token,
-        host=host,
-        port=port,
-        deadline_seconds=deadline_seconds,
-        delay=delay,
-        start_method=start_method,
-    )
-    return Gang(context, settings)
-
-
-class Gang:
-    """Processes that train one model once. Created by `gang`, and closed at the end of its `with` block."""
-
-    def __init__(self, context: Context, settings: GangSettings) -> None:
-        self.context, self.settings, self.strategy = context, settings, settings.strategy
+        start, grace = (3600.0, 10.0) if self._calls else (60.0, 0.0)
+        self._policy = QuorumPolicy(
+            start_seconds=start if start_seconds is None else start_seconds,
+            grace_seconds=grace if grace_seconds is None else grace_seconds,
+            on_few=on_few,
+        )
+        self._codec, self._delay, self._deadline = codec or Raw(), delay, deadline_seconds
+        self._token, self._host, self._port = token, host, port
         #: record of the gradients that made each step; `replay` uses it to compute the training again
         self.log = Log()
         #: replica processes on this machine
-        self.processes = Processes(settings.start_method)
+        self.processes = Processes(start_method)
         #: address on which the coordinator listens, as ``host:port``; None before it does
         self.address: str | None = None
         self._listener: Listener | None = None
@@ -214,118 +174,111 @@ class Gang:
         """Return how many replicas are connected; 0 if this process trains alone."""
         return self._listener.present() if self._listener is not None else 0
 
-    def close(self, reason: str, *, error: bool = False) -> None:
+    def close(self, reason: str) -> None:
         """Dismiss the replicas, and end those on this machine."""
         if self._server is not None:
             close_socket(self._server)
         if self._listener is not None:
-            self._listener.close(reason, error=error)
+            self._listener.close(reason)
         self.processes.close()
 
     def _train(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss) -> Report:
         """Act as a replica, as the only process, or as the coordinator."""
-        settings = self.settings
-        places = settings.places
         # Errors in the data are raised here, before any process is started.
-        batches = Batches(data, batch=plan.batch, seed=plan.seed, places=places, micro_batches=plan.micro_batches)
+        batches = Batches(data, batch=plan.batch, seed=plan.seed, places=self._places, micro_batches=plan.micro_batches)
+        described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
         workload = Workload(
             model=centre.model,
             optimizer=centre.optimizer,
             data=data,
             loss=loss,
-            strategy=settings.strategy,
-            codec=settings.codec,
-            digest=_digest(centre.shape, settings, batches.digest, self.context.gangs),
+            strategy=self.strategy,
+            codec=self._codec,
+            digest=hashlib.sha256(described.encode()).hexdigest()[:16],
             # Connections within this machine need not be encrypted.
-            encrypted=self.context.encrypted and self.context.slots > 1,
-            delay=settings.delay,
+            encrypted=self.context.encrypted and self._calls,
+            delay=self._delay,
         )
         if self.context.replica is not None:
             return self._take_part(self.context.replica, workload)
-        run = Run(plan, centre, self.context, digest=workload.digest, places=places)
+        run = Run(plan, centre, self.context, digest=workload.digest, places=self._places)
         self.log = run.log
-        for text in _limit_warnings(places, centre.size):
+        for text in _limit_warnings(self._places, centre.size):
             logger.warning("%s", text)
             run.log.notes.append(text)
-        if places == 1 and isinstance(settings.strategy, Sync) and self.context.slots == 1:
-            run.claim(settings.token)
+        claim = run.claim(self._token)
+        coordinator = None
+        if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
             _train_locally(run, loss, batches)
             run.finish()
-            return self._report(run)
-        return self._coordinate(run, workload)
+        else:
+            try:
+                coordinator = self._assemble(run, workload, claim)
+                coordinator.train()
+                run.finish()
+            finally:
+                self.close("the training has ended")
+        return self._report(run, coordinator)
 
     def _take_part(self, seat: ReplicaSeat, workload: Workload) -> Report:
         """Act as a replica, and leave the objective by raising ReplicaDone."""
         if self.context.gangs < seat.call:
             # An earlier gang of the trial, which has ended. The later one gets its parameters from its coordinator.
-            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self.settings.places))
+            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self._places))
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
-    def _coordinate(self, run: Run, workload: Workload) -> Report:
-        """Act as the coordinator."""
-        try:
-            coordinator = self._assemble(run, workload)
-            coordinator.train()
-            run.finish()
-        finally:
-            self.close("the training has ended")
-        return self._report(run, coordinator)
-
-    def _assemble(self, run: Run, workload: Workload) -> Coordinator:
+    def _assemble(self, run: Run, workload: Workload, claim: Claim | None) -> Coordinator:
         """Listen for replicas, start or call them, and return their coordinator."""
-        settings, plan = self.settings, run.plan
-        calls = self.context.slots > 1
-        claim = run.claim(settings.token)
-        token = claim.token if claim else settings.token or make_token()
+        token = claim.token if claim else self._token or make_token()
         epoch = claim.epoch if claim else 1
-        host = (settings.host or os.environ.get(HOST_VARIABLE) or own_address()) if calls else LOOPBACK
-        self._server = self._listen(_listening_address(host) if calls else host, claim.port if claim else 0)
+        host = (self._host or os.environ.get(HOST_VARIABLE) or own_address()) if self._calls else LOOPBACK
+        self._server = self._listen(_listening_address(host) if self._calls else host, claim.port if claim else 0)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
         # Before this process has any threads, because only then is forking safe.
-        for rank in range(1 if calls else settings.places):
+        for rank in range(1 if self._calls else self._places):
             seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
             self.processes.start(seat, workload, self._server)
-        layout = Layout(run.centre.shape, settings.codec)
+        layout = Layout(run.centre.shape, self._codec)
         terms = Terms(
             token=token,
             epoch=epoch,
-            places=settings.places,
+            places=self._places,
             digest=workload.digest,
             max_bytes=layout.max_grad_bytes,
-            seed=plan.seed,
+            seed=run.plan.seed,
             encrypted=workload.encrypted,
-            batch=plan.batch,
-            micro_batches=plan.micro_batches,
-            deadline_seconds=settings.deadline_seconds,
-            heartbeat_seconds=min(2.0, settings.deadline_seconds / 4),
+            batch=run.plan.batch,
+            micro_batches=run.plan.micro_batches,
+            deadline_seconds=self._deadline,
+            heartbeat_seconds=min(2.0, self._deadline / 4),
         )
         self._listener = Listener(self._server, terms)
         self._listener.start()
-        if calls:
-            self.context.call_replicas(self.address, token, settings.backups)
+        if self._calls:
+            self.context.call_replicas(self.address, token, self._backups)
         return Coordinator(
             run,
-            settings.strategy,
+            self.strategy,
             layout,
             self._listener,
             epoch=epoch,
-            backups=settings.backups,
-            policy=settings.policy,
-            can_come=None if calls else self.processes.alive,
+            backups=self._backups,
+            policy=self._policy,
+            can_come=None if self._calls else self.processes.alive,
             encrypted=workload.encrypted,
         )
 
     def _listen(self, host: str, last_port: int) -> socket.socket:
-        if not self.settings.port and last_port:
+        if not self._port and last_port:
             # Replicas that survived the last coordinator reconnect to its port.
             try:
                 return listen(host, last_port)
             except UsageError:
                 logger.info("port %d of the last coordinator is in use; using another one", last_port)
-        return listen(host, self.settings.port)
+        return listen(host, self._port)
 
     def _report(self, run: Run, coordinator: Coordinator | None = None) -> Report:
         """Return the report of a finished training, and log its warnings."""
@@ -344,6 +297,10 @@ class Gang:
         for text in report.warnings():
             logger.warning("%s", text)
         return report
+
+
+#: the name by which an objective creates one
+gang = Gang
 
 
 def _listening_address(host: str) -> str:
@@ -380,12 +337,6 @@ def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
             run.skip_step()
             shape.buffers.write(before)
         run.after_step()
-
-
-def _digest(shape: Shape, settings: GangSettings, data: str, number: int) -> str:
-    """Return the digest of all that must be equal in coordinator and replicas. `number` counts the trial's gangs."""
-    text = f"{shape.digest}:{settings.strategy!r}:{settings.codec!r}:{data}:{number}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _limit_warnings(places: int, size: int) -> Iterator[str]:

@@ -8,13 +8,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.compute import Computer
-from shadho_celery.training.data import Batches, Data, Loss
-from shadho_celery.training.log import Log
-from shadho_celery.training.mean import Mean
+from shadho_celery.training.coordinator.centre import Mean, ModelCentre
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss
+from shadho_celery.training.report import Log
 from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.vectors import Bucket
+from shadho_celery.training.wire.vectors import Bucket
 
 
 def replay(

@@ -1,16 +1,20 @@
-"""Report of a finished training: step times, and the share of each replica's gradients that counted."""
+"""Log and report of a training: its steps, step times, and the share of each replica's gradients that counted.
+
+From the log one process can compute the training again.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
 
-from shadho_celery.training.backups import Prediction
-from shadho_celery.training.log import Log
+from shadho_celery.training.coordinator.backups import Prediction
 
 #: a warning names a replica with a lower share of accepted gradients
 FEW_ACCEPTED = 0.2
@@ -20,6 +24,42 @@ PERCENTILES = (50, 90, 99)
 BAR_WIDTH = 40
 #: text of a chart without predictions
 NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
+
+
+class Step(NamedTuple):
+    """One step of a training."""
+
+    #: number of the step, from 0
+    step: int
+    #: places whose vectors made the step, in the order in which they were added; empty if the step was skipped
+    accepted: tuple[int, ...]
+    #: mean loss of their batches, at the parameters before the step
+    loss: float
+    #: seconds since the step before, or since the start
+    seconds: float
+    #: factor on the learning rate; below 1 while replicas were missing
+    scale: float = 1.0
+
+
+@dataclass(kw_only=True)
+class Log:
+    """Steps of a training and counts of its vectors; the coordinator writes it."""
+
+    #: number of positions in the gang, by which the stream of batches is numbered
+    places: int = 1
+    steps: list[Step] = field(default_factory=list)
+    #: vectors that made a step, by place
+    accepted: Counter[int] = field(default_factory=Counter)
+    #: vectors that came too late and were dropped, by place
+    late: Counter[int] = field(default_factory=Counter)
+    #: vectors that never arrived because their step ended without them, by place
+    cancelled: Counter[int] = field(default_factory=Counter)
+    #: frames refused, by cause
+    refused: Counter[str] = field(default_factory=Counter)
+    #: messages for the user, in order
+    notes: list[str] = field(default_factory=list)
+    #: steps restored from a checkpoint, which are also in `steps`; None for a training from the start
+    resumed_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,12 @@ frames, failures and checkpoints are the same for all strategies.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Literal, Protocol
 
 import numpy as np
@@ -175,3 +178,208 @@ class Sync:
     @staticmethod
     def _is_late(replica: Replica, step: int) -> bool:
         return replica.newest() > step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Async:
+    """Asynchronous SGD: each gradient is applied at once, however stale. For comparison.
+
+    A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
+    """
+
+    #: N
+    replicas: int
+    backups: Literal[0] = 0
+    lockstep: bool = False
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.backups)
+        _check_no_backups("Async", self.backups)
+
+    def apply(self, centre: Centre, mean: Vector) -> None:
+        """Take a step of the optimizer along one gradient."""
+        centre.descend(mean)
+
+    def train(self, replica: Replica) -> None:
+        """Send one gradient for each set of parameters received."""
+        step = -1
+        while True:
+            replica.wait(after=step)
+            step = replica.load()
+            gradient = replica.gradient(step)
+            if gradient is not None:
+                replica.send(step, gradient.vector, gradient.loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """Local SGD with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
+
+    A replica sends the difference that `tau` local steps have made, and continues. `delay` local steps later it merges
+    the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has its own optimizer. A
+    step is one averaging. A replica that is too late for one starts again from the newest parameters.
+    """
+
+    #: N
+    replicas: int
+    #: local steps between two sendings
+    tau: int = 4
+    #: local steps between sending and merging the average, 0 to `tau`
+    delay: int = 0
+    #: b
+    backups: int | Literal["auto"] = 0
+    lockstep: bool = True
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.backups)
+        if self.tau < 1:
+            raise UsageError(f"tau is {self.tau}: two averages are at least one local step apart; give 1 or more")
+        if not 0 <= self.delay <= self.tau:
+            raise UsageError(
+                f"delay is {self.delay}: an average must be merged before the next is sent; give 0 to {self.tau}"
+            )
+
+    def apply(self, centre: Centre, mean: Vector) -> None:
+        """Add the mean difference to the parameters."""
+        _add(centre, mean)
+
+    def train(self, replica: Replica) -> None:
+        """Send the difference of every `tau` local steps. Merge each average `delay` local steps later."""
+        # Differences are sent instead of parameters, because they are small numbers, which a codec can quantise.
+        base, sent, now = (np.empty(replica.size, dtype=np.float32) for _ in range(3))
+        step = self._restart(replica, -1, base)
+        done, loss = 0, math.nan
+        while True:
+            while done < self.tau and replica.newest() <= step:
+                loss = replica.descend(step * self.tau + done)
+                done += 1
+            if done < self.tau:
+                step, done = self._restart(replica, step, base), 0
+                continue
+            replica.read(sent)
+            replica.send(step, sent - base, loss)
+            # First steps of the next round, on the old parameters.
+            for ahead in range(self.delay):
+                loss = replica.descend((step + 1) * self.tau + ahead)
+            replica.wait(after=step)
+            step = replica.received(base)
+            replica.read(now)
+            replica.write(base + (now - sent))
+            done = self.delay
+
+    @staticmethod
+    def _restart(replica: Replica, after: int, base: Vector) -> int:
+        """Load the newest parameters after step `after`, also into `base`. Return their step."""
+        replica.wait(after=after)
+        step = replica.load()
+        replica.read(base)
+        return step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
+
+    A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
+    have arrived, both are moved towards each other between two local steps (EASGD, Zhang et al., arXiv 1412.6651): e =
+    alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
+    """
+
+    #: N
+    replicas: int
+    #: part of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
+    alpha: float = 0.1
+    #: minimum number of local steps between two exchanges
+    every: int = 4
+    backups: Literal[0] = 0
+    lockstep: bool = False
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.backups)
+        _check_no_backups("Elastic", self.backups)
+        if not 0 < self.alpha < 1:
+            raise UsageError(
+                f"alpha is {self.alpha}: 0 exchanges nothing and 1 discards the local steps; give a number in between"
+            )
+        if self.every < 1:
+            raise UsageError(f"every is {self.every}: exchanges are at least one local step apart; give 1 or more")
+
+    def apply(self, centre: Centre, mean: Vector) -> None:
+        """Add one elastic difference to the parameters."""
+        _add(centre, mean)
+
+    def train(self, replica: Replica) -> None:
+        """Take local steps. Exchange the elastic difference whenever newer parameters have arrived."""
+        replica.wait(after=-1)
+        step = replica.load()
+        local = np.empty(replica.size, dtype=np.float32)
+        # A replica that joins late starts near the batches of the others.
+        draw = step * self.every // self.replicas
+        with _Exchange(replica, step) as exchange:
+            while True:
+                for _ in range(self.every):
+                    loss = replica.descend(draw)
+                    draw += 1
+                if exchange.is_ready():
+                    replica.read(local)
+                    difference = self.alpha * (local - exchange.centre)
+                    replica.write(local - difference)
+                    exchange.start(difference, loss)
+
+
+def _add(centre: Centre, difference: Vector) -> None:
+    parameters = np.empty_like(difference)
+    centre.read(parameters)
+    centre.write(parameters + difference)
+
+
+def _check_no_backups(name: str, backups: int) -> None:
+    if backups:
+        raise UsageError(
+            f"{name} takes no backups, because no step waits for a slow replica; give more replicas instead"
+        )
+
+
+class _Exchange:
+    """Thread that sends differences and receives parameters. It owns `centre` while an exchange is in progress."""
+
+    def __init__(self, replica: Replica, step: int) -> None:
+        #: parameters of the coordinator, as received last
+        self.centre = np.empty(replica.size, dtype=np.float32)
+        self._replica, self._step = replica, step
+        replica.read(self.centre)
+        self._queue: SimpleQueue[tuple[Vector, float] | None] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="elastic-exchange", daemon=True)
+
+    def __enter__(self) -> _Exchange:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Short, because when the training ends, the replica's methods also raise in this thread.
+        self._queue.put(None)
+        self._thread.join()
+
+    def is_ready(self) -> bool:
+        """Return True if `centre` is newer than at the last exchange. Raises the exception that ended the thread."""
+        if self._error is not None:
+            raise self._error
+        return self._idle.is_set()
+
+    def start(self, difference: Vector, loss: float) -> None:
+        """Send the elastic difference and receive the coordinator's next parameters, in the background."""
+        self._idle.clear()
+        self._queue.put((difference, loss))
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                self._replica.send(self._step, *item)
+                self._replica.wait(after=self._step)
+                self._step = self._replica.received(self.centre)
+                self._idle.set()
+        except BaseException as error:
+            self._error = error

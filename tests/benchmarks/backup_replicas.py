@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import LocalContext, ReplicaDone
-from shadho_celery.training.data import Batches
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replay import replay
-from shadho_celery.training.replica import Delay
+from shadho_celery.training.replica.batches import Batches
+from shadho_celery.training.replica.replica import Delay
 from shadho_celery.training.strategies import Strategy, Sync
 
 #: pictures of one gradient
@@ -134,7 +134,7 @@ class Diary(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.said: list[tuple[float, str]] = []
-        self._logger = logging.getLogger("shadho_celery.training.coordinator")
+        self._logger = logging.getLogger("shadho_celery.training.coordinator.coordinator")
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append((record.created, record.getMessage()))

@@ -44,8 +44,7 @@ from figures import goal
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.training.modes import Async
-from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.strategies import Async, Strategy, Sync
 
 #: learning rate of a step over all simulated workers, in proportion to N (linear scaling): the best for every mode of
 #: 0.4, 0.8 and 1.6. An asynchronous gradient gets the share that it has in a synchronous step's mean.

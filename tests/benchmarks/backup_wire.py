@@ -11,10 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.training.frames import CHUNK, CONTROL_BYTES, SOCKET_BUFFER, Frame, Header, Kind, Wire, control_frame
-from shadho_celery.training.handshake import Hello, make_token, say_hello
-from shadho_celery.training.listener import Listener, Terms, listen
-from shadho_celery.training.peer import Arrived, Joined
+from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms, listen
+from shadho_celery.training.wire.frames import (
+    CHUNK,
+    CONTROL_BYTES,
+    SOCKET_BUFFER,
+    Frame,
+    Header,
+    Kind,
+    Wire,
+    control_frame,
+)
+from shadho_celery.training.wire.handshake import Hello, make_token, say_hello
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0

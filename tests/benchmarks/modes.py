@@ -28,9 +28,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from services.hub import Hub, HubReplica, TorchCentre
 
-from shadho_celery.training.codecs import Codec, Quantize, Raw
-from shadho_celery.training.modes import Async, Average, Elastic
-from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.strategies import Async, Average, Elastic, Strategy, Sync
+from shadho_celery.training.wire.codecs import Codec, Quantize, Raw
 
 REPLICAS, GRADIENTS, BATCH = 8, 400, 16
 RATE, MOMENTUM = 0.1, 0.9

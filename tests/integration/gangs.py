@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import LocalContext, ReplicaDone
 from shadho_celery.training import gang, replay
-from shadho_celery.training.log import Log
+from shadho_celery.training.report import Log
 
 GENERATOR = torch.Generator().manual_seed(0)
 PIXELS = torch.randn(300, 12, generator=GENERATOR)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shadho_celery.training.codecs import Codec, Raw
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
+from shadho_celery.training.wire.codecs import Codec, Raw
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.training.assignments import Assignments
-from shadho_celery.training.backups import Times
+from shadho_celery.training.coordinator.backups import Assignments, Times
 
 
 class RecordedTimes(Times):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.backups import (
+from shadho_celery.training.coordinator.backups import (
     MIN_TIMES,
     RING_SIZE,
     TUNE_EVERY,

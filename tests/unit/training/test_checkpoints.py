@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Report, gang, replay
-from shadho_celery.training.checkpoints import Checkpoints, Superseded
+from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
 
 
 class Killed(BaseException):

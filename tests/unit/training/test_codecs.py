@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.codecs import (
+from shadho_celery.training.strategies import Vector
+from shadho_celery.training.wire.codecs import (
     BLOCK,
     CHUNK,
     MAX_BITS,
@@ -18,7 +19,6 @@ from shadho_celery.training.codecs import (
     bits_by_norm,
     encoded_bytes,
 )
-from shadho_celery.training.strategies import Vector
 
 CODECS: dict[str, Codec] = {
     "raw": Raw(),

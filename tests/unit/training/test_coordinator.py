@@ -16,17 +16,14 @@ from torch import nn
 
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training.backups import MIN_TIMES
-from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.codecs import Raw
-from shadho_celery.training.coordinator import Coordinator
-from shadho_celery.training.frames import Frame, Header, Kind
-from shadho_celery.training.modes import Async
-from shadho_celery.training.payload import Layout
-from shadho_celery.training.peer import Arrived, Joined, Left
-from shadho_celery.training.quorum import QuorumPolicy
-from shadho_celery.training.run import Diverged, Plan, Run
-from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.coordinator.backups import MIN_TIMES
+from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
+from shadho_celery.training.coordinator.listener import Arrived, Joined, Left
+from shadho_celery.training.coordinator.run import Diverged, Plan, Run
+from shadho_celery.training.strategies import Async, Strategy, Sync
+from shadho_celery.training.wire.codecs import Layout, Raw
+from shadho_celery.training.wire.frames import Frame, Header, Kind
 
 EPOCH = 2
 

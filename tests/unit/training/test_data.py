@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.data import Batches, mixed
+from shadho_celery.training.replica.batches import Batches, mixed
 
 DATA = (torch.arange(100), torch.arange(100) * 2)
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from shadho_celery.training.encryption import TAG_BYTES, Encrypted
-from shadho_celery.training.frames import (
+from shadho_celery.training.wire.encryption import TAG_BYTES, Encrypted
+from shadho_celery.training.wire.frames import (
     CHUNK,
     HEADER_BYTES,
     BrokenFrame,
@@ -177,7 +177,7 @@ def test_no_nonce_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         def encrypt_into(self, nonce: bytes, data: bytes, more: None, out: memoryview) -> None:
             nonces.append(nonce)
 
-    monkeypatch.setattr("shadho_celery.training.encryption.AESGCM", Noting)
+    monkeypatch.setattr("shadho_celery.training.wire.encryption.AESGCM", Noting)
     for form in (coordinator(), replica()):
         for size in (0, 1, 3 * CHUNK, 0):
             sent_bytes(form, Frame(HEADER, bytes(size)))

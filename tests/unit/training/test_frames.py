@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from shadho_celery.training.frames import (
+from shadho_celery.training.wire.frames import (
     CHUNK,
     VERSION,
     BrokenFrame,

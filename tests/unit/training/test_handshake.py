@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.training.frames import (
+from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Clear,
     Kind,
@@ -20,7 +20,7 @@ from shadho_celery.training.frames import (
     small_buffer,
     unpack,
 )
-from shadho_celery.training.handshake import (
+from shadho_celery.training.wire.handshake import (
     Hello,
     Quit,
     Refused,

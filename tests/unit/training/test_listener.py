@@ -14,12 +14,22 @@ import pytest
 
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import ReplicaSeat
-from shadho_celery.training import handshake, listener
-from shadho_celery.training.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
-from shadho_celery.training.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
-from shadho_celery.training.handshake import Hello, Refused, TrainingOver, say_hello
-from shadho_celery.training.listener import MAX_HANDSHAKES, Listener, Terms, listen
-from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
+from shadho_celery.training.coordinator import listener
+from shadho_celery.training.coordinator.listener import (
+    MAX_HANDSHAKES,
+    Arrived,
+    Event,
+    Joined,
+    Left,
+    Listener,
+    Peer,
+    Terms,
+    listen,
+)
+from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
+from shadho_celery.training.wire import handshake
+from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
+from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 
 TOKEN = "secret"
 SIZE = 1000

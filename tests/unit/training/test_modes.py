@@ -12,9 +12,8 @@ from services.hub import Hub, HubReplica, Over, TorchCentre
 from torch import Tensor, nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.codecs import Codec, Quantize, Raw
-from shadho_celery.training.modes import Async, Average, Elastic
-from shadho_celery.training.strategies import Gradient, Strategy, Sync, Vector
+from shadho_celery.training.strategies import Async, Average, Elastic, Gradient, Strategy, Sync, Vector
+from shadho_celery.training.wire.codecs import Codec, Quantize, Raw
 
 SIZE, ROWS, BATCH, RATE = 3, 40, 4, 0.05
 INPUTS = torch.from_numpy(np.random.default_rng(1).standard_normal((ROWS, SIZE)).astype(np.float32))

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training.codecs import Codec, Quantize, Raw
 from shadho_celery.training.gang import Gang, gang
-from shadho_celery.training.modes import Async, Average, Elastic
 from shadho_celery.training.report import Report
-from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.strategies import Async, Average, Elastic, Strategy, Sync
+from shadho_celery.training.wire.codecs import Codec, Quantize, Raw
 
 SIZE, ROWS = 40, 200
 INPUTS = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(0))

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Sync, gang, replay
-from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.data import Batches, mixed
-from shadho_celery.training.log import Log, Step
-from shadho_celery.training.run import Diverged
+from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.run import Diverged
+from shadho_celery.training.replica.batches import Batches, mixed
+from shadho_celery.training.report import Log, Step
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from shadho_celery.training.backups import Prediction
-from shadho_celery.training.log import Log, Step
-from shadho_celery.training.report import NO_PREDICTION, Report, bars, svg
+from shadho_celery.training.coordinator.backups import Prediction
+from shadho_celery.training.report import NO_PREDICTION, Log, Report, Step, bars, svg
 
 
 def made(*, refused: Mapping[str, int] | None = None) -> Report:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.vectors import Bucket, Shape, is_finite
+from shadho_celery.training.wire.vectors import Bucket, Shape, is_finite
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Batches of examples, as a function of seed, step and place only.
+"""Batches of examples, as a function of seed, step and place only, and the gradient of one batch's mean loss.
 
 Each epoch visits the data in its own permutation. Batch (step, place) is number ``step * places + place`` of the stream
 of batches. No replica has a fixed shard, whose examples would be lost with a slow replica. A batch may span the end of
@@ -8,6 +8,7 @@ an epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.wire.vectors import Bucket
 
 
 class Examples(Protocol):
@@ -95,6 +97,54 @@ class Batches:
             for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
+
+
+class Computer:
+    """Backward passes of one model. The gradient is left in ``parameter.grad``, and in the bucket if there is one."""
+
+    def __init__(self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None) -> None:
+        self.model, self.batches, self.bucket = model, batches, bucket
+        self._loss = loss
+
+    def backward(self, draw: int, place: int, abandon: Callable[[], bool] | None = None) -> float | None:
+        """Compute the gradient of batch (draw, place). Return the mean loss.
+
+        Returns None if `abandon` returned True between two micro-batches. Random draws of the model (dropout) also
+        depend on (seed, draw, place), so a gradient can be computed again. The process's own generator keeps its state.
+        """
+        self.model.zero_grad(set_to_none=True)
+        self.model.train()
+        if self.bucket is not None:
+            self.bucket.begin()
+        total = 0.0
+        with _drawn_from(mixed(self.batches.seed, draw, place, 1)):
+            for number, (part, share) in enumerate(self.batches.parts(draw, place), 1):
+                if abandon is not None and abandon():
+                    return None
+                if self.bucket is not None:
+                    self.bucket.armed = number == self.batches.micro_batches
+                value = self._loss(self.model, part)
+                if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                    raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
+                # A single micro-batch, the usual case, computes the same bits as a plain loop.
+                (value if share == 1 else value * share).backward()
+                total += value.item() * share
+        return total
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Seed the generators for the duration of the block, and restore that of the CPU after it."""
+    # Not `torch.random.fork_rng` and `torch.manual_seed`: they take 0.25 ms, as long as a small gradient.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 def check_loss(loss: object) -> None:

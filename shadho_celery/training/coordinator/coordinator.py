@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty
+from typing import Literal
 
 import numpy as np
 
-from shadho_celery.training.assignments import Assignments
-from shadho_celery.training.backups import Prediction, Tuner, choose
-from shadho_celery.training.frames import BrokenFrame, Kind, control_frame
-from shadho_celery.training.listener import Listener
-from shadho_celery.training.mean import Mean
-from shadho_celery.training.payload import Layout, Snapshot, SnapshotPool
-from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
-from shadho_celery.training.quorum import Quorum, QuorumPolicy
-from shadho_celery.training.run import Run
-from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.vectors import is_finite
+from shadho_celery.errors import ShadhoError
+from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner, choose
+from shadho_celery.training.coordinator.centre import Mean
+from shadho_celery.training.coordinator.listener import Arrived, Event, Joined, Left, Listener, Peer
+from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.strategies import Strategy, Sync, Vector
+from shadho_celery.training.wire.codecs import Layout
+from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, control_frame
+from shadho_celery.training.wire.vectors import is_finite
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,119 @@ TICK = 0.1
 CANCEL_SECONDS = 0.01
 #: minimum number of backups up to which the report predicts step times
 PREDICT_UP_TO = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuorumPolicy:
+    """Reaction to fewer than N replicas."""
+
+    #: seconds to wait for the first N replicas
+    start_seconds: float = 60.0
+    #: seconds for which a step waits for replacements of lost replicas
+    grace_seconds: float = 10.0
+    #: after that: continue with fewer replicas and a lower learning rate, wait on, or end with an error
+    on_few: Literal["shrink", "wait", "fail"] = "shrink"
+
+
+class Quorum:
+    """Number of gradients that currently make a step. It follows the number of live replicas."""
+
+    def __init__(self, replicas: int, policy: QuorumPolicy, now: Callable[[], float]) -> None:
+        #: gradients that make a step
+        self.size = replicas
+        self._replicas, self._policy, self._now = replicas, policy, now
+        self._short_since: float | None = None
+        self._until = now() + policy.start_seconds
+
+    def start(self, present: int, reason: str, hopeless: Callable[[], bool]) -> tuple[bool, str | None]:
+        """Decide whether the first step may begin with those present. Return the decision and a note.
+
+        `hopeless` returns True if no more replicas can come. Raises ShadhoError if too few came in time.
+        """
+        if present >= self._replicas:
+            return True, None
+        late = self._now() > self._until and self._policy.on_few != "wait"
+        if not (late or hopeless()):
+            return False, None
+        missing = f"{present} of {self._replicas} replicas came{reason}"
+        if self._policy.on_few == "fail" or not present:
+            raise ShadhoError(
+                f"{missing} within {self._policy.start_seconds:g} s; check that they were started, or ask for fewer"
+            )
+        return True, self._resize(present, missing)
+
+    def follow(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
+        """Follow the number of live replicas. Return a note if the quorum changes.
+
+        Raises ShadhoError if there are too few for too long, or if the policy is to wait and no more can come.
+        """
+        if alive >= self.size:
+            self._short_since = None
+            return self._resize(min(alive, self._replicas), "replicas are back")
+        if self._short_since is None:
+            self._short_since = self._now()
+        waits = self._policy.on_few == "wait" and not hopeless()
+        if waits or self._now() - self._short_since < self._policy.grace_seconds:
+            return None
+        left = f"{alive} of {self._replicas} replicas are left{reason}"
+        if self._policy.on_few != "shrink":
+            raise ShadhoError(f"{left}; find out why the others ended, or let the gang shrink (on_few='shrink')")
+        if not alive:
+            raise ShadhoError(f"{left}; find out why they ended")
+        return self._resize(alive, left)
+
+    def _resize(self, size: int, reason: str) -> str | None:
+        if size == self.size:
+            return None
+        self.size, self._short_since = size, None
+        return f"{reason}: a step now takes {size} gradients"
+
+
+class Snapshot:
+    """Copy of one step's parameters, kept while it is being sent to any replica."""
+
+    def __init__(self, layout: Layout) -> None:
+        #: parameters, then buffers
+        self.vector: Vector = np.zeros(layout.size + layout.buffers, dtype=np.float32)
+        #: reference count; at 0 the snapshot may be written again
+        self.users = 0
+        self.frame: Frame | None = None
+
+
+class SnapshotPool:
+    """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
+
+    def __init__(self, layout: Layout, *, encrypted: bool = False) -> None:
+        """`encrypted` says that the frames are sent encrypted and need no checksum."""
+        self._layout, self._encrypted = layout, encrypted
+        self._lock = threading.Lock()
+        self._all: list[Snapshot] = []
+
+    def take(self) -> Snapshot:
+        """Return a snapshot to write to, with the caller as its only user."""
+        with self._lock:
+            free = next((each for each in self._all if not each.users), None)
+            if free is None:
+                free = Snapshot(self._layout)
+                self._all.append(free)
+            free.users = 1
+            return free
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Add a user."""
+        with self._lock:
+            snapshot.users += 1
+
+    def release(self, snapshot: Snapshot) -> None:
+        """Remove a user."""
+        with self._lock:
+            snapshot.users -= 1
+
+    def frame(self, snapshot: Snapshot, epoch: int, step: int) -> Frame:
+        """Return the frame that sends a snapshot. Its checksum is computed once for all replicas."""
+        header = Header(kind=Kind.PARAMS, epoch=epoch, step=step)
+        frame = Frame(header, snapshot.vector.data)
+        return frame if self._encrypted else frame.checksummed()
 
 
 class Coordinator:

@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
 from shadho_celery.errors import ShadhoError
-from shadho_celery.training.frames import (
+from shadho_celery.training.wire.frames import (
     CONTROL_BYTES,
     BrokenFrame,
     Buffer,
@@ -208,7 +208,7 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
 def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) -> None:
     """Encrypt the wire's next frames, in both directions."""
     # Imported here because `cryptography` need not be installed without a signing key.
-    from shadho_celery.training.encryption import Encrypted
+    from shadho_celery.training.wire.encryption import Encrypted
 
     said = b"".join(b"".join([frame.head, *frame.parts]) for frame in handshake)
     wire.form = Encrypted(token, said, is_coordinator=is_coordinator)

@@ -14,9 +14,9 @@ from torch import nn
 
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context
-from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.checkpoints import Checkpoints, Claim
-from shadho_celery.training.log import Log, Step
+from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
+from shadho_celery.training.report import Log, Step
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Run:
         if state is not None:
             self.centre.restore(state["centre"])
             self.step = state["step"]
-            self.log.steps = [Step.from_row(row) for row in state["steps"]]
+            self.log.steps = [Step(*row) for row in state["steps"]]
             for name, counts in state["counts"].items():
                 getattr(self.log, name).update(counts)
             self.log.resumed_from = self.step
@@ -188,7 +188,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint."""
         if self._checkpoints is not None:
-            steps = [step.as_row() for step in self.log.steps]
+            steps = [tuple(step) for step in self.log.steps]
             counts = {name: dict(getattr(self.log, name)) for name in COUNTS}
             self._checkpoints.save({"centre": self.centre.state(), "step": self.step, "steps": steps, "counts": counts})
 

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from shadho_celery.training.frames import CHUNK, HEADER_BYTES, SMALL_FRAME, BrokenFrame, Buffer, Frame
+from shadho_celery.training.wire.frames import CHUNK, HEADER_BYTES, SMALL_FRAME, BrokenFrame, Buffer, Clear, Frame
 
 #: bytes of the session key
 KEY_BYTES = 32
@@ -32,7 +32,7 @@ TAG_BYTES = 16
 _NONCE = struct.Struct(">B3xQ")
 
 
-class Encrypted:
+class Encrypted(Clear):
     """Format of the frames of one connection after its handshake."""
 
     def __init__(self, token: str, handshake: bytes, *, is_coordinator: bool) -> None:

@@ -13,15 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shadho_celery.core.trial import ReplicaSeat
-from shadho_celery.training.client import Client, ConnectionLost
-from shadho_celery.training.codecs import Codec
-from shadho_celery.training.compute import Computer
-from shadho_celery.training.data import Batches, Data, Loss, mixed
-from shadho_celery.training.frames import Header, Kind
-from shadho_celery.training.handshake import TrainingOver, Welcome
-from shadho_celery.training.payload import Layout
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, mixed
+from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
-from shadho_celery.training.vectors import Bucket, Shape
+from shadho_celery.training.wire.codecs import Codec, Layout
+from shadho_celery.training.wire.frames import Header, Kind
+from shadho_celery.training.wire.handshake import TrainingOver, Welcome
+from shadho_celery.training.wire.vectors import Bucket, Shape
 
 logger = logging.getLogger(__name__)
 

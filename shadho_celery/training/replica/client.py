@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.frames import (
+from shadho_celery.training.strategies import Vector
+from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Frame,
     Header,
@@ -22,7 +23,7 @@ from shadho_celery.training.frames import (
     control_limits,
     small_buffer,
 )
-from shadho_celery.training.handshake import (
+from shadho_celery.training.wire.handshake import (
     HANDSHAKE_SECONDS,
     Hello,
     Refused,
@@ -32,7 +33,6 @@ from shadho_celery.training.handshake import (
     quit_frame,
     say_hello,
 )
-from shadho_celery.training.strategies import Vector
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,9 @@ class Client:
         self._address = (host, int(port))
         self._front, self._back = params
         self._changed = threading.Condition()
-        self._step = self._newest = -1
+        self._step = -1
+        #: newest step announced
+        self.newest = -1
         self._ended: Exception | None = None
         self._wire: Wire | None = None
         self._connected_at = -math.inf
@@ -118,7 +120,7 @@ class Client:
             connection.close()
             raise
         self.epoch, self._wire, self._connected_at = epoch, wire, self._now()
-        self._step, self._newest, self._ended = -1, -1, None
+        self._step, self.newest, self._ended = -1, -1, None
         self._closed = threading.Event()
         works: tuple[Callable[..., None], ...] = (self._read, self._watch)
         self._threads = [
@@ -162,11 +164,6 @@ class Client:
                     return True
                 self._changed.wait(min(TICK, left))
         return False
-
-    @property
-    def newest(self) -> int:
-        """Newest step announced."""
-        return self._newest
 
     def read_params(self, reader: Callable[[Vector], None]) -> int:
         """Call `reader` with the newest parameters and buffers. Return their step."""
@@ -233,7 +230,7 @@ class Client:
 
     def _announce(self, step: int) -> None:
         with self._changed:
-            self._newest = max(self._newest, step)
+            self.newest = max(self.newest, step)
             self._changed.notify_all()
 
     def _swap(self, header: Header) -> None:

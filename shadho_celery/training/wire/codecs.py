@@ -1,9 +1,13 @@
-"""Codecs for gradients on the wire: plain float32, or unbiased quantisation to a few bits per number."""
+"""Payloads of PARAMS and GRAD: little-endian vectors as they lie in memory, and nothing else.
+
+A gradient is encoded by a codec: plain float32, or unbiased quantisation to a few bits per number.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -12,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.frames import Buffer
 from shadho_celery.training.strategies import Vector
+from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
+from shadho_celery.training.wire.vectors import Shape
 
 #: numbers that share one scale
 BLOCK = 256
@@ -24,6 +29,11 @@ MIN_BITS, MAX_BITS = 2, 8
 
 #: bits, three unused bytes, count of numbers
 _HEADER = struct.Struct("<B3xI")
+#: loss of a GRAD; eight unused bytes align the numbers after it
+_PREFIX = struct.Struct("<d8x")
+
+if sys.byteorder != "little":
+    raise UsageError("this machine is big-endian; training across processes needs a little-endian one")
 
 
 class Encoder(Protocol):
@@ -192,3 +202,37 @@ def _unpacked(planes: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
     for bit, plane in enumerate(planes):
         codes |= np.unpackbits(plane, count=n) << np.uint8(bit)
     return codes
+
+
+class Layout:
+    """Layout of a model's payloads: PARAMS is parameters, buffers; GRAD is loss, buffers, encoded vector."""
+
+    def __init__(self, shape: Shape, codec: Codec) -> None:
+        self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
+        self.max_grad_bytes = _PREFIX.size + 4 * self.buffers + codec.max_bytes(self.size)
+
+    def split(self, params: Vector) -> tuple[Vector, Vector]:
+        """Return views of the parameters and of the buffers of a PARAMS vector."""
+        return params[: self.size], params[self.size :]
+
+    def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer) -> Frame:
+        """Return the frame of a replica's encoded vector."""
+        return Frame(header, _PREFIX.pack(loss), buffers.data, encoded)
+
+    def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, Vector, Vector]:
+        """Return loss, buffers and vector. The vector is decoded into `out`, or is a view of `payload`. Raises
+        BrokenFrame.
+        """
+        if len(payload) < _PREFIX.size + 4 * self.buffers:
+            raise BrokenFrame("the GRAD is too short for its buffers")
+        (loss,) = _PREFIX.unpack_from(payload)
+        rest = payload[_PREFIX.size :]
+        buffers = np.frombuffer(rest[: 4 * self.buffers], dtype=np.float32)
+        encoded = rest[4 * self.buffers :]
+        if isinstance(self.codec, Raw) and len(encoded) == 4 * self.size:
+            return loss, buffers, np.frombuffer(encoded, dtype=np.float32)
+        try:
+            self.codec.decode(encoded, out)
+        except ValueError as error:
+            raise BrokenFrame(str(error)) from None
+        return loss, buffers, out

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, TypedDict
+from typing import IO, Annotated, Any, TypedDict
 
 import msgspec
 import torch
@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from shadho_celery.core.files import PART, replacing
 from shadho_celery.errors import ShadhoError
-from shadho_celery.training.centre import CentreState
-from shadho_celery.training.handshake import make_token
-from shadho_celery.training.log import Row
+from shadho_celery.training.coordinator.centre import CentreState
+from shadho_celery.training.wire.handshake import make_token
 
 
 class Superseded(ShadhoError):
@@ -48,8 +47,8 @@ class TrainingState(TypedDict):
     centre: CentreState
     #: steps done
     step: int
-    #: the log's steps
-    steps: list[Row]
+    #: the log's steps as plain tuples
+    steps: list[tuple[Any, ...]]
     #: the log's counters by name; their keys are places or causes
     counts: dict[str, dict[int, int] | dict[str, int]]
 
@@ -58,19 +57,15 @@ class Checkpoints:
     """Files of one training in a trial's folder, named by a digest of its settings."""
 
     def __init__(self, folder: Path, digest: str) -> None:
-        self._state = folder / f"gang-{digest}.pt"
+        #: file that holds the state
+        self.path = folder / f"gang-{digest}.pt"
         self._claims = folder / f"gang-{digest}.json"
         self._claim: Claim | None = None
-
-    @property
-    def path(self) -> Path:
-        """File that holds the state."""
-        return self._state
 
     def claim(self, token: str | None) -> Claim:
         """Claim the training for this coordinator. Without `token`, keep the token of the last start."""
         last = self._read_claim()
-        for part in self._state.parent.glob(f".{self._state.stem}.*{PART}"):
+        for part in self.path.parent.glob(f".{self.path.stem}.*{PART}"):
             # Left by a start that was killed while writing.
             part.unlink(missing_ok=True)
         self._claim = Claim(
@@ -91,27 +86,27 @@ class Checkpoints:
     def save(self, state: TrainingState) -> None:
         """Replace the state atomically. Raises Superseded if another coordinator has claimed the training."""
         self._raise_if_superseded()
-        with _replacing(self._state) as file:
+        with _replacing(self.path) as file:
             torch.save(state, file)
             # Checked again: writing takes longest, and the other claim may have happened meanwhile.
             self._raise_if_superseded()
 
     def load(self) -> TrainingState | None:
         """Return the last state, or None if there is none. Raises ShadhoError if it cannot be read."""
-        if not self._state.exists():
+        if not self.path.exists():
             return None
         try:
-            state: TrainingState = torch.load(self._state, map_location="cpu", weights_only=True)
+            state: TrainingState = torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ShadhoError(
-                f"the checkpoint {self._state} cannot be read ({error}); remove it to start from the first step"
+                f"the checkpoint {self.path} cannot be read ({error}); remove it to start from the first step"
             ) from error
         return state
 
     def remove(self) -> None:
         """Remove the files of a finished training, unless another coordinator has claimed it."""
         if self._read_claim() == self._claim:
-            for path in (self._state, self._claims):
+            for path in (self.path, self._claims):
                 path.unlink(missing_ok=True)
 
     def _raise_if_superseded(self) -> None:

@@ -1,18 +1,55 @@
-"""Model and optimizer of the coordinator, and the moving average of the parameters."""
+"""Model and optimizer of the coordinator, the mean of a step's vectors, and the moving average of the parameters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
-from shadho_celery.training.vectors import Shape
+from shadho_celery.training.wire.vectors import Shape
+
+
+class Mean:
+    """Running sums of one step's vectors and buffers."""
+
+    def __init__(self, vector: Vector, buffers: Vector) -> None:
+        """Keep the sums in `vector` and `buffers`."""
+        self.vector, self.buffers = vector, buffers
+        #: places whose vectors were added, in order of arrival
+        self.places: list[int] = []
+        self._losses: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, place: int, vector: Vector, buffers: Vector, loss: float) -> None:
+        """Add a copy of one vector."""
+        if self.places:
+            self.vector += vector
+            self.buffers += buffers
+        else:
+            self.vector[:] = vector
+            self.buffers[:] = buffers
+        self.places.append(place)
+        self._losses.append(loss)
+
+    def take(self) -> tuple[tuple[int, ...], float]:
+        """Turn the sums into means, in place. Return the places and the mean loss, and start a new step."""
+        places, loss = tuple(self.places), math.fsum(self._losses) / len(self._losses)
+        if len(places) > 1:
+            share = np.float32(1.0 / len(places))
+            self.vector *= share
+            self.buffers *= share
+        self.places, self._losses = [], []
+        return places, loss
 
 
 class CentreState(TypedDict):
@@ -64,9 +101,16 @@ class ModelCentre:
         self.step()
 
     def step(self) -> None:
-        """Take one step of the optimizer along the gradients that the parameters have."""
-        with self._scaled_rates():
+        """Take one step of the optimizer along the gradients that the parameters have, with rates times `scale`."""
+        groups = self.optimizer.param_groups if self.scale != 1.0 else []
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.scale
+        try:
             self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def scratch(self) -> Vector:
         """Return the vector that `descend` uses without a copy."""
@@ -122,21 +166,6 @@ class ModelCentre:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._averaged is not None and state["averaged"] is not None:
             self._averaged[:] = state["averaged"].numpy()
-
-    @contextmanager
-    def _scaled_rates(self) -> Iterator[None]:
-        """Multiply the learning rates by `scale` for the duration of the block."""
-        if self.scale == 1.0:
-            yield
-            return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["lr"] * self.scale
-        try:
-            yield
-        finally:
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -25,9 +25,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
 
@@ -122,9 +121,7 @@ class Frame:
     def __init__(self, header: Header, *parts: Buffer) -> None:
         self.parts = [memoryview(part).cast("B") for part in parts]
         length = sum(map(len, self.parts))
-        self.head = Header(
-            kind=header.kind, epoch=header.epoch, sender=header.sender, step=header.step, length=length
-        ).pack()
+        self.head = replace(header, length=length).pack()
         self.step = header.step
         #: True for a QUIT: nothing is sent after it
         self.is_last = header.kind is Kind.QUIT
@@ -185,46 +182,23 @@ def control_content(payload: Buffer) -> dict[str, object]:
     return content
 
 
-class Form(Protocol):
-    """Format of a connection's frames: what is sent for a frame, and how received bytes are checked.
-
-    Six methods and two buffers, as a frame is received in three parts, into memory that the form provides.
-    The receiver fills `head`, then `room` for each piece of `CHUNK` bytes of the payload, then `tail`.
-    """
-
-    head: memoryview
-    tail: memoryview
-
-    def size(self, length: int) -> int:
-        """Return the number of bytes sent for a frame with a payload of this size."""
-
-    def pieces(self, frame: Frame) -> Iterator[Buffer]:
-        """Yield the bytes of a frame. A piece of more than `SMALL_FRAME` bytes is valid until the next one."""
-
-    def room(self, piece: memoryview) -> memoryview:
-        """Return the memory that receives the bytes of a piece of the payload."""
-
-    def read_head(self) -> Buffer:
-        """Return the received header. Raises BrokenFrame."""
-
-    def read(self, piece: memoryview) -> None:
-        """Check the bytes received into `room`, and write the piece. Raises BrokenFrame."""
-
-    def read_tail(self) -> None:
-        """Check the end of the frame. Raises BrokenFrame."""
-
-
 class Clear:
-    """Plain frames with a checksum at the end."""
+    """Format of a connection's frames, as plain bytes with a checksum at the end. `Encrypted` is another format.
+
+    A frame is received in three parts, into memory that the format provides: the receiver fills `head`, then `room` for
+    each piece of `CHUNK` bytes of the payload, then `tail`.
+    """
 
     def __init__(self) -> None:
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(_CHECKSUM.size))
         self._crc = 0
 
     def size(self, length: int) -> int:
+        """Return the number of bytes sent for a frame with a payload of this size."""
         return HEADER_BYTES + length + _CHECKSUM.size
 
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
+        """Yield the bytes of a frame. A piece of more than `SMALL_FRAME` bytes is valid until the next one."""
         crc = zlib.crc32(frame.head)
         yield frame.head
         for chunk in frame.chunks():
@@ -234,16 +208,20 @@ class Clear:
         yield _CHECKSUM.pack(crc if frame.crc is None else frame.crc)
 
     def room(self, piece: memoryview) -> memoryview:
+        """Return the memory that receives the bytes of a piece of the payload."""
         return piece
 
     def read_head(self) -> Buffer:
+        """Return the received header. Raises BrokenFrame."""
         self._crc = zlib.crc32(self.head)
         return self.head
 
     def read(self, piece: memoryview) -> None:
+        """Check the bytes received into `room`, and write the piece. Raises BrokenFrame."""
         self._crc = checksum(piece, self._crc)
 
     def read_tail(self) -> None:
+        """Check the end of the frame. Raises BrokenFrame."""
         if _CHECKSUM.unpack(self.tail)[0] != self._crc:
             raise BrokenFrame("the checksum does not match: the frame was damaged on its way")
 
@@ -255,7 +233,7 @@ class Wire:
         self._socket, self._now = connection, now
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         #: format of the next frames; changed only between two frames, at the end of the handshake
-        self.form: Form = Clear()
+        self.form = Clear()
         #: time at which the last byte arrived
         self.heard_at = now()
         #: frame to send while a long frame arrives: the PING to be answered is queued behind that frame

@@ -1,0 +1,1 @@
+"""The process that owns the model: it admits replicas, gathers their vectors, commits steps and writes checkpoints."""

@@ -1,0 +1,95 @@
+"""Replica processes on this machine: forked if that is safe, spawned if CUDA is in use. None outlives its parent."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+import torch
+
+from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training.replica.replica import Workload, serve
+
+#: seconds for replicas to exit before they are killed
+LEAVE_SECONDS = 2.0
+
+
+class Processes:
+    """Replica processes of one gang on this machine."""
+
+    def __init__(self, method: Literal["fork", "spawn"] | None = None) -> None:
+        """Start processes by `method`; None chooses "fork" on Linux without CUDA, else "spawn"."""
+        can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
+        self.method = method or ("fork" if can_fork else "spawn")
+        self.children: list[BaseProcess] = []
+
+    def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
+        """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
+        process: BaseProcess
+        if self.method == "fork":
+            process = get_context("fork").Process(target=_run, args=(seat, workload, server), daemon=True)
+        else:
+            process = get_context("spawn").Process(target=_run, args=(seat, workload, None), daemon=True)
+        try:
+            with warnings.catch_warnings():
+                # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another
+                # thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+        except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+            # Raised by pickle for a lambda or a local function.
+            raise UsageError(
+                f"the replica cannot be sent to a spawned process, which is needed if CUDA is in use: {error}; "
+                "define the loss and the classes of data and model by `def` or `class` at the top level of a module"
+            ) from error
+        self.children.append(process)
+
+    def alive(self) -> int:
+        """Return how many processes have not ended."""
+        return sum(child.is_alive() for child in self.children)
+
+    def close(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Wait `seconds` for the processes to exit, then kill those that are left."""
+        until = time.monotonic() + seconds
+        for child in self.children:
+            child.join(max(0.0, until - time.monotonic()))
+        for child in self.children:
+            child.kill()
+            child.join()
+
+
+def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket | None) -> None:
+    """Run a replica in its own process. A forked one has `inherited` the listening socket."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C reaches the whole process group; only the parent decides what follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if inherited is not None:
+        inherited.close()
+    else:
+        # Tensors received by multiprocessing share the parent's memory.
+        workload = copy.deepcopy(workload)
+    try:
+        serve(seat, workload)
+    except ShadhoError as error:
+        sys.exit(f"replica: {error}")
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        # This returns even if the parent was killed.
+        parent.join()
+        os._exit(1)
