@@ -22,7 +22,6 @@ deletes the keys a week after its last trial.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -31,17 +30,15 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain
 
-import msgspec
 import redis
 
 from shadho_celery.core.arguments import STUDY
-from shadho_celery.core.checks import decoder
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.store.lock import described, holder_name, is_held
 from shadho_celery.transport.redis import Redis, count, keys, run
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
 #: seconds for which messages of an ended study are refused, and for which an abandoned study is kept
 ERASED_SECONDS = 7 * 86400
@@ -98,8 +95,10 @@ _HOLDER = re.compile(r"\S+ \d{1,10}( \S+){1,2}:\d{1,19}:[0-9a-f]*")
 
 #: format of the members of `leases`
 _MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
+#: returns the member for a (number, attempt) pair
+_member = "{0[0]}.{0[1]}".format
 
-_decode = decoder(Event | GangEvent)
+_EVENTS = Sealed[Event | GangEvent](Event | GangEvent, MAX_EVENT)
 
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
@@ -117,24 +116,12 @@ def configured_lease() -> float:
     return seconds
 
 
-def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
-    """Encode an event for the stream: its JSON, preceded by its signature if messages are signed.
-
-    `seal` and `unseal` are the event codec. The signature covers the study's key, so an event of another study is
-    refused.
-    """
-    return signer.seal(study, json.dumps(msgspec.to_builtins(event)))
-
-
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
-    """Decode an event; return None for text that lacks a required signature or is not an event."""
-    plain = signer.unseal(study, text) if len(text) <= MAX_EVENT else None
-    if plain is None:
-        return None
-    try:
-        event: Event | GangEvent = _decode(plain)
-    except (ValueError, RecursionError):
-        return None
+    """Return the event in a text of the stream; None for text that lacks a required signature or is not an event.
+
+    The signature covers the study's key, so an event of another study is refused.
+    """
+    event = _EVENTS.read(study, text, signer)
     # Only the study's scheduler decides whether to retry.
     if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
         return None
@@ -165,8 +152,7 @@ class WorkerChannel:
 
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
         """Give back an attempt that was not claimed. It is lost, which does not count against its trial."""
-        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
-        run(self._client, "cancel", study, "keep", number, attempt, seal(study, lost, self._signer))
+        run(self._client, "cancel", study, "keep", *_lost(self._signer, study, [(number, attempt)], reason))
 
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
@@ -186,9 +172,7 @@ class WorkerChannel:
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
         """Give back claimed attempts that cannot end here. They are lost, which does not count against their trials."""
-        lost = [Lost(number=number, attempt=attempt, reason=reason, claimed=False) for number, attempt in attempts]
-        parts = [part for each in lost for part in (each.number, each.attempt, seal(study, each, self._signer))]
-        run(self._client, "cancel", study, "revoke", *parts)
+        run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason))
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs. Return what `told` returns for each, or ``gone`` if this worker
@@ -218,8 +202,7 @@ class WorkerChannel:
 
         It is refused if the lease has ended, or if too many events wait.
         """
-        sealed = seal(study, report, self._signer)
-        return str(run(self._client, "report", study, report.number, report.attempt, sealed, MAX_WAITING))
+        return str(run(self._client, "report", study, *self._sealed(study, report), MAX_WAITING))
 
     def told(self, study: str, numbers: Sequence[int]) -> list[str]:
         """Return for each trial ``ok``, ``cancel`` (it should stop) or ``prune`` (it should stop because of its
@@ -232,8 +215,8 @@ class WorkerChannel:
         answers = zip(found[: len(numbers)], found[len(numbers) :], strict=True)
         return [("prune" if is_pruned else "cancel") if is_told else "ok" for is_told, is_pruned in answers]
 
-    def _sealed(self, study: str, event: Result | Started) -> tuple[int, int, str]:
-        return event.number, event.attempt, seal(study, event, self._signer)
+    def _sealed(self, study: str, event: Result | Started | Report) -> tuple[int, int, str]:
+        return event.number, event.attempt, self._signer.seal(study, event)
 
 
 class SchedulerChannel:
@@ -271,7 +254,7 @@ class SchedulerChannel:
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
         self.is_drained = len(entries) < READ
         self._last = entries[-1][0]
-        texts = chain.from_iterable(fields.get("e", "").split("\n") for _, fields in entries)
+        texts = [text for _, fields in entries for text in fields.get("e", "").split("\n")]
         events = [unseal(self._study, text, self._signer) for text in texts]
         self.forged += events.count(None)
         return [event for event in events if event is not None]
@@ -379,21 +362,16 @@ class SchedulerChannel:
 
         Those in `pruned` are stopped because of their reports.
         """
-        self._take_back(attempts, "prune" if running and pruned else "stop" if running else "keep", "taken back")
+        mode = "prune" if running and pruned else "stop" if running else "keep"
+        run(self._client, "cancel", self._study, mode, *_lost(self._signer, self._study, attempts, "taken back"))
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
         """Take back attempts, claimed or not, because their worker is gone or must stop. Finished trials do not change.
 
         With `claimed`, the loss counts against their trials.
         """
-        self._take_back(attempts, "revoke", reason, claimed)
-
-    def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str, claimed: bool = False) -> None:
-        arguments: list[int | str] = [mode]
-        for number, attempt in attempts:
-            lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
-            arguments += [number, attempt, seal(self._study, lost, self._signer)]
-        run(self._client, "cancel", self._study, *arguments)
+        lost = _lost(self._signer, self._study, attempts, reason, claimed=claimed)
+        run(self._client, "cancel", self._study, "revoke", *lost)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Take back ``void`` attempts, even if Redis has recorded their end: their results never arrived.
@@ -401,7 +379,8 @@ class SchedulerChannel:
         Later attempts may then be claimed, even if earlier schedulers sent some. Nothing changes while one of those
         runs.
         """
-        self._take_back(attempts, "void", "Redis has no record that it runs, and no result arrived")
+        reason = "Redis has no record that it runs, and no result arrived"
+        run(self._client, "cancel", self._study, "void", *_lost(self._signer, self._study, attempts, reason))
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Allow another attempt if one of these has ended its trial."""
@@ -456,8 +435,15 @@ def new_delivery() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def _member(attempt: tuple[int, int]) -> str:
-    return f"{attempt[0]}.{attempt[1]}"
+def _lost(
+    signer: Signer, study: str, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False
+) -> list[int | str]:
+    """Return arguments of the script `cancel`: each attempt with the Lost event that it gives if it is taken back."""
+    parts: list[int | str] = []
+    for number, attempt in attempts:
+        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
+        parts += (number, attempt, signer.seal(study, lost))
+    return parts
 
 
 def _failure(result: Result, watched: bool) -> str:

@@ -10,22 +10,19 @@ Requests and answers are signed if there is a signing key. A signature is valid 
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Iterator
+from typing import Annotated
 
-import msgspec
 import redis
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import decoder
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Number, Place
 from shadho_celery.transport.redis import Redis, is_spoilt, run_on
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
 #: seconds for which a request and its answers are kept
 KEPT_SECONDS = 30
@@ -61,10 +58,7 @@ class LogAnswer(Struct, frozen=True, kw_only=True):
     end: Number = 0
 
 
-R = TypeVar("R", LogRequest, LogAnswer)
-
-# Created at import: a worker's heartbeat thread decodes them while other threads run.
-_DECODERS: dict[type[Struct], Callable[[str], Any]] = {kind: decoder(kind) for kind in (LogRequest, LogAnswer)}
+_REQUESTS, _ANSWERS = Sealed[LogRequest](LogRequest, MAX_REQUEST), Sealed[LogAnswer](LogAnswer, MAX_ANSWER)
 
 
 class WorkerLogs:
@@ -87,7 +81,7 @@ class WorkerLogs:
                 raise
             self.refused += self._client.delete(self._requests)
             return []
-        found = [_unseal(LogRequest, self._requests, text, MAX_REQUEST, self._signer) for text in texts]
+        found = [_REQUESTS.read(self._requests, text, self._signer) for text in texts]
         self.refused += found.count(None)
         return [request for request in found if request is not None]
 
@@ -96,7 +90,7 @@ class WorkerLogs:
         key = _answers(request)
         answer = LogAnswer(worker=self._worker, text=None if text is None else text[-MAX_SENT:], end=end)
         with self._client.pipeline() as pipe:
-            pipe.rpush(key, _seal(key, answer, self._signer)).expire(key, KEPT_SECONDS).execute()
+            pipe.rpush(key, self._signer.seal(key, answer)).expire(key, KEPT_SECONDS).execute()
 
 
 class LogClient:
@@ -120,14 +114,14 @@ class LogClient:
         with self._client.pipeline(transaction=False) as pipe:
             for worker in workers:
                 key = _requests(worker)
-                pipe.rpush(key, _seal(key, request, self._signer)).expire(key, KEPT_SECONDS)
+                pipe.rpush(key, self._signer.seal(key, request)).expire(key, KEPT_SECONDS)
             pipe.execute()
         key, deadline = _answers(request), self._clock.now() + seconds
         waiting = {*workers}
         while waiting and (left := deadline - self._clock.now()) > 0:
             # Shorter than the client's timeout for a server that does not respond.
             found = self._client.blpop([key], timeout=min(5, math.ceil(left)))
-            answer = found and _unseal(LogAnswer, key, found[1], MAX_ANSWER, self._signer)
+            answer = found and _ANSWERS.read(key, found[1], self._signer)
             if found and answer is None:
                 self.refused += 1
             elif answer and answer.worker in waiting:
@@ -141,19 +135,3 @@ def _requests(worker: str) -> str:
 
 def _answers(request: LogRequest) -> str:
     return f"shadho:{request.study}:log:{request.id}"
-
-
-def _seal(key: str, record: LogRequest | LogAnswer, signer: Signer) -> str:
-    return signer.seal(key, json.dumps(msgspec.to_builtins(record)))
-
-
-def _unseal(kind: type[R], key: str, text: str, most: int, signer: Signer) -> R | None:
-    """Return the record in a text, or None if it is malformed or lacks a required signature."""
-    plain = signer.unseal(key, text) if len(text) <= most else None
-    if not plain:
-        return None
-    try:
-        record: R = _DECODERS[kind](plain)
-    except (ValueError, RecursionError):
-        return None
-    return record

@@ -6,22 +6,19 @@ preceded by a signature if there is a key; it expires unless it is renewed).
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Moment, Name, Number, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
 #: seconds after which an announcement expires unless it is renewed
 ANNOUNCE_SECONDS = 20.0
@@ -123,8 +120,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
 
 
-# Created at import: schedulers and workers decode them in several threads.
-_DECODERS: dict[type[Struct], Callable[[str | bytes], Any]] = {kind: decoder(kind) for kind in (Worker, StudyWants)}
+_SEALED: Mapping[type[Struct], Sealed[Any]] = {kind: Sealed(kind, MAX_ANNOUNCEMENT) for kind in (Worker, StudyWants)}
 
 T = TypeVar("T", bound=Struct)
 
@@ -135,7 +131,7 @@ class Registry(Generic[T]):
     def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED, *, index: str = "") -> None:
         """Use `index` as the key of the names to read; by default that of all announcements of the kind."""
         self._client = client
-        self._decode = _DECODERS[kind]
+        self._sealed: Sealed[T] = _SEALED[kind]
         self._signer = signer
         #: number of announcements that the last `living` refused: unsigned or malformed
         self.refused = 0
@@ -147,7 +143,7 @@ class Registry(Generic[T]):
     def announce(self, name: str, announcement: T) -> bool:
         """Announce `name` for the next ANNOUNCE_SECONDS. Return whether Redis did not know the name."""
         key = self._name.format(name)
-        text = self._signer.seal(key, json.dumps(msgspec.to_builtins(announcement)))
+        text = self._signer.seal(key, announcement)
         with self._client.pipeline(transaction=False) as pipe:
             pipe.sadd(self._index, name)
             pipe.set(key, text, px=int(ANNOUNCE_SECONDS * 1000))
@@ -170,23 +166,15 @@ class Registry(Generic[T]):
             self._client.srem(self._index, *expired)
         before = self._known
         self._known = {
-            name: before[name] if name in before and before[name][0] == text else (text, self._read(name, text))
+            name: before[name]
+            if name in before and before[name][0] == text
+            else (text, self._sealed.read(self._name.format(name), text, self._signer))
             for name, text in zip(names, texts, strict=True)
             if text is not None
         }
         living = {name: announcement for name, (_, announcement) in self._known.items() if announcement is not None}
         self.refused = len(self._known) - len(living)
         return living
-
-    def _read(self, name: str, text: str) -> T | None:
-        plain = self._signer.unseal(self._name.format(name), text) if len(text) <= MAX_ANNOUNCEMENT else None
-        if plain is None:
-            return None
-        try:
-            announcement: T = self._decode(plain)
-            return announcement
-        except (ValueError, RecursionError):
-            return None
 
 
 #: unknown code, which is equal to any other

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Called, ReplicaFailed
-from shadho_celery.transport.channel import MAX_STRIKES, Claim, configured_lease, seal, unseal
+from shadho_celery.transport.channel import MAX_STRIKES, Claim, configured_lease, unseal
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -63,7 +63,7 @@ class WorkerSeats:
         it.
         """
         token = self._signer.encrypt(call.gang.token, _purpose(study, call))
-        sealed = seal(study, replace(call, gang=replace(call.gang, token=token)), self._signer)
+        sealed = self._signer.seal(study, replace(call, gang=replace(call.gang, token=token)))
         return bool(run(self._client, "call_replicas", study, call.number, call.attempt, call.call, sealed))
 
     def token(self, study: str, seat: Seat, token: str) -> str:
@@ -90,7 +90,7 @@ class WorkerSeats:
 
         Returns False if that changes nothing: its attempt has ended, or another worker has the seat.
         """
-        sealed = "" if failure is None else seal(study, failure, self._signer)
+        sealed = "" if failure is None else self._signer.seal(study, failure)
         state = "done" if done else "left"
         return bool(
             run(self._client, "leave_seat", study, seat.number, seat.attempt, seat.key, delivery, state, sealed)

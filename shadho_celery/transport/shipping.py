@@ -5,21 +5,16 @@ Code that runs on workers is always signed. Without a key, nothing is sent and n
 
 from __future__ import annotations
 
-import json
-
-import msgspec
-
-from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.errors import UsageError
 from shadho_celery.transport.channel import ERASED_SECONDS
 from shadho_celery.transport.redis import Redis, keys
-from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.signing import Sealed, Signer
 
 #: maximum number of characters of sealed sources: their bytes in base64, with paths and signature
 MAX_SEALED = 2 * MAX_SOURCES
 
-_decode = decoder(Sources)
+_SOURCES = Sealed[Sources](Sources, MAX_SEALED)
 
 
 class Shipping:
@@ -35,17 +30,9 @@ class Shipping:
     def send(self, study: str, sources: Sources) -> None:
         """Store the sources for the workers, again if Redis has lost its data."""
         [key] = keys(study, "sources")
-        self._client.set(key, self._signer.seal(key, json.dumps(msgspec.to_builtins(sources))), ex=ERASED_SECONDS)
+        self._client.set(key, self._signer.seal(key, sources), ex=ERASED_SECONDS)
 
     def fetch(self, study: str) -> Sources | None:
         """Return a study's sources, or None if there are none with our signature."""
         [key] = keys(study, "sources")
-        text = self._client.get(key) or ""
-        plain = self._signer.unseal(key, text) if len(text) <= MAX_SEALED else None
-        if plain is None:
-            return None
-        try:
-            sources: Sources = _decode(plain)
-            return sources
-        except (ValueError, RecursionError):
-            return None
+        return _SOURCES.read(key, self._client.get(key) or "", self._signer)

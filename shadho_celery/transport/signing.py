@@ -11,17 +11,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import stat
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+
+from shadho_celery.core.checks import decoder
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+R = TypeVar("R")
 
 #: environment variable that names the file with the key
 KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
@@ -59,14 +65,10 @@ class Signer:
         secret = text.encode(errors="surrogatepass")
         return hmac.digest(self._key, secret, hashlib.sha256).hex() if self._key else ""
 
-    def seal(self, about: str, text: str) -> str:
-        """Return a JSON object preceded by its signature if there is a key. The signature also covers `about`."""
+    def seal(self, about: str, record: object) -> str:
+        """Return a record as JSON, preceded by its signature if there is a key. The signature also covers `about`."""
+        text = json.dumps(msgspec.to_builtins(record))
         return self.sign(about + text) + text
-
-    def unseal(self, about: str, sealed: str) -> str | None:
-        """Return the JSON object of `seal`, or None if its signature is wrong. Without a key signatures are ignored."""
-        signature, brace, rest = sealed.partition("{")
-        return brace + rest if self.is_signed(about + brace + rest, signature) else None
 
     def is_signed(self, text: str, signature: str) -> bool:
         """Return whether `signature` is that of `text`. Always True without a key."""
@@ -118,6 +120,29 @@ class Signer:
                 'install it on all workers, in the checkout: pip install -e ".[torch]"'
             ) from None
         return AESGCM(HKDF(SHA256(), 32, None, b"shadho secrets in messages").derive(self._key))
+
+
+class Sealed(Generic[R]):
+    """Texts of `Signer.seal` with records of one kind, or of a union."""
+
+    def __init__(self, kind: Any, most: int) -> None:
+        """A text may have `most` characters. Create this at import: several threads decode."""
+        self._decode = decoder(kind)
+        self._most = most
+
+    def read(self, about: str, sealed: str, signer: Signer) -> R | None:
+        """Return the record in a text, or None if it is malformed or lacks a required signature.
+
+        Without a key signatures are ignored.
+        """
+        signature, brace, rest = sealed.partition("{")
+        if len(sealed) > self._most or not signer.is_signed(about + brace + rest, signature):
+            return None
+        try:
+            record: R = self._decode(brace + rest)
+        except (ValueError, RecursionError):
+            return None
+        return record
 
 
 def read_key(path: Path) -> bytes:

@@ -42,7 +42,6 @@ from shadho_celery.transport.channel import (
     MAX_STRIKES,
     Claim,
     SchedulerChannel,
-    seal,
     unseal,
 )
 from shadho_celery.transport.hosts import Host
@@ -743,7 +742,7 @@ EVENTS: list[Event] = [
 
 
 def sealed(event: Event) -> str:
-    return seal("k1", event, UNSIGNED)
+    return UNSIGNED.seal("k1", event)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def test_a_folder_that_cannot_be_written_is_told(client: redis.Redis, tmp_path: 
 @pytest.mark.parametrize("signer", [Signer(b"another key of sixteen"), UNSIGNED], ids=["another key", "no key"])
 def test_sources_that_are_not_signed_with_our_key_are_not_taken(client: redis.Redis, signer: Signer) -> None:
     key = "shadho:k1:sources"
-    client.set(key, signer.seal(key, json.dumps(msgspec.to_builtins(SOURCES))))
+    client.set(key, signer.seal(key, SOURCES))
     assert Shipping(client, SIGNER).fetch("k1") is None
 
 
@@ -115,7 +114,7 @@ def test_paths_out_of_the_folder_and_too_many_bytes_are_refused_although_signed(
     client: redis.Redis, tmp_path: Path, files: dict[str, Any]
 ) -> None:
     key = "shadho:k1:sources"
-    client.set(key, SIGNER.seal(key, json.dumps({"code": MESSAGE.code, "files": files})))
+    client.set(key, SIGNER.seal(key, {"code": MESSAGE.code, "files": files}))
     assert Shipping(client, SIGNER).fetch("k1") is None
     assert ShippedCode(Shipping(client, SIGNER), tmp_path / "code", ManualClock()).lacks(MESSAGE)
     assert not (tmp_path / "code").exists()

@@ -16,7 +16,7 @@ from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Star
 from shadho_celery.errors import LockLost
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import HOLD_SECONDS, seal
+from shadho_celery.transport.channel import HOLD_SECONDS
 from shadho_celery.transport.redis import _script
 from shadho_celery.transport.registry import StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED
@@ -53,7 +53,7 @@ class Rig:
         entries = []
         for event in events:
             self._entries += 1
-            entries.append((f"1-{self._entries}", {"e": seal("s", event, UNSIGNED)}))
+            entries.append((f"1-{self._entries}", {"e": UNSIGNED.seal("s", event)}))
         return [[next(iter(streams)), entries]] if entries else []
 
     def hear(self, *events: Event) -> Sequence[Event]:

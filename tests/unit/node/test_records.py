@@ -21,7 +21,7 @@ from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, R
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, TrialState
 from shadho_celery.runner import protocol
 from shadho_celery.transport.broker import PROTOCOL, read_message
-from shadho_celery.transport.channel import seal, unseal
+from shadho_celery.transport.channel import unseal
 from shadho_celery.transport.registry import Worker, StudyWants
 from shadho_celery.transport.signing import UNSIGNED
 
@@ -38,7 +38,7 @@ def payload():
     assert read_message(msgspec.to_builtins(sent), {"shadho_protocol": PROTOCOL}) == sent
 
 def event(sent):
-    assert unseal("s", seal("s", sent, UNSIGNED), UNSIGNED) == sent
+    assert unseal("s", UNSIGNED.seal("s", sent), UNSIGNED) == sent
 
 def to_child(sent):
     assert protocol.decode_to_child(protocol.encode(sent).decode()) == sent

@@ -30,7 +30,7 @@ from shadho_celery.core.trial import (
     TrialState,
 )
 from shadho_celery.objective.result import MAX_DEPTH, read
-from shadho_celery.transport.channel import MAX_EVENT, seal, unseal
+from shadho_celery.transport.channel import MAX_EVENT, unseal
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
@@ -62,21 +62,21 @@ EVENTS: list[Event | GangEvent] = [
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 @pytest.mark.parametrize("signer", [UNSIGNED, SIGNER], ids=["unsigned", "signed"])
 def test_an_event_arrives_as_it_was_sent(event: Event | GangEvent, signer: Signer) -> None:
-    assert unseal("k1", seal("k1", event, signer), signer) == event
+    assert unseal("k1", signer.seal("k1", event), signer) == event
 
 
 def test_a_loss_that_is_no_number_arrives_too() -> None:
-    told = unseal("k1", seal("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0), UNSIGNED), UNSIGNED)
+    told = unseal("k1", UNSIGNED.seal("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0)), UNSIGNED)
     assert isinstance(told, Report)
     assert math.isnan(told.loss)
 
 
 def test_with_a_key_only_what_it_signed_for_this_study_arrives() -> None:
-    sealed = seal("k1", STARTED, SIGNER)
+    sealed = SIGNER.seal("k1", STARTED)
     assert unseal("k2", sealed, SIGNER) is None
     assert unseal("k1", sealed.replace('"attempt": 1', '"attempt": 2'), SIGNER) is None
-    assert unseal("k1", seal("k1", STARTED, Signer(b"another key of sixteen bytes")), SIGNER) is None
-    assert unseal("k1", seal("k1", STARTED, UNSIGNED), SIGNER) is None
+    assert unseal("k1", Signer(b"another key of sixteen bytes").seal("k1", STARTED), SIGNER) is None
+    assert unseal("k1", UNSIGNED.seal("k1", STARTED), SIGNER) is None
     assert unseal("k1", sealed, UNSIGNED) == STARTED, "who has no key takes what is signed, too"
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_event_does_not_arrive(text: str, signature: str) -> None:
 def test_an_event_of_more_attempts_than_a_trial_may_have_does_not_arrive() -> None:
     for attempt in (MAX_ATTEMPTS, MAX_ATTEMPTS + 1):
         event = Lost(number=0, attempt=attempt, reason="silence")
-        assert unseal("k1", seal("k1", event, UNSIGNED), UNSIGNED) == (event if attempt == MAX_ATTEMPTS else None)
+        assert unseal("k1", UNSIGNED.seal("k1", event), UNSIGNED) == (event if attempt == MAX_ATTEMPTS else None)
 
 
 def changed(**changes: Any) -> str:
@@ -141,7 +141,7 @@ def test_no_worker_says_whether_a_trial_is_tried_again() -> None:
     told = Result(
         number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED), at=0.0, retry=Retry(reason="I would like it")
     )
-    assert unseal("k1", seal("k1", told, SIGNER), SIGNER) is None
+    assert unseal("k1", SIGNER.seal("k1", told), SIGNER) is None
 
 
 def nested(levels: int) -> Any:
@@ -155,7 +155,7 @@ def test_metrics_that_no_encoder_could_take_do_not_arrive_and_those_of_an_object
     outcome = read({"loss": 0.0, "deep": deepest})
     assert outcome.warning is None
     told = Result(number=0, attempt=1, outcome=outcome, at=0.0)
-    assert unseal("k1", seal("k1", told, UNSIGNED), UNSIGNED) == told
+    assert unseal("k1", UNSIGNED.seal("k1", told), UNSIGNED) == told
     for levels in (MAX_LEVELS + 1, 500, 900):
         assert unseal("k1", changed(outcome={"state": "FAILED", "metrics": nested(levels)}), UNSIGNED) is None
 
