@@ -24,9 +24,9 @@ from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
+from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.slots import NotMine, Slots
-from shadho_celery.node.worker_lines import ready, tell
 from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.transport import broker
@@ -170,7 +170,7 @@ def _open(sender: Any, **_: object) -> None:
         slots.check()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    if not (slots.imports or conf.get("shadho_accept_code")):
+    if not (slots.worker.imports or conf.get("shadho_accept_code")):
         log.warning(
             "this worker has no study modules and runs nothing; start it with --import my_study, or with "
             "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
@@ -182,8 +182,8 @@ def _open(sender: Any, **_: object) -> None:
 def _ready(sender: Any, **_: object) -> None:
     slots: Slots = sender.app.shadho_slots
     queues = [*sender.app.amqp.queues.consume_from]
-    slots.announce(Consumer(sender, queues))
-    tell(ready(slots.name, slots.compute_class, slots.count, queues, mask(str(sender.app.conf.broker_url))))
+    slots.heartbeat.announce(Consumer(sender, queues))
+    tell(ready(slots.name, slots.worker, queues, mask(str(sender.app.conf.broker_url))))
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]

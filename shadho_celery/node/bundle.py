@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.payload import Payload
@@ -30,27 +31,32 @@ class Bundle:
     slot's.
     """
 
-    def __init__(self, channel: WorkerChannel, payload: Payload, attempts: Sequence[Attempt], clock: Clock) -> None:
+    def __init__(
+        self, channel: WorkerChannel, payload: Payload, attempts: Sequence[Attempt], clock: Clock, host: str
+    ) -> None:
+        """`host` is the name of this machine."""
         self.payload = payload
         self.delivery = new_delivery()
         #: attempts that are not claimed yet
         self.unclaimed = deque(attempts)
         self._channel = channel
         self._clock = clock
+        self._host = host
         #: claimed attempts that are not started, and results that are not sent
         self._waiting: deque[Attempt] = deque()
         self._results: list[Result] = []
         self._claimed_at = clock.now()
         self._lock = threading.Lock()
 
-    def exchange(self, count: int, started: Callable[[Attempt], Started]) -> list[Claim]:
+    def exchange(self, count: int) -> list[Claim]:
         """Send the results and claim the next `count` attempts. Return the answers. Raises redis-py's errors.
 
         After an error, repeat the call.
         """
         with self._lock:
-            asked = [self.unclaimed[place] for place in range(min(count, len(self.unclaimed)))]
-            answers = self._send([started(attempt) for attempt in asked])
+            asked = [*self.unclaimed][:count]
+            who: dict[str, Any] = {"host": self._host, "worker": self._channel.worker, "at": self._clock.wall()}
+            answers = self._send([Started(number=each.number, attempt=each.attempt, **who) for each in asked])
             for attempt, answer in zip(asked, answers, strict=True):
                 self.unclaimed.popleft()
                 if answer is Claim.TAKEN:

@@ -55,14 +55,15 @@ class Heartbeat:
         #: number of trials that have ended here
         self._ended = 0
         self._announced_at = clock.now()
-        self._consumer: Consumer | None = None
+        #: receives the messages, once the worker is announced
+        self.consumer: Consumer | None = None
         self._lock = threading.Lock()
         #: studies whose circuit breaker is not closed for this worker
         self._breakers: dict[str, Breaker] = {}
 
     def announce(self, consumer: Consumer | None = None) -> None:
         """Announce this worker to the schedulers until it is withdrawn. `consumer` receives its messages."""
-        self._consumer = consumer
+        self.consumer = consumer
         self._is_announced.set()
         self._announce_now()
         with suppress(redis.RedisError):
@@ -101,11 +102,6 @@ class Heartbeat:
         if self._is_announced.is_set():
             self._announce_now()
 
-    def note_message(self) -> None:
-        """Record that a message has arrived."""
-        if self._consumer is not None:
-            self._consumer.note_message()
-
     def note_end(self) -> None:
         """Record that a trial has ended here."""
         with self._lock:
@@ -116,16 +112,17 @@ class Heartbeat:
         so.
         """
         name = f"shadho:dropping:{self._worker.compute_class}"
-        if self._consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
-            self._consumer.drop_refused(are_refused)
+        if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
+            self.consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool) -> None:
         """Announce the worker and follow the circuit breakers. Call this about every second. Raises redis-py's
         errors.
         """
-        self._follow_breakers()
-        if self._consumer is not None and has_free_slot:
-            self._consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
+        if self._breakers:
+            self._follow_breakers()
+        if self.consumer is not None and has_free_slot:
+            self.consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
         if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
             self._announce()
             self._meet_neighbours()
@@ -141,14 +138,14 @@ class Heartbeat:
         with self._lock:
             is_new = study not in self._breakers
             self._breakers.setdefault(study, Breaker.OPEN)
-        if self._consumer is not None:
-            self._consumer.pause()
+        if self.consumer is not None:
+            self.consumer.pause()
         if is_new:
             self._announce_now()
 
     def _follow_breakers(self) -> None:
         """Take messages again once the breaker of every study is closed. A quarantine does not end."""
-        living = self._studies.living() if self._breakers else {}
+        living = self._studies.living()
         for study, before in list(self._breakers.items()):
             state = Quarantine(self._client, study).state(self._name)
             if state is Breaker.OPEN and study not in living:
@@ -166,8 +163,8 @@ class Heartbeat:
                 else:
                     self._breakers[study] = state
             self._announce_now()
-            if not self._breakers and self._consumer is not None:
-                self._consumer.resume()
+            if not self._breakers and self.consumer is not None:
+                self.consumer.resume()
 
     def _meet_neighbours(self) -> None:
         """Look for other workers on this worker's cores, and make it visible to them if it is announced.
@@ -192,7 +189,7 @@ class Heartbeat:
             studies = self._leases.studies()
             worker = replace(
                 self._worker,
-                busy=sum(each.slots for each in studies.values()),
+                busy=sum([each.slots for each in studies.values()]),
                 studies=studies,
                 ended=self._ended,
                 quarantined=bool(self._breakers) or self._is_draining,

@@ -21,7 +21,7 @@ from shadho_celery.transport.seats import Seat, WorkerSeats
 GIVEN_BACK = "given back"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Lease:
     """The right to run an attempt, or a replica of one, in a slot of this worker."""
 
@@ -43,16 +43,6 @@ class Lease:
     #: True once it has reported, so that it may be pruned at any time
     has_reported: bool = False
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.delivery, self.number, self.attempt
-
-    @property
-    def running(self) -> RunningTrial:
-        """The trial in its announced form."""
-        rank = None if self.seat is None else self.seat.rank
-        return RunningTrial(number=self.number, started_at=self.started_at, rank=rank)
-
 
 class Leases:
     """The leases of one worker. The methods may be called from any thread."""
@@ -60,7 +50,7 @@ class Leases:
     def __init__(self, channel: WorkerChannel, seats: WorkerSeats) -> None:
         self._channel = channel
         self._seats = seats
-        self._live: dict[tuple[str, int, int], Lease] = {}
+        self._live: list[Lease] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -72,10 +62,21 @@ class Leases:
         """Return, by the study's key, which trials of each study run and in how many slots."""
         by_study: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
-            for lease in self._live.values():
+            for lease in self._live:
                 by_study[lease.study].append(lease)
         return {
-            study: Share(name=held[0].name, slots=len(held), trials=[lease.running for lease in held[:MAX_TOLD]])
+            study: Share(
+                name=held[0].name,
+                slots=len(held),
+                trials=[
+                    RunningTrial(
+                        number=each.number,
+                        started_at=each.started_at,
+                        rank=None if each.seat is None else each.seat.rank,
+                    )
+                    for each in held[:MAX_TOLD]
+                ],
+            )
             for study, held in by_study.items()
         }
 
@@ -83,25 +84,25 @@ class Leases:
     def holding(self, lease: Lease) -> Iterator[None]:
         """Renew a lease for the duration of a `with` block."""
         with self._lock:
-            self._live[lease.key] = lease
+            self._live.append(lease)
             lease.stopped = GIVEN_BACK if self._is_closed else ""
         try:
             yield
         finally:
             with self._lock:
-                del self._live[lease.key]
+                self._live.remove(lease)
 
     def close(self) -> None:
         """Give back all attempts that were not stopped before, including those that are about to start."""
         with self._lock:
             self._is_closed = True
-            for lease in self._live.values():
+            for lease in self._live:
                 lease.stopped = lease.stopped or GIVEN_BACK
 
     def renew(self) -> None:
         """Renew all leases and seats, and stop the attempts that are cancelled or lost. Raises redis-py's errors."""
         with self._lock:
-            live = list(self._live.values())
+            live = list(self._live)
         for study in {lease.study for lease in live}:
             attempts = [lease for lease in live if lease.study == study and lease.seat is None]
             answers = self._channel.renew(study, [(a.number, a.attempt) for a in attempts]) if attempts else []
@@ -115,7 +116,7 @@ class Leases:
     def look(self) -> None:
         """Stop the attempts that were pruned since their last report. Raises redis-py's errors."""
         with self._lock:
-            reporting = [each for each in self._live.values() if each.has_reported and not each.stopped]
+            reporting = [each for each in self._live if each.has_reported and not each.stopped]
         for study in {lease.study for lease in reporting}:
             ours = [lease for lease in reporting if lease.study == study]
             for lease, answer in zip(ours, self._channel.told(study, [a.number for a in ours]), strict=True):
@@ -140,7 +141,7 @@ class Leases:
     def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:
         # Under the lock: once the lease has ended, its slot's process may run another trial.
         with self._lock:
-            if self._live.get(lease.key) is not lease:
+            if lease not in self._live:
                 return False
             act()
             return True

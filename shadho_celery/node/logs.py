@@ -1,4 +1,7 @@
-"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log about trials."""
+"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log about trials and itself.
+
+People wait for the lines about the worker itself, so these are written at any log level.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.runner.trial_log import log_path, read_log
 from shadho_celery.transport.logs import LogRequest, WorkerLogs
+from shadho_celery.transport.registry import Worker
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +111,14 @@ def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
     if outcome.state is TrialState.FAILED:
         parts.append(headline(outcome.error))
     return ": ".join(parts) + (f"; {outcome.warning}" if outcome.warning else "")
+
+
+def tell(text: str) -> None:
+    """Write a line to the log at any log level."""
+    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
+
+
+def ready(name: str, worker: Worker, queues: Sequence[str], broker: str) -> str:
+    """Return the line of a worker that is ready. `broker` is a URL without a password."""
+    room = f"{worker.slots} slot{'s' * (worker.slots > 1)}"
+    return f"{name} is ready. Class {worker.compute_class}, {room}, queues {' and '.join(queues)} on {broker}"

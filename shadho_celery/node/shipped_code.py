@@ -98,25 +98,20 @@ class Codes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, CodeVersion] = {}
+        #: known versions by module; replaced when they change
+        self.known: Mapping[str, CodeVersion] = {}
         #: what each slot's process had imported at the last look
         self._seen: dict[int, Mapping[str, CodeVersion]] = {}
         self._disk = DiskWatch()
         self._lock = threading.Lock()
 
-    @property
-    def known(self) -> dict[str, CodeVersion]:
-        """Known versions by module."""
-        with self._lock:
-            return dict(self._known)
-
     def learn(self, codes: Mapping[str, CodeVersion]) -> None:
         """Record what a new process has imported. Log what it could not import."""
         with self._lock:
             for module, code in codes.items():
-                if code.problem and self._known.get(module) != code:
+                if code.problem and self.known.get(module) != code:
                     log.warning("no trials of %s run here until this is fixed: %s", module, code.problem)
-                self._known[module] = code
+            self.known = {**self.known, **codes}
 
     def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
         """Learn what each slot's process has `imported`, and forget versions whose files were edited."""
@@ -124,11 +119,11 @@ class Codes:
             if codes and codes is not self._seen.get(slot):
                 self._seen[slot] = codes
                 self.learn(codes)
-        edited = {module: path for module, code in self.known.items() if (path := self._disk.edited(code))}
-        with self._lock:
-            for module, path in edited.items():
+        for module, code in self.known.items():
+            if path := self._disk.edited(code):
                 log.info("%s was edited; trials of its new version get new processes", path)
-                del self._known[module]
+                with self._lock:
+                    self.known = {name: each for name, each in self.known.items() if name != module}
 
     def lacks(self, module: str, digest: str) -> str:
         """Return why trials of the code with this digest cannot run here, or "" if they can or if that is not known."""

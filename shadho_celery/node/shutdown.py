@@ -18,8 +18,8 @@ from celery import bootsteps
 from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
+from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
-from shadho_celery.node.worker_lines import tell
 
 #: seconds after the second signal within which trials are given back; if servers do not answer, the process ends
 #: without that, and the leases run out
@@ -65,12 +65,12 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _drain(self) -> None:
         tell("stopping after the running trials; press Ctrl-C again to give them back and stop at once")
-        self._slots.drain()
+        self._slots.heartbeat.drain()
 
     def _end(self) -> None:
         limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))
         limit.daemon = True
         limit.start()
-        running = self._slots.running
+        running = len(self._slots.leases)
         tell("stopping at once" + (f"; running trials to give back: {running}" if running else ""))
         self._slots.close()

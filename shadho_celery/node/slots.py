@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,13 +34,11 @@ from shadho_celery.core.trial import (
     ReplicaSeat,
     Report,
     Result,
-    Started,
     TrialState,
     digest_of,
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.core_share import CoreShare
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
@@ -117,6 +115,8 @@ class Slots:
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, self._complain) for each in environments]
         self._core_share = CoreShare(machine, count)
+        #: those at the last beat
+        self._neighbours: Collection[Worker] | None = None
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
@@ -128,14 +128,15 @@ class Slots:
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
-        self._leases = Leases(self._channel, self._seats)
+        #: the attempts and replicas that run
+        self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         #: the announced code, and why shipped code cannot run here
-        self._told: tuple[dict[str, CodeVersion], dict[str, str]] = {}, {}
+        self._told: tuple[Mapping[str, CodeVersion], Mapping[str, str]] = {}, {}
         self._shipped_code = (
             None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
         )
-        self._worker = _announced(
+        self.worker = _announced(
             key=signer.fingerprint,
             compute_class=compute_class,
             slots=count,
@@ -144,37 +145,12 @@ class Slots:
             machine=asdict(machine),
             storage=storage_id(checkpoints),
         )
-        self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock, signer=signer)
-
-    @property
-    def compute_class(self) -> str:
-        """Class that the worker serves."""
-        return self._worker.compute_class
-
-    @property
-    def count(self) -> int:
-        """Number of its slots."""
-        return self._worker.slots
-
-    @property
-    def running(self) -> int:
-        """Number of attempts and replicas that run."""
-        return len(self._leases)
-
-    @property
-    def imports(self) -> Sequence[str]:
-        """Modules whose objectives may run here."""
-        return self._worker.imports
-
-    @property
-    def codes(self) -> dict[str, CodeVersion]:
-        """Versions of these modules, as far as they are known."""
-        return self._codes.known
+        self.heartbeat = Heartbeat(client, self.name, self.worker, self.leases, self._clock, signer=signer)
 
     def check(self) -> None:
         """Use Redis as a worker does, without effect. Raises ServiceError unless Redis allows it."""
         with refusals():
-            self._heartbeat.check()
+            self.heartbeat.check()
             self._channel.are_refused("0", [])
 
     def start(self) -> None:
@@ -184,23 +160,15 @@ class Slots:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
-    def announce(self, consumer: Consumer | None = None) -> None:
-        """Announce this worker to the schedulers until it is closed or withdrawn. `consumer` receives its messages."""
-        self._heartbeat.announce(consumer)
-
-    def drain(self) -> None:
-        """Announce that this worker drains: schedulers send no new trials, and running trials continue."""
-        self._heartbeat.drain()
-
     def close(self) -> None:
         """End the processes and withdraw the announcement. The slots' threads give back attempts that still run."""
         self._closing.set()
-        self._leases.close()
+        self.leases.close()
         # Each takes a few hundredths of a second.
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
             killer.start()
-        self._heartbeat.withdraw()
+        self.heartbeat.withdraw()
         for killer in killers:
             killer.join()
 
@@ -210,7 +178,8 @@ class Slots:
         Raises NotMine if this worker was not started with their module, has another version of its code, or has an open
         circuit breaker.
         """
-        self._heartbeat.note_message()
+        if self.heartbeat.consumer is not None:
+            self.heartbeat.consumer.note_message()
         if self._closing.is_set():
             raise NotMine("this worker stops")
         if reason := self._lacks(payload):
@@ -228,7 +197,7 @@ class Slots:
             if payload.replica is not None:
                 self._run_replica(slot, payload, payload.replica, new_delivery())
             else:
-                self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock))
+                self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock, self._host))
         except redis.RedisError as error:
             if not self._closing.is_set():
                 raise
@@ -250,7 +219,7 @@ class Slots:
             return
         self._refusals = 0
         try:
-            self._heartbeat.drop_refused(self._channel.are_refused)
+            self.heartbeat.drop_refused(self._channel.are_refused)
         except Exception as error:
             # Any broker's error: without this, the messages are refused one by one, which is only slower.
             log.warning("refused messages could not be deleted in bulk: %s", headline(str(error)))
@@ -261,15 +230,11 @@ class Slots:
             study_folder(self._checkpoints, payload.study)
         except UsageError as error:
             return str(error)
-        if (shipped := self._shipped_with(payload)) is not None:
-            return self._persist(lambda: shipped.lacks(payload))
-        if payload.module not in self._worker.imports:
-            return f"this worker was not started with {payload.module}, only with {', '.join(self._worker.imports)}"
+        if self._shipped_code is not None and payload.is_shipped:
+            return self._persist(partial(self._shipped_code.lacks, payload))
+        if payload.module not in self.worker.imports:
+            return f"this worker was not started with {payload.module}, only with {', '.join(self.worker.imports)}"
         return self._codes.lacks(payload.module, payload.code)
-
-    def _shipped_with(self, payload: Payload) -> ShippedCode | None:
-        """Return the store of shipped code if the study ships its code and this worker accepts it, else None."""
-        return self._shipped_code if payload.is_shipped else None
 
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
         """Claim and run the attempts of a message one after another, and send their results."""
@@ -305,8 +270,8 @@ class Slots:
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
         """Record and announce the code that a new process has found instead of a message's. Return what is wrong."""
         reason = code.problem or "its code was edited meanwhile"
-        if (shipped := self._shipped_with(payload)) is not None:
-            shipped.refuse(payload, reason)
+        if self._shipped_code is not None and payload.is_shipped:
+            self._shipped_code.refuse(payload, reason)
         else:
             self._codes.learn({payload.module: code})
             reason = self._codes.lacks(payload.module, payload.code) or reason
@@ -318,16 +283,11 @@ class Slots:
         found = self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit
         if found != self._told:
             self._told = found
-            self._heartbeat.tell_codes(*found)
+            self.heartbeat.tell_codes(*found)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
-
-        def started(attempt: Attempt) -> Started:
-            at = self._clock.wall()
-            return Started(number=attempt.number, attempt=attempt.attempt, host=self._host, at=at, worker=self.name)
-
-        for answer in self._persist(lambda: bundle.exchange(count, started)):
+        for answer in self._persist(partial(bundle.exchange, count)):
             self._is_refused(answer, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
@@ -364,7 +324,7 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        self._heartbeat.note_end()
+        self.heartbeat.note_end()
         # For the scheduler, which knows the loss of its last report, it was stopped. For people, the reason is given.
         self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
@@ -372,7 +332,7 @@ class Slots:
             attempt=which,
             outcome=outcome,
             host=self._host,
-            compute_class=self._worker.compute_class,
+            compute_class=self.worker.compute_class,
             at=self._clock.wall(),
             worker=self.name,
             digest=digest_of(attempt.params),
@@ -412,7 +372,7 @@ class Slots:
     def _is_refused(self, claim: Claim, study: str) -> bool:
         """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""
         if claim is Claim.BREAKER_OPEN:
-            self._heartbeat.pause_for(study)
+            self.heartbeat.pause_for(study)
             raise NotMine("this worker pauses: its last trials failed in ways that no other worker has seen")
         if claim is not Claim.REFUSED:
             self._refusals = 0
@@ -457,7 +417,7 @@ class Slots:
                 answer = self._channel.report(payload.study, report)
                 unsent += answer == "refused"
                 if answer in {"cancel", "prune"} and not lease.stopped:
-                    self._leases.stop(lease, answer)
+                    self.leases.stop(lease, answer)
             except redis.RedisError:
                 unsent += 1
                 log.warning("a report of trial %s could not be sent", number)
@@ -467,7 +427,7 @@ class Slots:
             call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.wall())
             self._persist(lambda: self._seats.call(payload.study, call))
 
-        with self._leases.holding(lease):
+        with self.leases.holding(lease):
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         if unsent:
             warning = f"{unsent} reports were lost: Redis did not accept them, or the scheduler was away for too long"
@@ -478,15 +438,16 @@ class Slots:
         """Return the order to a slot's process for an attempt of a message."""
         whose = attempt.number if attempt.origin is None else attempt.origin
         rank = 0 if payload.replica is None else payload.replica.rank
+        shipped = self._shipped_code if payload.is_shipped else None
         return RunAttempt(
             attempt=attempt,
             study=payload.name,
             module=payload.module,
             code=payload.code,
-            folder="" if (shipped := self._shipped_with(payload)) is None else str(shipped.folder(payload)),
+            folder="" if shipped is None else str(shipped.folder(payload)),
             checkpoint_dir=f"{study_folder(self._checkpoints, payload.study)}/{whose}",
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
-            compute_class=self._worker.compute_class,
+            compute_class=self.worker.compute_class,
             slot=slot,
             timeout=payload.timeout,
             replica=payload.replica,
@@ -522,7 +483,7 @@ class Slots:
             try:
                 if is_due:
                     self._beat_once()
-                self._leases.look()
+                self.leases.look()
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:
@@ -531,20 +492,22 @@ class Slots:
 
     def _share_cores(self) -> None:
         """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
-        if self._core_share.follow(self._heartbeat.neighbours):
+        if self._core_share.follow(self.heartbeat.neighbours):
             for runner in self._runners:
                 runner.set_threads(self._core_share.threads)
 
     def _beat_once(self) -> None:
-        self._leases.renew()
+        self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
         self._tell_codes()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
-        self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
-        self._share_cores()
-        # Not at the start, because the log is not set up then.
-        self._core_share.tell()
+        self.heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+        if self.heartbeat.neighbours is not self._neighbours:
+            self._neighbours = self.heartbeat.neighbours
+            self._share_cores()
+            # Not at the start, because the log is not set up then.
+            self._core_share.tell()
         self._logs.beat()
         flush(self._declined)
 

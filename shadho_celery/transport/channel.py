@@ -144,10 +144,10 @@ class WorkerChannel:
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
     ) -> None:
-        """`worker` is the name to claim by."""
+        """`worker` is the name by which it claims."""
         self._client = client
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
-        self._worker = worker
+        self.worker = worker
         self._signer = signer
 
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
@@ -162,7 +162,7 @@ class WorkerChannel:
         Returns for each result whether it was accepted, and for each claim its answer. If the answer was lost, repeat
         the call with the same `delivery`. Results that are `watched` count for or against the worker's circuit breaker.
         """
-        parts: list[int | str] = [self._lease_ms, delivery, self._worker, MAX_STRIKES, len(results)]
+        parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, len(results)]
         for result in results:
             parts += (*self._sealed(study, result), _failure(result, watched))
         for started in claims:

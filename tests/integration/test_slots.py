@@ -122,7 +122,7 @@ def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
             for place in places
         ]
         for each in made:
-            each.announce()
+            each.heartbeat.announce()
         storages = [Registry(client, Worker).living()[each.name].storage for each in made]
         made[0].start()
         made[0].run(Payload(study="k1", module="my_study", attempts=[attempt]))
@@ -163,12 +163,12 @@ def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_li
             for name in ("cpu", "other")
         )
         first.start()
-        first.announce()
+        first.heartbeat.announce()
         assert threads(first) == 4
         second.check()
         second._share_cores()
         assert second._core_share.threads == 2, "from its first trial on"
-        second.announce()
+        second.heartbeat.announce()
         until(lambda: threads(first) == 2, 20)
         second.close()
         until(lambda: threads(first) == 4, 20)
@@ -212,7 +212,7 @@ def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_s
     monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
     old = version(tmp_path)
     (tmp_path / "my_study.py").write_text(STUDY.replace("0.25", "0.75"))
-    slots.announce()
+    slots.heartbeat.announce()
     slots.run(message(old.digest, 0, 1))
     with connect(redis_url) as client:
         events = SchedulerChannel(client, "k1").drain(0)
@@ -225,7 +225,7 @@ def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_s
     with pytest.raises(NotMine, match=old.digest):
         slots.run(message(old.digest, 2))
     (tmp_path / "my_study.py").write_text(STUDY)
-    until(lambda: "my_study" not in slots.codes, 30)
+    until(lambda: "my_study" not in slots._codes.known, 30)
     slots.run(message(old.digest, 2))
     assert losses(redis_url) == {2: 0.25}
 
@@ -234,8 +234,8 @@ def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
     slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
-    slots.announce()
-    until(lambda: len(slots.codes) == 3, 30)
+    slots.heartbeat.announce()
+    until(lambda: len(slots._codes.known) == 3, 30)
     with connect(redis_url) as client:
         announced = Registry(client, Worker).living()[slots.name]
     problems = {name: code.problem for name, code in announced.codes.items()}
@@ -256,7 +256,7 @@ def test_what_runs_when_a_worker_closes_is_given_back_at_no_cost_with_the_rest_o
     (tmp_path / "my_study.py").write_text(STUDY.replace("return 0.25", "import time; time.sleep(60)"))
     running = threading.Thread(target=slots.run, args=[message("", 0, 1)])
     running.start()
-    until(lambda: slots.running == 1, 30)
+    until(lambda: len(slots.leases) == 1, 30)
     slots.close()
     running.join(30)
     with connect(redis_url) as client:

@@ -13,7 +13,8 @@ from celery.signals import after_setup_logger, celeryd_init
 from kombu import Message
 
 from shadho_celery.celery import app
-from shadho_celery.node.worker_lines import ready, tell
+from shadho_celery.node.logs import ready, tell
+from shadho_celery.transport.registry import Worker
 
 
 def test_two_workers_of_equal_host_name_and_process_id_have_different_node_names(
@@ -36,7 +37,7 @@ def test_that_a_worker_is_ready_is_told_at_any_log_level(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("shadho_celery"), "level", logging.CRITICAL)
-    tell(ready("cpu@h.7.ab", "cpu", 2, ["cpu", "cpu,h"], "amqp://me:***@broker"))
+    tell(ready("cpu@h.7.ab", Worker(compute_class="cpu", slots=2), ["cpu", "cpu,h"], "amqp://me:***@broker"))
     assert caplog.messages == ["cpu@h.7.ab is ready. Class cpu, 2 slots, queues cpu and cpu,h on amqp://me:***@broker"]
 
 

@@ -16,10 +16,6 @@ from shadho_celery.transport.channel import Claim
 ATTEMPTS = [Attempt(number=number, attempt=1, subspace="all", params={}) for number in range(4)]
 
 
-def started(attempt: Attempt) -> Started:
-    return Started(number=attempt.number, attempt=attempt.attempt, host="h", at=0.0)
-
-
 def result(number: int) -> Result:
     return Result(number=number, attempt=1, outcome=Outcome(state=TrialState.COMPLETE, loss=0.5), at=1.0)
 
@@ -46,20 +42,20 @@ def channel() -> MagicMock:
 
 @pytest.fixture
 def bundle(channel: MagicMock, clock: ManualClock) -> Bundle:
-    return Bundle(channel, Payload(study="s", module="m", attempts=ATTEMPTS), ATTEMPTS, clock)
+    return Bundle(channel, Payload(study="s", module="m", attempts=ATTEMPTS), ATTEMPTS, clock, "h")
 
 
 def test_results_travel_with_the_next_claims(bundle: Bundle, channel: MagicMock) -> None:
-    assert bundle.exchange(1, started) == [Claim.TAKEN]
+    assert bundle.exchange(1) == [Claim.TAKEN]
     assert bundle.next() == ATTEMPTS[0]
     assert bundle.next() is None
     bundle.add(result(0))
-    assert bundle.exchange(9, started) == [Claim.TAKEN] * 3
+    assert bundle.exchange(9) == [Claim.TAKEN] * 3
     assert [bundle.next() for _ in range(4)] == [*ATTEMPTS[1:], None]
     for number in (1, 2, 3):
         bundle.add(result(number))
-    assert bundle.exchange(0, started) == []
-    assert bundle.exchange(0, started) == []
+    assert bundle.exchange(0) == []
+    assert bundle.exchange(0) == []
     assert channel.sent == [([], [0]), ([0], [1, 2, 3]), ([1, 2, 3], [])]
 
 
@@ -67,7 +63,7 @@ def test_what_waits_behind_a_long_trial_is_given_back_and_the_results_before_it_
     bundle: Bundle, channel: MagicMock, clock: ManualClock
 ) -> None:
     recall = MagicMock()
-    bundle.exchange(4, started)
+    bundle.exchange(4)
     bundle.next()
     bundle.add(result(0))
     assert bundle.next() == ATTEMPTS[1], "the long one"
@@ -85,18 +81,18 @@ def test_what_waits_behind_a_long_trial_is_given_back_and_the_results_before_it_
 
 
 def test_what_did_not_reach_redis_is_sent_again(bundle: Bundle, channel: MagicMock) -> None:
-    bundle.exchange(1, started)
+    bundle.exchange(1)
     bundle.add(result(0))
     working, channel.exchange.side_effect = channel.exchange.side_effect, ConnectionError
     with pytest.raises(ConnectionError):
-        bundle.exchange(2, started)
+        bundle.exchange(2)
     channel.exchange.side_effect = working
-    assert bundle.exchange(2, started) == [Claim.TAKEN] * 2
+    assert bundle.exchange(2) == [Claim.TAKEN] * 2
     assert channel.sent == [([], [0]), ([0], [1, 2])]
 
 
 def test_what_is_refused_is_not_run(bundle: Bundle, channel: MagicMock) -> None:
     channel.exchange.side_effect = None
     channel.exchange.return_value = ([], [Claim.TAKEN, Claim.REFUSED, Claim.TAKEN, Claim.BREAKER_OPEN])
-    assert bundle.exchange(4, started)[-1] is Claim.BREAKER_OPEN
+    assert bundle.exchange(4)[-1] is Claim.BREAKER_OPEN
     assert [bundle.next() for _ in range(3)] == [ATTEMPTS[0], ATTEMPTS[2], None]

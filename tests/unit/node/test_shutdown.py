@@ -25,7 +25,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     before = {number: signal.getsignal(number) for number in (INT, TERM, QUIT)}
     monkeypatch.setattr(state, "should_stop", None)
     monkeypatch.setattr(threading, "Timer", MagicMock())
-    worker = SimpleNamespace(app=SimpleNamespace(shadho_slots=MagicMock(running=2)), steps=[], exitcode=None)
+    worker = SimpleNamespace(app=SimpleNamespace(shadho_slots=MagicMock()), steps=[], exitcode=None)
     Shutdown(worker).start(worker)
     yield worker
     for number, handler in before.items():
@@ -54,7 +54,7 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
         if thread.name == shutdown.THREAD:
             thread.join()
     slots = worker.app.shadho_slots
-    assert (slots.drain.call_count, slots.close.call_count) == (drained, closed)
+    assert (slots.heartbeat.drain.call_count, slots.close.call_count) == (drained, closed)
     assert state.should_stop == worker.exitcode == code
 
 
