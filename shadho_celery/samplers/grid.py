@@ -86,7 +86,7 @@ class GridSampler:
 def levels(domain: Domain) -> list[Value]:
     """Return the values of a label in the grid: every option, the values of a short grid, else some quantiles."""
     if isinstance(domain, Categorical):
-        return [place for place in range(domain.first, domain.first + domain.count) if domain.may_draw(place)]
+        return [place for place in range(domain.first, domain.first + domain.count) if domain.probability(place) > 0]
     cells = domain.cardinality(1.0 - 1e-9)
     number = LEVELS if cells is None else min(cells, MOST)
     masses = (np.arange(number) + 0.5) / number

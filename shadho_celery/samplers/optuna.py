@@ -92,7 +92,7 @@ class OptunaSampler:
         params = {**self._subspace.fixed}
         domains = self._subspace.space.domains
         # A drawn option activates the labels below it.
-        for block in self._subspace.space.skeleton.walk(params):
+        for block in self._subspace.space.walk(params):
             for label in block.labels:
                 if label not in params:
                     params[label] = _suggested(trial, label, domains[label])

@@ -521,7 +521,7 @@ def _axis(domain: Domain) -> _Axis:
 def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
     """Return the labels that are active whatever the params, or None if that depends on them."""
     labels: list[str] = []
-    todo = [subspace.space.skeleton.root]
+    todo = [subspace.space.block]
     while todo:
         block = todo.pop()
         labels += block.labels

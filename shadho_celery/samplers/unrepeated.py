@@ -9,7 +9,7 @@ import numpy as np
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.base import Sampler
-from shadho_celery.space.domains import Domain
+from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
@@ -78,7 +78,7 @@ def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Param
     space = subspace.space
 
     def under(params: Mapping[str, Value]) -> Iterator[Params]:
-        for block in space.skeleton.walk(params):
+        for block in space.walk(params):
             for label in block.labels:
                 if label not in params:
                     for value in _values(subspace.domains[label], generator):
@@ -95,5 +95,5 @@ def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
     steps, size = grid
     start = int(generator.integers(steps.start, steps.stop))
     for place in chain(range(start, steps.stop), range(steps.start, start)):
-        if domain.may_draw(place * size):
+        if not isinstance(domain, Discrete) or domain.probability(place) > 0:
             yield place * size

@@ -1,7 +1,7 @@
 """Compile a hyperopt expression to a `Space`. This is the only module that reads hyperopt's graphs (pyll).
 
 A graph is read once, children first, without recursion. Each node becomes a node of `tree`, which computes the
-objective's values, and a block of `blocks`, with the labels it needs and their conditions. Expressions that pyll
+objective's values, and a `Block`, with the labels it needs and their conditions. Expressions that pyll
 creates only during evaluation (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
 """
 
@@ -20,9 +20,8 @@ from hyperopt.pyll import stochastic
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import tree
-from shadho_celery.space.blocks import Block, Branch, Skeleton, merge
-from shadho_celery.space.domains import CONTINUOUS, Categorical, Discrete, Domain, RandInt, make_domain
-from shadho_celery.space.space import Space
+from shadho_celery.space.domains import CONTINUOUS, Categorical, Discrete, Domain, RandInt, Uniform, make_domain
+from shadho_celery.space.space import Block, Branch, Space, merge
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value
 
 __all__ = ["MAX_DEPTH", "Space", "compile_space"]
@@ -52,7 +51,7 @@ def compile_space(expression: Value) -> Space:
         raise SpaceError("The space is None; give an hp expression, such as hp.uniform, or a dict of them.")
     space = _Reader().read(_as_graph(expression))
     for label, domain in space.domains.items():
-        if hint := domain.hint():
+        if isinstance(domain, Uniform) and (hint := domain.hint()):
             warnings.warn(f"Hyperparameter {label!r}: {hint}.", stacklevel=2)
     return space
 
@@ -137,7 +136,7 @@ class _Reader:
         parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:
             self._enter(apply, parents[id(apply)] > 1)
-        return Space(self._nodes[id(root)], Skeleton(self._blocks[id(root)]), self._domains, self._switches, root)
+        return Space(self._nodes[id(root)], self._blocks[id(root)], self._domains, self._switches, root)
 
     def _enter(self, apply: Apply, is_shared: bool) -> None:
         inputs = _inputs(apply)
@@ -161,7 +160,7 @@ class _Reader:
         if apply.name == "hyperopt_param":
             return self._param(apply)
         if isinstance(apply, pyll.Literal):
-            return Literal(apply.obj)
+            return Literal(apply.obj, is_copied=not tree.is_fixed(apply.obj))
         args = tuple(self._nodes[id(child)] for child in apply.pos_args)
         kwargs = tuple((name, self._nodes[id(child)]) for name, child in apply.named_args)
         if apply.name == "pos_args" and not kwargs:
@@ -176,12 +175,13 @@ class _Reader:
             if generator is None:
                 raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
             if isinstance(generator, Literal):
-                drawn_from = Literal(generator.value, is_drawn_from=True)
+                # A copy of the generator would draw the same each time.
+                drawn_from = Literal(generator.value, is_copied=False)
                 kwargs = tuple((name, drawn_from if node is generator else node) for name, node in kwargs)
         function = pyll.scope._impls.get(apply.name)
         if function is None:
             raise SpaceError(f"The space calls scope.{apply.name}, which is not defined; import its module.")
-        return Call(apply.name, function, args, kwargs, _finish)
+        return Call(apply.name, function, args, kwargs, None if function in (int, float) else _finish)
 
     def _param(self, apply: Apply) -> Param:
         label, law = _label_and_law(apply)

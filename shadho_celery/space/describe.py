@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.space.literals import LONG_INT, digest, literal_text
-from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, nodes, unshared
+from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, children, nodes, unshared
 
 #: version of these texts, which a store has beside them: a study with texts of another version is refused
 VERSION = 2
@@ -54,7 +54,7 @@ def outermost_calls(root: Node) -> dict[str, list[Node]]:
         own = [node.label] if isinstance(node, Param) else []
         # two are as good as many: a set of all labels at every node would be slow in a large space
         labels[node] = frozenset(
-            islice(sorted({*own, *(label for child in node.children for label in labels[child])}), 2)
+            islice(sorted({*own, *(label for child in children(node) for label in labels[child])}), 2)
         )
     found: dict[str, list[Node]] = {}
     inside: set[Node] = set()
@@ -64,12 +64,12 @@ def outermost_calls(root: Node) -> dict[str, list[Node]]:
             (label,) = labels[node]
             found.setdefault(label, []).append(node)
         if is_call or node in inside:
-            inside.update(node.children)
+            inside.update(children(node))
     return found
 
 
 def _node_text(node: Node, texts: dict[Node, str]) -> str:
-    parts = [texts[child] for child in node.children]
+    parts = [texts[child] for child in children(node)]
     match node:
         case Param(label=label):
             return f"<{label}>"

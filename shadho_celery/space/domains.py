@@ -1,6 +1,6 @@
 """Distributions of labels, as hyperopt defines them, and `make_domain`, which builds one from a space's arguments.
 
-`Domain` is the role. Values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
+`Domain` is any of them. Values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
 
 A continuous distribution is a *latent* one (uniform, normal), exponentiated if `log`, and rounded to a grid of step `q`
 if there is one: value = round(exp(latent) / q) * q. "Unscaled" means the latent variable, so a loguniform's interval is
@@ -39,71 +39,13 @@ _LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.
 
 
 @dataclass(frozen=True)
-class Domain(ABC):
-    """A leaf's set of values and their distribution. Values are hyperopt's raw draws (indexes for choices)."""
+class Continuous(ABC):
+    """A latent variable, exponentiated if `log`, rounded to a grid if there is a `step`."""
 
     #: hyperopt's name of the distribution
     law: ClassVar[str] = ""
-    #: False for option indexes, which have no order; otherwise values lie on an axis
+    #: values lie on an axis
     is_numeric: ClassVar[bool] = True
-
-    @abstractmethod
-    def sample(self, generator: np.random.Generator, size: int) -> Array:
-        """Draw `size` values, shape (size,), int64 or float64."""
-
-    @abstractmethod
-    def quantile(self, masses: npt.ArrayLike) -> Array:
-        """Return the quantiles at `masses`, each in [0, 1]. This turns quasi-random points into draws."""
-
-    @abstractmethod
-    def central_interval(self, mass: float) -> tuple[float, float]:
-        """Return the bounds that hold `mass` of the unscaled variable's probability, with equal tails cut; 0 < mass <=
-        1.
-        """
-
-    @abstractmethod
-    def cardinality(self, mass: float) -> int | None:
-        """Return the number of values, for a grid within its central interval, or None if they count as continuous."""
-
-    @abstractmethod
-    def steps(self) -> tuple[range, float] | None:
-        """Return whole numbers and a size: the values are their products. None if there are infinitely many.
-
-        For an unbounded distribution they are the values that `from_unit` returns.
-        """
-
-    def may_draw(self, value: float) -> bool:
-        """Return False for a value of probability 0."""
-        return True
-
-    @abstractmethod
-    def to_unit(self, values: npt.ArrayLike) -> Array:
-        """Map values to features in [0, 1], linear in the unscaled variable; an index i of n becomes i / (n - 1)."""
-
-    @abstractmethod
-    def from_unit(self, units: npt.ArrayLike) -> Array:
-        """Invert `to_unit`, onto the grid if there is one."""
-
-    @abstractmethod
-    def contains(self, value: object) -> bool:
-        """Return True if type and bounds admit the value. A value between two grid points is admitted."""
-
-    @abstractmethod
-    def problem(self) -> str | None:
-        """Return what is wrong with the parameters and the remedy, or None."""
-
-    def hint(self) -> str | None:
-        """Return a warning about parameters that look mistaken but can be searched, or None."""
-        return None
-
-    def describe(self) -> str:
-        """Return a text such as "uniform(-5, 15)", the same in every process, for comparison with a stored space."""
-        return f"{self.law}({', '.join(_number(getattr(self, field.name)) for field in fields(self))})"
-
-
-class Continuous(Domain):
-    """A latent variable, exponentiated if `log`, rounded to a grid if there is a `step`."""
-
     log: ClassVar[bool] = False
     #: mass of the latent distribution that `to_unit` maps onto [0, 1]
     unit_mass: ClassVar[float] = 1.0
@@ -122,13 +64,21 @@ class Continuous(Domain):
         """Return quantiles of the latent variable."""
 
     @abstractmethod
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        """Return the bounds that hold `mass` of the latent variable's probability, with equal tails cut; 0 < mass <=
+        1.
+        """
+
+    @abstractmethod
     def _shape_problem(self) -> str | None:
         """Return what is wrong with the latent distribution's parameters, or None."""
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:
+        """Draw `size` values, shape (size,), float64."""
         return self._scale(self._draw(generator, size))
 
     def quantile(self, masses: npt.ArrayLike) -> Array:
+        """Return the quantiles at `masses`, each in [0, 1]. This turns quasi-random points into draws."""
         return self._drawn(self._scale(self._latent_quantile(np.asarray(masses, dtype=float))))
 
     def _scale(self, latent: npt.ArrayLike) -> Array:
@@ -156,6 +106,7 @@ class Continuous(Domain):
         return (first * self.step, last * self.step) if first <= last else None
 
     def cardinality(self, mass: float) -> int | None:
+        """Return the number of values, for a grid within its central interval, or None if they count as continuous."""
         if self.step is None:
             return None
         low, high = self._drawn(self._scale(self.central_interval(mass))).tolist()
@@ -163,24 +114,36 @@ class Continuous(Domain):
         return count if count <= MAX_GRID else None
 
     def steps(self) -> tuple[range, float] | None:
+        """Return whole numbers and a size: the values are their products. None if there are infinitely many.
+
+        For an unbounded distribution they are the values that `from_unit` returns.
+        """
         if self.step is None:
             return None
         low, high = self.from_unit([0.0, 1.0]).tolist()
         return range(round(low / self.step), round(high / self.step) + 1), self.step
 
+    @cached_property
+    def _unit_interval(self) -> tuple[float, float]:
+        """Bounds of the latent variable that `to_unit` maps onto 0 and 1."""
+        return self.central_interval(self.unit_mass)
+
     def to_unit(self, values: npt.ArrayLike) -> Array:
+        """Map values to features in [0, 1], linear in the unscaled variable."""
         latent = np.asarray(values, dtype=float)
-        low, high = self.central_interval(self.unit_mass)
+        low, high = self._unit_interval
         if self.log:  # a grid of a log distribution may contain 0, which belongs to the lower end
             latent = np.log(np.maximum(latent, _TINY))
         # A distribution may be narrower than the distance between two floats.
         return ((latent - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
-        low, high = self.central_interval(self.unit_mass)
+        """Invert `to_unit`, onto the grid if there is one."""
+        low, high = self._unit_interval
         return self._drawn(self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low)))
 
     def contains(self, value: object) -> bool:
+        """Return True if type and bounds admit the value. A value between two grid points is admitted."""
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_finite(value):
             return False
         low, high = self._scale(self.central_interval(1.0)).tolist()
@@ -202,7 +165,12 @@ class Continuous(Domain):
         below = math.floor(value / (self.step or 1.0))
         return [end for step in (below, below + 1) if self.contains(end := step * (self.step or 1.0))]
 
+    def describe(self) -> str:
+        """Return a text such as "uniform(-5, 15)", the same in every process, for comparison with a stored space."""
+        return f"{self.law}({', '.join(_number(getattr(self, field.name)) for field in fields(self))})"
+
     def problem(self) -> str | None:
+        """Return what is wrong with the parameters and the remedy, or None."""
         for field in fields(self):
             if not math.isfinite(value := getattr(self, field.name)):
                 return f"{field.name} of {self.law} is {value}; give a finite number"
@@ -341,8 +309,16 @@ class QLogNormal(QNormal):
     log = True
 
 
-class Discrete(Domain):
-    """Whole numbers from `first` on, `count` of them: a randint's values, or the option indexes of a choice."""
+@dataclass(frozen=True)
+class Discrete(ABC):
+    """Whole numbers from `first` on, `count` of them: a randint's values, or the option indexes of a choice.
+
+    Its methods are those of `Continuous`. `to_unit` maps the i-th of n values to i / (n - 1).
+    """
+
+    law: ClassVar[str] = ""
+    #: False for option indexes, which have no order; otherwise values lie on an axis
+    is_numeric: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -354,18 +330,11 @@ class Discrete(Domain):
     def count(self) -> int:
         """Number of values."""
 
-    @abstractmethod
-    def probability(self, value: int) -> float:
-        """Return the probability of this value; 0 outside."""
-
     def cardinality(self, mass: float) -> int | None:
         return self.count
 
     def steps(self) -> tuple[range, float] | None:
         return range(self.first, self.first + self.count), 1
-
-    def may_draw(self, value: float) -> bool:
-        return self.probability(int(value)) > 0
 
     def to_unit(self, values: npt.ArrayLike) -> Array:
         offsets = np.asarray(values, dtype=float) - self.first
@@ -410,6 +379,7 @@ class RandInt(Discrete):
         return float(self.low + tail), float(self.high - 1 - tail)
 
     def probability(self, value: int) -> float:
+        """Return the probability of this value; 0 outside."""
         return 1.0 / self.count if self.low <= value < self.high else 0.0
 
     def problem(self) -> str | None:
@@ -484,8 +454,11 @@ class Categorical(Discrete):
         return f"pchoice({', '.join(f'{mass:.12g}' for mass in self.probabilities)})"
 
 
+#: a leaf's set of values and their distribution
+Domain = Uniform | Normal | RandInt | Categorical
+
 #: hyperopt's name of a distribution with real parameters -> its domain, whose fields are the parameters in order
-CONTINUOUS: Mapping[str, type[Continuous]] = {
+CONTINUOUS: Mapping[str, type[Uniform] | type[Normal]] = {
     kind.law: kind for kind in (Uniform, QUniform, LogUniform, QLogUniform, Normal, QNormal, LogNormal, QLogNormal)
 }
 

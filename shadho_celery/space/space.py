@@ -1,23 +1,32 @@
-"""A compiled search space as used by the rest of the package."""
+"""A compiled search space as used by the rest of the package, and its conditional blocks.
+
+Blocks say which labels are active when, without the computations on them. A `Block` holds the labels that are drawn
+together and the branches below them. A `Branch` is a choice with labels in at least one option. Both compare by
+identity, and one block may occur in several places.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import describe as text
-from shadho_celery.space.blocks import Block, Pins, Skeleton
 from shadho_celery.space.domains import Categorical, Discrete, Domain
 from shadho_celery.space.literals import digest
-from shadho_celery.space.tree import Node, Switch, Value
+from shadho_celery.space.tree import Node, Switch, Value, postorder
 
+H = TypeVar("H", bound=Hashable)
+
+#: label -> the option's index
+Pins = Mapping[str, int]
 #: options that must have been chosen, each a (choice's label, option's index), from the outermost inwards
 Condition = tuple[tuple[str, int], ...]
 #: a label with more ways to become active counts as always active
@@ -27,27 +36,109 @@ _NO_PINS: Pins = MappingProxyType({})
 MAX_DESCRIBED = 20
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Block:
+    """Labels that are active together, and the choices whose options contain further labels."""
+
+    #: in order of first appearance; includes the labels of its branches
+    labels: tuple[str, ...] = ()
+    branches: tuple[Branch, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.branches)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Branch:
+    """A choice between blocks."""
+
+    #: the label whose value is the option's index; None for a computed index
+    label: str | None
+    switch: Switch
+    #: one per option, empty for an option without labels
+    options: tuple[Block, ...]
+
+    def position(self, params: Params) -> int:
+        """Return the index of the option that these params choose."""
+        if self.label is not None and self.label in params:
+            return self.switch.position(params[self.label])
+        return self.switch.position(self.switch.index.evaluate(params, {}))
+
+
+def merge(blocks: Iterable[Block]) -> Block:
+    """Return one block with all their labels and branches, each once."""
+    filled = list(dict.fromkeys(block for block in blocks if block))
+    if len(filled) == 1:
+        return filled[0]
+    labels = dict.fromkeys(label for block in filled for label in block.labels)
+    branches = dict.fromkeys(branch for block in filled for branch in block.branches)
+    return Block(tuple(labels), tuple(branches))
+
+
+def below(block: Block) -> list[Block]:
+    """Return the blocks of all options with labels, in order, with repetitions."""
+    return [option for branch in block.branches for option in branch.options if option]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Space:
     """A compiled search space, made by `compile_space`. Safe to use from several threads."""
 
     #: builds the objective's values
     root: Node
-    #: conditions under which each label is active
-    skeleton: Skeleton
+    #: the block of the labels that are always active
+    block: Block
     #: label -> distribution, in order of first appearance in hyperopt's graph (which sorts a dict by its keys)
     domains: Mapping[str, Domain]
     #: label -> the first choice whose option it selects
-    switches: Mapping[str, Switch] = field(default_factory=dict)
-    #: hyperopt's own form of the space, for hyperopt's algorithms; None if it was not made from one
-    graph: Value = None
+    switches: Mapping[str, Switch]
+    #: hyperopt's own form of the space, for hyperopt's algorithms
+    graph: Value
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every block once, parents before children."""
+        return tuple(postorder(self.block, below))[::-1]
+
+    @cached_property
+    def _shared(self) -> frozenset[Block]:
+        """Blocks that occur in several places."""
+        return _repeated(option for block in self.blocks for option in below(block))
+
+    @cached_property
+    def _repeated(self) -> frozenset[str]:
+        """Labels that occur in several blocks."""
+        return _repeated(label for block in self.blocks for label in block.labels)
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` assignments from the prior: raw draws of the active labels, as plain ints and floats.
 
-        A choice's label in `pins` has the index given there.
+        A label in `pins` has the value given there. Each block draws its labels for all assignments in which it is
+        active, then divides these among the options.
         """
-        return self.skeleton.draw(self.domains, generator, size, pins)
+        drawn: list[dict[str, Value]] = [{} for _ in range(size)]
+        seen: dict[Block, set[int]] = {block: set() for block in self._shared}
+        todo: list[tuple[Block | Branch, list[int]]] = [(self.block, list(range(size)))]
+        while todo:
+            part, rows = todo.pop()
+            if isinstance(part, Branch):
+                todo.extend(reversed(_deal(part, rows, drawn)))
+                continue
+            if part in seen:  # already reached in another way, for some of the rows
+                rows = [row for row in rows if row not in seen[part]]
+                seen[part].update(rows)
+            if not rows:
+                continue
+            for label in part.labels:
+                empty = rows if label not in self._repeated else [row for row in rows if label not in drawn[row]]
+                count = len(empty)
+                values = (
+                    [pins[label]] * count if label in pins else self.domains[label].sample(generator, count).tolist()
+                )
+                for row, value in zip(empty, values, strict=True):
+                    drawn[row][label] = value
+            todo.extend((branch, rows) for branch in reversed(part.branches))
+        return drawn
 
     def evaluate(self, params: Params) -> Value:
         """Return the objective's values for these draws. They equal those of hyperopt's ``space_eval``, types included.
@@ -56,9 +147,23 @@ class Space:
         """
         return self.root.evaluate(params, {})
 
+    def walk(self, params: Params) -> Iterator[Block]:
+        """Yield the blocks that are active under these params."""
+        todo: list[Block | Branch] = [self.block]
+        seen: set[Block] = set()
+        while todo:
+            part = todo.pop()
+            if isinstance(part, Branch):
+                if option := part.options[part.position(params)]:
+                    todo.append(option)
+            elif part not in seen:
+                seen.add(part)
+                yield part
+                todo.extend(reversed(part.branches))
+
     def active(self, params: Params) -> tuple[str, ...]:
         """Return the active labels under these params, in declaration order. `params` may contain more."""
-        found = {label for block in self.skeleton.walk(params) for label in block.labels}
+        found = {label for block in self.walk(params) for label in block.labels}
         return tuple(label for label in self.domains if label in found)
 
     def check(self, params: Params) -> None:
@@ -68,7 +173,7 @@ class Space:
         for label in params:
             if label not in self.domains:
                 raise SpaceError(f"The space has no hyperparameter {label!r}; leave it out, or correct its name.")
-        for block in self.skeleton.walk(params):
+        for block in self.walk(params):
             for label in block.labels:
                 if label not in params:
                     raise SpaceError(f"The params lack {label!r}, which is active in them; give it a value.")
@@ -83,10 +188,10 @@ class Space:
         Below an option selected by a computed index, or with more than `MAX_CONDITIONS` alternatives, it says "active"
         too often. `active` is exact.
         """
-        above: dict[Block, set[Condition]] = {block: set() for block in self.skeleton.blocks}
-        above[self.skeleton.root] = {()}
+        above: dict[Block, set[Condition]] = {block: set() for block in self.blocks}
+        above[self.block] = {()}
         found: dict[str, set[Condition]] = {label: set() for label in self.domains}
-        for block in self.skeleton.blocks:
+        for block in self.blocks:
             here = self._simplified(above[block])
             for label in block.labels:
                 found[label] |= here
@@ -142,3 +247,15 @@ def _extended(chains: set[Condition], label: str | None, place: int) -> set[Cond
         return chains
     lasting = {chain for chain in chains if dict(chain).get(label, place) == place}
     return {chain if (label, place) in chain else (*chain, (label, place)) for chain in lasting}
+
+
+def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
+    """Return the rows by the option that each has chosen, without options that have no labels."""
+    hands: dict[int, list[int]] = {}
+    for row in rows:
+        hands.setdefault(branch.position(drawn[row]), []).append(row)
+    return [(branch.options[place], hand) for place, hand in sorted(hands.items()) if branch.options[place]]
+
+
+def _repeated(things: Iterable[H]) -> frozenset[H]:
+    return frozenset(thing for thing, count in Counter(things).items() if count > 1)

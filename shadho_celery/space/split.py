@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
-from shadho_celery.space.blocks import Block, Branch, Pins
 from shadho_celery.space.describe import option_names
 from shadho_celery.space.domains import Discrete, Domain
-from shadho_celery.space.space import Space
+from shadho_celery.space.space import Block, Branch, Pins, Space
 from shadho_celery.space.tree import Value, postorder
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class _Structure:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        branches = [branch for block in space.skeleton.blocks for branch in block.branches]
+        branches = [branch for block in space.blocks for branch in block.branches]
         #: label -> the first branch on it
         self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
 
@@ -105,7 +104,7 @@ class _Structure:
 
     def combinations(self, labels: Collection[str]) -> Iterator[dict[str, int]]:
         """Yield every combination of options of these choices, with the last choice varying fastest."""
-        todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._space.skeleton.root, None), {}, set())]
+        todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._space.block, None), {}, set())]
         while todo:
             pending, pins, seen = todo.pop()
             while pending is not None:
@@ -126,7 +125,7 @@ class _Structure:
     def outermost(self, limit: int) -> list[str]:
         """Return as many of the outermost choices, in declaration order, as have at most `limit` combinations."""
         chosen: dict[str, int] = {}
-        for branch in self._space.skeleton.root.branches:
+        for branch in self._space.block.branches:
             if branch.label is None or branch.label in chosen:
                 continue
             options = len(self.reachable(branch.label))
@@ -151,7 +150,7 @@ class _Structure:
         def inside(block: Block) -> list[Block]:
             return [option for branch in block.branches for option in _taken(branch, pins) if option]
 
-        drawn = {label for block in postorder(self._space.skeleton.root, inside) for label in block.labels} - set(pins)
+        drawn = {label for block in postorder(self._space.block, inside) for label in block.labels} - set(pins)
         leaves = {label: domain for label, domain in self._space.domains.items() if label in drawn}
         mass = math.prod(self._probability(label, place) for label, place in pins.items())
         return Subspace(name=name, fixed=pins, domains=leaves, probability=mass, space=self._space)

@@ -6,7 +6,6 @@ identity.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -35,35 +34,20 @@ _FIXED = frozenset(
 _COPIES = "copies"
 
 
-class Node(ABC):
-    """One step of the computation from a trial's params to the objective's values."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        """Return the same value as hyperopt's space_eval. `memo` keeps shared nodes' values for one evaluation."""
-
-    @property
-    def children(self) -> tuple[Node, ...]:
-        """Nodes from which this one is made, in order."""
-        return ()
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Literal(Node):
-    """A constant. Each evaluation gets a copy, so an objective that changes it changes only its own copy."""
+class Literal:
+    """A constant."""
 
     value: Value
-    #: True for a generator of random numbers from which the space draws: a copy would draw the same each time
-    is_drawn_from: bool = False
+    #: True if each evaluation gets a copy, so that an objective which changes it changes only its own
+    is_copied: bool
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
-        return self.value if self.is_drawn_from or _is_fixed(self.value) else copied(self.value, memo)
+        return copied(self.value, memo) if self.is_copied else self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Param(Node):
+class Param:
     """A hyperparameter's raw draw."""
 
     label: str
@@ -76,7 +60,7 @@ class Param(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Sequence(Node):
+class Sequence:
     """A tuple. Lists become tuples too, as in hyperopt."""
 
     items: tuple[Node, ...]
@@ -88,13 +72,9 @@ class Sequence(Node):
             values.append(item.evaluate(params, memo))
         return tuple(values)
 
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return self.items
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Dict(Node):
+class Dict:
     """A dict with string keys."""
 
     items: tuple[tuple[str, Node], ...]
@@ -105,40 +85,31 @@ class Dict(Node):
             values[key] = item.evaluate(params, memo)
         return values
 
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return tuple(item for _, item in self.items)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Call(Node):
+class Call:
     """A function of other nodes: a conversion, arithmetic, anything defined in hyperopt's scope."""
 
     name: str
     function: Callable[..., Value]
     args: tuple[Node, ...]
     kwargs: tuple[tuple[str, Node], ...]
-    #: computes the node's value from the function's result and the params
-    finish: Callable[[Value, Params], Value]
+    #: computes the node's value from the function's result and the params; None if the result is the value
+    finish: Callable[[Value, Params], Value] | None
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
         args = []
         for argument in self.args:
             args.append(argument.evaluate(params, memo))
-        if not self.kwargs:
-            return self.finish(self.function(*args), params)
         kwargs = {}
         for name, argument in self.kwargs:
             kwargs[name] = argument.evaluate(params, memo)
-        return self.finish(self.function(*args, **kwargs), params)
-
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return self.args + tuple(argument for _, argument in self.kwargs)
+        value = self.function(*args, **kwargs)
+        return value if self.finish is None else self.finish(value, params)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Switch(Node):
+class Switch:
     """One of several options, selected by an index. The others are not evaluated."""
 
     index: Node
@@ -157,13 +128,9 @@ class Switch(Node):
             raise SpaceError(f"An option's index is {index}; give one from 0 to {len(self.options) - 1}.")
         return int(index)
 
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return (self.index, *self.options)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Shared(Node):
+class Shared:
     """A node that occurs in several places. It is evaluated once, because it may be expensive or have side effects."""
 
     node: Node
@@ -174,9 +141,26 @@ class Shared(Node):
         value = memo[self] = self.node.evaluate(params, memo)
         return value
 
-    @property
-    def children(self) -> tuple[Node, ...]:
-        return (self.node,)
+
+#: one step of the computation from a trial's params to the objective's values. ``evaluate(params, memo)`` returns the
+#: same value as hyperopt's `space_eval`. `memo` keeps shared nodes' values for one evaluation.
+Node = Literal | Param | Sequence | Dict | Call | Switch | Shared
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return the nodes from which a node is made, in order."""
+    match node:
+        case Sequence(items):
+            return items
+        case Dict(pairs):
+            return tuple(item for _, item in pairs)
+        case Call(args=args, kwargs=kwargs):
+            return (*args, *(argument for _, argument in kwargs))
+        case Switch(index, options):
+            return (index, *options)
+        case Shared(shared):
+            return (shared,)
+    return ()
 
 
 def unshared(node: Node) -> Node:
@@ -186,14 +170,14 @@ def unshared(node: Node) -> Node:
 
 def nodes(root: Node) -> Iterator[Node]:
     """Yield every node under `root` once, children first."""
-    return postorder(root, lambda node: node.children)
+    return postorder(root, children)
 
 
-def _is_fixed(value: Value) -> bool:
+def is_fixed(value: Value) -> bool:
     """Return True if no part of the value can change."""
     if isinstance(value, partial):
-        return not vars(value) and all(map(_is_fixed, (value.func, *value.args, *value.keywords.values())))
-    return type(value) in _FIXED or (type(value) in (tuple, frozenset) and all(map(_is_fixed, value)))
+        return not vars(value) and all(map(is_fixed, (value.func, *value.args, *value.keywords.values())))
+    return type(value) in _FIXED or (type(value) in (tuple, frozenset) and all(map(is_fixed, value)))
 
 
 def copied(value: Value, memo: Memo) -> Value:

@@ -95,7 +95,7 @@ def search_with_optuna(
 def suggest(trial: Any, space: Space) -> dict[str, Any]:
     """Ask an Optuna trial for params as its users write them: choices first, then what is under them."""
     params: dict[str, Any] = {}
-    for block in space.skeleton.walk(params):
+    for block in space.walk(params):
         for label in block.labels:
             domain = space.domains[label]
             if isinstance(domain, Categorical):
