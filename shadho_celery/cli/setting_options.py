@@ -45,11 +45,14 @@ def option(setting: Setting) -> Callable[[F], F]:
     shown = "" if default in (None, "") else f"  [default: {default}]"
     flag = setting.words.command
     is_switch = isinstance(setting.default, bool)
+    form: dict[str, Any] = {"type": click.Choice([*setting.choices]) if setting.choices else Value(setting)}
+    if is_switch or setting.value:
+        form = {"is_flag": True} if is_switch else {"flag_value": setting.value}
     return click.option(
         *filter(None, [setting.short]),
         f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
         setting.name,
-        type=None if is_switch else click.Choice([*setting.choices]) if setting.choices else Value(setting),
+        **form,
         default=None,
         metavar=setting.metavar,
         help=setting.help + shown,

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.code import Digest
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import Attempt, Name, Positive, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
@@ -38,6 +39,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     watched: bool = False
     #: seat for the worker's slot in the gang of the only attempt; None to run the attempts themselves
     replica: ReplicaSeat | None = None
+    #: losses of the study by name, with their directions; None for one loss without a name
+    objectives: Objectives | None = None
 
     def __post_init__(self) -> None:
         if self.replica is not None and len(self.attempts) != 1:

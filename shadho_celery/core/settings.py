@@ -55,6 +55,8 @@ class Setting:
     option: str = ""
     #: the option in one letter, with its hyphen; "" without one
     short: str = ""
+    #: the value that its option stands for; None for an option that is given a value
+    value: str | None = None
     #: what stands for the value in help
     metavar: str | None = None
     #: all values that there are; empty for any of the type
@@ -146,6 +148,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Direction | None,
         _about(
             'whether the loss is to be small or large: "minimize" or "maximize"; short for one of the objectives',
+            help="The loss is to be large, such as an accuracy: the best trial has the largest one.",
+            shown_default="",
+            option="maximize",
+            value="maximize",
             in_python=True,
         ),
     ] = None
@@ -358,9 +364,9 @@ def _directed(settings: StudySettings) -> StudySettings:
     """Return settings with the objective that their direction stands for."""
     if settings.direction is None:
         return settings
-    if settings.objectives is not None:
-        raise UsageError("%s is short for %s; leave out one of them", words("direction"), words("objectives"))
     objectives: Objectives | None = {"loss": "maximize"} if settings.direction == "maximize" else None
+    if settings.objectives not in (None, objectives):
+        raise UsageError("%s is short for %s; leave out one of them", words("direction"), words("objectives"))
     return replace(settings, direction=None, objectives=objectives)
 
 

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
@@ -91,6 +92,8 @@ class Dispatch:
     name: str = ""
     #: version of the study's code
     code: CodeVersion = ANY_CODE
+    #: losses of the study, if they have names
+    objectives: Objectives | None = None
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
@@ -167,6 +170,7 @@ class Dispatch:
             attempts=list(attempts),
             timeout=timeout,
             watched=watched,
+            objectives=self.objectives,
         )
 
 

@@ -12,6 +12,7 @@ import redis
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
@@ -58,9 +59,11 @@ class QueueExecutor:
         progress: Callable[[], Progress | None] = lambda: None,
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         """`study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-        `code`. With `sources`, workers that accept code get it. Other processes are shown its `progress`.
+        `code`. With `sources`, workers that accept code get it. They read the losses by `objectives`. Other processes
+        are shown its `progress`.
 
         `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
         that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
@@ -84,6 +87,7 @@ class QueueExecutor:
             may_watch=adopt,
             name=name,
             code=code,
+            objectives=objectives,
         )
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)

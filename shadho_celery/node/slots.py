@@ -451,6 +451,7 @@ class Slots:
             slot=slot,
             timeout=payload.timeout,
             replica=payload.replica,
+            objectives=payload.objectives,
             encrypted=bool(self.signer.fingerprint),
         )
 

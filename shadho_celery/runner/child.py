@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -50,8 +50,8 @@ _INTERRUPT = signal.SIGVTALRM
 #: libraries with their own number of threads, besides the pools that threadpoolctl finds (BLAS, OpenMP)
 _THREADED = ("torch", "numexpr")
 
-#: the interruptible objective of a study, its compiled space, and the names of its losses
-_Study: TypeAlias = "tuple[Objective, Space, Mapping[str, str] | None]"
+#: the interruptible objective of a study, and its compiled space
+_Study: TypeAlias = "tuple[Objective, Space]"
 
 
 class Child:
@@ -187,7 +187,7 @@ class Child:
             raise TrialTimeout("the trial has reached its time limit (trial timeout)")
         raise TrialStopped("the trial was cancelled or pruned")
 
-    def _context(self, order: protocol.RunAttempt, objectives: Mapping[str, str] | None) -> LocalContext:
+    def _context(self, order: protocol.RunAttempt) -> LocalContext:
         attempt, seat = order.attempt, order.replica
         called: list[GangCall] = []
 
@@ -230,7 +230,7 @@ class Child:
             slot=order.slot,
             budget=whole(attempt.budget),
             on_report=report,
-            objectives=objectives,
+            objectives=order.objectives,
             stopped=self._stop.is_set,
             timeout=order.timeout,
             timed_out=self._timed_out.is_set,
@@ -246,10 +246,10 @@ class Child:
         """Run an attempt to its end. `output` is a copy of the descriptor of standard error."""
         attempt, timeout, is_replica = order.attempt, order.timeout, order.replica is not None
         try:
-            objective, space, objectives = self._study(order.module)
+            objective, space = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
-        context = self._context(order, objectives)
+        context = self._context(order)
         continued = None if attempt.origin is None else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory()
         _seed(attempt.seed)
@@ -267,7 +267,7 @@ class Child:
                     context,
                     fatal=(ReplicaDone,) if is_replica else (),
                     # A replica's loss is not used: its coordinator returns the trial's loss.
-                    objectives=None if is_replica else objectives,
+                    objectives=None if is_replica else order.objectives,
                 )
         except ReplicaDone:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang does not need it any more", seconds=0.0)
@@ -307,7 +307,7 @@ class Child:
         return self._codes[order.module].digest == order.code
 
     def _study(self, module: str) -> _Study:
-        """Return the interruptible objective of `module`, its compiled space, and the names of its losses."""
+        """Return the interruptible objective of `module` and its compiled space."""
         if module not in self._studies:
             # hyperopt takes long to import, so this waits for the first study.
             from shadho_celery.space.compile import compile_space
@@ -323,7 +323,7 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            self._studies[module] = (self._interruptible(file.objective), space, file.settings.objectives)
+            self._studies[module] = (self._interruptible(file.objective), space)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import CodeVersion, Digest
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
 
 #: seconds between a trial's time limit and the end of its process, if it does not return
@@ -58,6 +59,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     timeout: float | None = None
     #: set if it takes part in the attempt's gang
     replica: ReplicaSeat | None = None
+    #: losses of its study by name, with their directions; None for one loss without a name
+    objectives: Objectives | None = None
     #: True if the fleet has a signing key, so that the gang's connections are encrypted
     encrypted: bool = False
 

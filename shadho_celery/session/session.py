@@ -224,6 +224,7 @@ class Session:
             progress=self._progress,
             code=self.code,
             sources=self._sources,
+            objectives=settings.objectives,
         )
 
     def _progress(self) -> Progress:

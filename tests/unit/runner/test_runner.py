@@ -596,11 +596,11 @@ def test_reports_come_in_order(shared: Runner) -> None:
 
 def test_reports_of_what_is_to_be_maximised_come_minimised_like_the_result(own: Runner, folder: Path) -> None:
     (folder / "upwards.py").write_text(
-        "SPACE = {}\nSTUDY = {'objectives': {'gain': 'maximize'}}\n"
-        "def objective(params, context): context.report(1, 0.5); return 0.75\n"
+        "SPACE = {}\ndef objective(params, context): context.report(1, 0.5); return 0.75\n"
     )
     reports: list[Reported] = []
-    assert own.run(order("plain", module="upwards"), reports.append).loss == -0.75
+    upwards = order("plain", module="upwards", objectives={"gain": "maximize"})
+    assert own.run(upwards, reports.append).loss == -0.75
     assert [(each.step, each.loss) for each in reports] == [(1, -0.5)]
 
 
