@@ -9,6 +9,8 @@ STUDY = Words("--study", "study=")
 STORE = Words("--store", "store=")
 SEED = Words("--seed", "seed=")
 WARM_START = Words("--warm-start", "warm_start=")
+#: those that say where a study is kept, by their names in Python
+ARGUMENTS = {"store": STORE, "study": STUDY, "resume": Words("--resume", "resume="), "seed": SEED}
 
 
 def resume(name: str) -> Words:

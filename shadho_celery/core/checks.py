@@ -178,17 +178,20 @@ def decoder(kind: Any) -> Callable[[str | bytes], Any]:
     return read
 
 
-def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:
+def as_record(
+    value: object, kind: type[R], where: str = "", form: str = "", words: Mapping[str, Words] | None = None
+) -> R:
     """Convert plain values to a declared record.
 
-    Raises UsageError with the key under `where`, the problem, the field's description, and `form`, the remedy.
+    Raises UsageError with the key under `where`, or with what `words` have for it, the problem, the field's
+    description, and `form`, the remedy.
     """
     try:
         return msgspec.convert(plain(value), kind)
     except msgspec.ValidationError as error:
         key, what = misfit(error, value, kind)
-        name = ".".join(part for part in (where, key) if part)
-        raise UsageError(f"{name}: {'; '.join(filter(None, (what, description(kind, key), form)))}") from None
+        name = (words or {}).get(key) or ".".join(part for part in (where, key) if part)
+        raise UsageError("%s: %s", name, "; ".join(filter(None, (what, description(kind, key), form)))) from None
 
 
 def refuse_foreign(

@@ -6,10 +6,12 @@ place that uses it. If `minimize` or `Study` takes it, it is also an argument th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, get_args, get_type_hints
+from textwrap import fill
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +23,8 @@ from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHA
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
 from shadho_celery.errors import StudyError, UsageError, Words
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -358,6 +362,15 @@ def read_settings(given: Mapping[str, object]) -> StudySettings:
         # A pattern says less than the meaning does.
         what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
         raise UsageError("%s: %s; %s", words(name), what, SETTINGS[name].meaning) from None
+
+
+def with_settings(function: F) -> F:
+    """Describe the settings among the arguments of a function in its docstring."""
+    arguments = inspect.signature(function).parameters
+    described = [each for name, each in SETTINGS.items() if name in arguments]
+    lines = [fill(f"`{each.name}`: {each.meaning}. {each.help}", 120, subsequent_indent="    ") for each in described]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", *lines])
+    return function
 
 
 def _directed(settings: StudySettings) -> StudySettings:

@@ -18,6 +18,7 @@ from shadho_celery.errors import NestedStart, Surface, UsageError, told
 from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
 from shadho_celery.program.progress import say, view_of
+from shadho_celery.results.on_trial import OnTrial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.signals import STOPPED
@@ -27,21 +28,18 @@ from shadho_celery.transport import urls
 def search_on_workers(
     objective: object,
     space: object,
-    given: Mapping[str, Any],
-    of_file: Mapping[str, object],
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    opened: Mapping[str, Any],
+    on_trial: OnTrial | None,
     *,
     workers: object,
     addresses: Mapping[str, str | None],
     silent: bool,
 ) -> StudyResults:
-    """Run a study file to its end, with the arguments of `minimize`.
-
-    `given` are settings, `of_file` those that workers read in the study file, `options` more fields of
-    `session.Options`, and `addresses` the servers by environment variable. Raises UsageError.
-    """
+    """Run a study file to its end, with the arguments of `minimize`; `addresses` are those by environment variable."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
-    _refuse_settings(objective, space, given["sampler"], of_file)
+    given = _given(settings)
+    _refuse_settings(objective, space, given)
     with _ending_unguarded(module):
         slots, found = _slots(workers), _given(addresses)
         if threading.current_thread() is not threading.main_thread():
@@ -54,8 +52,22 @@ def search_on_workers(
                 raise UsageError(
                     "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
                 )
-            more: dict[str, Any] = {"given": _given(given), "workers": slots, "fleet": is_fleet, "silent": silent}
-            return _run(Options(study=module, **{**options, **more}))
+            return _run(
+                Options(
+                    study=module,
+                    given=given,
+                    store=opened["store"],
+                    name=opened["study"],
+                    resume=opened["resume"],
+                    seed=opened["seed"],
+                    points=[*opened["enqueue"]],
+                    warm_start=opened["warm_start"],
+                    on_trial=on_trial,
+                    workers=slots,
+                    fleet=is_fleet,
+                    silent=silent,
+                )
+            )
 
 
 def _run(options: Options) -> StudyResults:
@@ -75,11 +87,12 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _refuse_settings(objective: object, space: object, sampler: object, of_file: Mapping[str, object]) -> None:
+def _refuse_settings(objective: object, space: object, given: Mapping[str, Any]) -> None:
     """Raise UsageError for arguments that a study on workers takes from its study file."""
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
-    which = [*(["a sampler of your own"] if callable(sampler) else []), *_given(of_file)]
+    which = [*(["a sampler of your own"] if callable(given.get("sampler")) else [])]
+    which += [name for name in ("fidelity", "objectives") if name in given]
     if which:
         raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
 

@@ -10,14 +10,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock, get_ident
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, below
-from shadho_celery.core.settings import read_settings
+from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, Surface, UsageError, told
 from shadho_celery.executors.by_hand import ByHandExecutor
@@ -40,15 +39,6 @@ from shadho_celery.study.limits import Limits
 
 #: replaces a missing result; None is what an objective without a return statement has returned
 _NOTHING: Any = object()
-
-
-class Names(Struct, frozen=True, kw_only=True):
-    """Arguments by which a study is opened, each with the description that a refusal shows."""
-
-    store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
-    study: Annotated[str | None, Meta(description="name of the study")]
-    resume: Annotated[bool, Meta(description="whether the study is continued; its name is `study`")]
-    seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +75,7 @@ class Study(StudyResults):
     one at a time changes the study. A forked process has no part in it.
     """
 
+    @with_settings
     @told(Surface.PYTHON)
     def __init__(
         self,
@@ -106,34 +97,22 @@ class Study(StudyResults):
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
-        `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
-        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "auto",
-        the default, another name of `minimize`, or a function of subspace and entropy that makes one
-        (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
-        continued has those of before unless others are given. With `fidelity`, such
-        as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are promoted to
-        larger ones; `pruner` stops trials early by what they report: see `minimize`.
-        `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the losses that a result has, and
-        `direction="maximize"` is for a loss that should be large. `policy` matters to workers only. `enqueue` are known
-        points to begin with, see the method of that name. `warm_start` are finished trials from elsewhere that teach a
-        new study, see `minimize`.
+        `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are those of `minimize`. A study that is
+        continued has the settings of before unless others are given. `policy` matters to workers only.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
-        names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, Names)
-        if direction is not None:
-            objectives = read_settings({"direction": direction, "objectives": objectives}).objectives
-        given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
-        given |= {"fidelity": fidelity}
+        given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "fidelity": fidelity}
+        given |= {"objectives": objectives, "direction": direction}
         points = _listed(enqueue)
         opening = Opening(
             Request(
                 space=space,
                 given={name: value for name, value in given.items() if value is not None},
                 limits=ENDLESS,
-                store=names.store,
-                name=names.study,
-                resume=names.resume,
-                seed=names.seed,
+                store=store,
+                name=study,
+                resume=resume,
+                seed=seed,
                 points=points,
                 warm_start=warm_start,
             )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from shadho_celery.core.arguments import ARGUMENTS
+from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
 from shadho_celery.core.trial import Outcome
@@ -31,6 +34,15 @@ from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
 
 
+class Names(Struct, frozen=True, kw_only=True):
+    """Where a study is kept, each with the description that a refusal shows."""
+
+    store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
+    study: Annotated[str | None, Meta(description="name of the study")]
+    resume: Annotated[bool, Meta(description="whether the study is continued; its name is `study`")]
+    seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """What a user gives to open a study, beside its space."""
@@ -47,6 +59,10 @@ class Given:
     points: Sequence[object] = ()
     #: results of earlier studies to learn from; None without
     warm_start: WarmStartSource | None = None
+
+    def __post_init__(self) -> None:
+        names = {"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}
+        as_record(names, Names, words=ARGUMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)

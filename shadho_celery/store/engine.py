@@ -118,13 +118,15 @@ def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
             raise ValueError(parsed.host)  # sqlite://FILE
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
         raise StoreError(
-            f"{mask(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+            "%s: %r is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME", STORE, mask(url)
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:
         raise StoreError(
-            f"{parsed.drivername!r} stores are not supported; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+            "%s: %r stores are not supported; write sqlite:///FILE or postgresql://USER@HOST/NAME",
+            STORE,
+            parsed.drivername,
         )
     if parsed.get_backend_name() == "sqlite":
         return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)

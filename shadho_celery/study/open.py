@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.arguments import RESUME, SEED
+from shadho_celery.core.arguments import RESUME, SEED, STUDY
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
@@ -122,7 +122,7 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     if not 0 <= seed < 2**63:
-        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {short(seed, 60)}")
+        raise UsageError("%s: %s is not allowed; a whole number from 0 to 2**63 - 1", SEED, short(seed, 60))
     if name is None:
         name = _short_name(module, key, SHORT)
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
@@ -152,7 +152,10 @@ def _check_name(name: str) -> None:
     is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
     if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            f"{name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8, no slash, no dot or dash first"
+            "%s: %a cannot name a study; use up to %s bytes of UTF-8, no slash, no dot or dash first",
+            STUDY,
+            name[:60],
+            MAX_NAME,
         )
 
 

@@ -17,7 +17,7 @@ import shadho_celery.errors
 from shadho_celery import Study, minimize
 from shadho_celery.core import names
 from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings, continued
-from shadho_celery.errors import Message, StudyError, Surface, UsageError
+from shadho_celery.errors import Message, StoreError, StudyError, Surface, UsageError
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.launch import main
 from shadho_celery.objective import study_file
@@ -59,6 +59,8 @@ def test_the_arguments_of_python_are_those_that_the_settings_declare() -> None:
     arguments = {*inspect.signature(minimize).parameters, *inspect.signature(Study).parameters}
     assert {name for name, each in SETTINGS.items() if each.in_python} == arguments & {*SETTINGS}
     assert {*inspect.signature(Study.run).parameters} & {*SETTINGS} < arguments
+    for name in {*inspect.signature(minimize).parameters} & {*SETTINGS}:
+        assert f"`{name}`: {SETTINGS[name].meaning}"[:60] in str(minimize.__doc__)
 
 
 # What does not fit is named as its surface calls it
@@ -116,6 +118,33 @@ def test_an_argument_of_another_type_is_named(setting: Setting) -> None:
     assert f"{setting.name}=" in str(refused.value)
     with pytest.raises(TypeError, match=f"'{setting.name}_x'"):
         minimize(lambda params: 0.0, {"x": 1}, **{f"{setting.name}_x": 1})
+
+
+@pytest.mark.parametrize(
+    ("option", "argument", "wrong", "says"),
+    [
+        ("--store", "store", "mysql://me@host/db", "'mysql' stores are not supported"),
+        ("--store", "store", "nothing", "'nothing' is not a database URL"),
+        ("--study", "study", "a/b", "'a/b' cannot name a study"),
+        ("--seed", "seed", 2**63, f"{2**63} is not allowed"),
+    ],
+)
+def test_what_says_where_a_study_is_kept_is_named_as_its_surface_calls_it(
+    option: str, argument: str, wrong: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"kept_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    result = CliRunner().invoke(main, [name, option, str(wrong)])
+    assert result.exit_code == 2
+    assert f"{option}: {says}" in result.stderr.splitlines()[-1]
+    with pytest.raises(UsageError if argument != "store" else StoreError) as refused:
+        minimize(lambda params: 0.0, {"x": 1}, trials=1, **{argument: wrong})
+    assert f"{argument}=: {says}" in str(refused.value)
+    if argument != "seed":
+        with pytest.raises(UsageError, match=f"^{argument}=: 3 is not allowed"):
+            minimize(lambda params: 0.0, {"x": 1}, trials=1, **{argument: 3})
 
 
 def test_what_rungs_was_is_said_for_a_study_file_and_for_a_study_that_has_it_on_record(

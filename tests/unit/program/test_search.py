@@ -44,8 +44,8 @@ def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"space": SPACE}, "has its own SPACE"),
         ({"workers": {"cpu": 1}, "enqueue": [{"y": 1}]}, "point 0: there is no label 'y'; known are x"),
         ({"trials": 0}, "trials=: 0 is not allowed"),
-        ({"store": None}, "store: None is not allowed"),
-        ({"study": 3}, "study: 3 is not allowed"),
+        ({"store": None}, "store=: None is not allowed"),
+        ({"study": 3}, "study=: 3 is not allowed"),
         ({"sampler": "oracle"}, "no sampler= 'oracle'"),
     ],
 )
