@@ -135,6 +135,9 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "of shadho-celery export, or one with a column for each label and one named loss or as the objective, with what "
     "the objective returns. What does not fit is left out, and said.",
 )
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Print the log lines of the workers, each after its class; on this machine."
+)
 @click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress; warnings and the result stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @click.option("--local", is_flag=True, help="Run on this machine alone, whatever broker the environment names.")
@@ -167,6 +170,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
     if is_fleet and given["show_output"]:
         raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
+    if is_fleet and given["verbose"]:
+        raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
     given["ship"] = given.pop("code") == "ship"
     if given["ship"] and not is_fleet:
         raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,9 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.setting_options import option
 from shadho_celery.core.files import replacing
-from shadho_celery.core.names import POLICIES, SHARES
-from shadho_celery.core.settings import MAX_POOL, StudySettings
+from shadho_celery.core.settings import SETTINGS
 from shadho_celery.errors import UsageError
 from shadho_celery.simulation.example import MOST_TRIALS, example
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from shadho_celery.simulation.cluster_file import Cluster
     from shadho_celery.simulation.simulation import Simulation
     from shadho_celery.study.state import StudyState
-
-DEFAULT_SETTINGS = StudySettings()
 
 EXAMPLES = """
 \b
@@ -61,18 +60,12 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 
 @click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("cluster_file", metavar="CLUSTER_FILE", type=click.Path(path_type=Path))
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    type=click.Choice(POLICIES),
-    help=f"May be repeated.  [default: {DEFAULT_SETTINGS.policy}]",
-)
-@click.option("--shares", type=click.Choice(SHARES), help="As in a study.  [default: even; with --policy paper: paper]")
-@click.option("--pool", type=click.IntRange(0, MAX_POOL), help="As in a study.  [default: by the number of slots]")
+@option(replace(SETTINGS["policy"], help="Places trials on classes; may be repeated."), multiple=True)
+@option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))
+@option(SETTINGS["pool"])
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
-@click.option("--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
+@click.option("-n", "--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
 @click.option(
     "-o",
     "--output",
@@ -81,6 +74,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the trials to this CSV file.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."
@@ -88,8 +82,9 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @connection_options.refusals()
 def main(
     cluster_file: Path,
-    policies: Sequence[str],
+    policy: Sequence[str],
     out: Path | None,
+    quiet: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -102,23 +97,27 @@ def main(
     from shadho_celery.simulation.simulation import simulate
 
     settings = {name: given.pop(name) for name in ("shares", "pool")}
-    policies = policies or (DEFAULT_SETTINGS.policy,)
+    policies = policy or (SETTINGS["policy"].default,)
     described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found = []
     # A file that cannot be written is reported before the simulation starts.
     with nullcontext() if out is None else _rows_file(out) as write:
-        for policy in policies:
-            with _progress(described, policy) as on_turn:
-                found.append(simulate(described, policy=policy, **settings, on_turn=on_turn))
+        for each in policies:
+            with nullcontext(_ignore) if quiet else _progress(described, each) as on_turn:
+                found.append(simulate(described, policy=each, **settings, on_turn=on_turn))
         if write is not None:
             write(found[0])
     if as_json:
-        for each in found:
-            say(json.dumps(_as_json(described, each)))
+        for result in found:
+            say(json.dumps(_as_json(described, result)))
     else:
         _show(described, found)
+
+
+def _ignore(_: StudyState) -> None:
+    """Show nothing after a turn."""
 
 
 @contextmanager
@@ -130,7 +129,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
     console = PrintableConsole(stderr=True)
     if not console.is_terminal:
-        yield lambda study: None
+        yield _ignore
         return
     columns = ("{task.description}", BarColumn(), "{task.fields[trials]} trials", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -153,7 +153,9 @@ Examples:
     show_default=True,
     help="Least number or best loss first, or most seconds. Feasible trials have better losses, then higher budgets.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]"
+)
 @store_option
 @json_option
 @refusals()

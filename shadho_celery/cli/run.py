@@ -16,7 +16,7 @@ from shadho_celery.cli import connection_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.result_options import print_json
-from shadho_celery.cli.shown_output import ShownOutput
+from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
@@ -34,6 +34,8 @@ class RunOptions(Options):
 
     #: True if the output of embedded trials is to be printed
     show_output: bool = False
+    #: True if the log lines of the embedded workers are to be printed
+    verbose: bool = False
     as_json: bool = False
 
 
@@ -50,8 +52,10 @@ def run_study(options: RunOptions) -> int:
         stated = {*file.stated}.difference(options.given)
         with told(Surface.COMMAND, stated), Session(options, file, say_beside) as session:
             connection_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
-            view = view_of(session, console)
-            code = session.run(_WithOutput(view, session) if options.show_output else view)
+            view: View = view_of(session, console)
+            if options.show_output or options.verbose:
+                view = _WithOutput(view, session, options)
+            code = session.run(view)
             _show_result(session, options, console)
         return code
 
@@ -65,11 +69,15 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
 
 
 class _WithOutput:
-    """A view, and the output of the trials."""
+    """A view, and the output of the trials and the log lines of the workers, if they are wanted."""
 
-    def __init__(self, view: View, session: Session) -> None:
+    def __init__(self, view: View, session: Session, options: RunOptions) -> None:
         self._view, self._session = view, session
-        self._shown = ShownOutput(session.study.record.key, view.note)
+        self._shown: list[ShownOutput | WorkerLines] = []
+        if options.show_output:
+            self._shown.append(ShownOutput(session.study, view.note))
+        if options.verbose and session.embedded is not None:
+            self._shown.append(WorkerLines(session.embedded.logs.items(), view.note))
         self.note = view.note
 
     def __enter__(self) -> _WithOutput:
@@ -80,9 +88,10 @@ class _WithOutput:
         self._view.__exit__(*error)
 
     def update(self) -> None:
-        self._shown.update(self._session.study.attempts)
-        if self._session.scheduler.done:
-            self._shown.close()
+        for each in self._shown:
+            each.update()
+            if self._session.scheduler.done:
+                each.close()
         self._view.update()
 
 

@@ -39,8 +39,8 @@ def options(command: F) -> F:
     return command
 
 
-def option(setting: Setting) -> Callable[[F], F]:
-    """Return the option of a setting, as a decorator; it is None if it is not given."""
+def option(setting: Setting, *, multiple: bool = False) -> Callable[[F], F]:
+    """Return the option of a setting, as a decorator; it is None if it is not given, or with `multiple` empty."""
     default = setting.default if setting.shown_default is None else setting.shown_default
     shown = "" if default in (None, "") else f"  [default: {default}]"
     flag = setting.words.command
@@ -54,6 +54,7 @@ def option(setting: Setting) -> Callable[[F], F]:
         setting.name,
         **form,
         default=None,
+        multiple=multiple,
         metavar=setting.metavar,
         help=setting.help + shown,
     )

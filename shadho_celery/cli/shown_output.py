@@ -1,14 +1,16 @@
-"""Output of embedded trials in the terminal of their run (`--show-output`): read from their logs."""
+"""Output of embedded trials and log lines of their workers in the terminal of a run (`--show-output`, `--verbose`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from shadho_celery.core.folders import CHECKPOINTS
-from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import UsageError
 from shadho_celery.runner.trial_log import log_path, read_log, unstamped
+from shadho_celery.study.state import StudyState
 
 #: seconds between two looks at the logs
 LOOK_SECONDS = 0.1
@@ -20,8 +22,8 @@ LAST_SECONDS = 0.5
 class ShownOutput:
     """Prints what is new in the logs of the attempts that run."""
 
-    def __init__(self, study: str, say: Callable[[str], None]) -> None:
-        """`study` is the study's key; `say` prints a text."""
+    def __init__(self, study: StudyState, say: Callable[[str], None]) -> None:
+        """`say` prints a text."""
         self._study = study
         self._say = say
         #: by trial and attempt, the position in its log, and the moment at which it was last seen alive
@@ -29,10 +31,10 @@ class ShownOutput:
         self._seen_at: dict[tuple[int, int], float] = {}
         self._looked_at = 0.0
 
-    def update(self, live: Iterable[Attempt]) -> None:
-        """Print what is new; to be called in each turn, for an attempt may live no longer than one."""
+    def update(self) -> None:
+        """Print what is new. Call it in each turn, because an attempt may live no longer than one."""
         now = time.monotonic()
-        for attempt in live:
+        for attempt in self._study.attempts:
             self._seen_at[attempt.number, attempt.attempt] = now
         if now - self._looked_at < LOOK_SECONDS:
             return
@@ -52,9 +54,8 @@ class ShownOutput:
 
     def _print(self, number: int, attempt: int) -> None:
         try:
-            found = read_log(
-                log_path(CHECKPOINTS, self._study, number, attempt), self._positions.get((number, attempt), 0)
-            )
+            path = log_path(CHECKPOINTS, self._study.record.key, number, attempt)
+            found = read_log(path, self._positions.get((number, attempt), 0))
         except (OSError, UsageError) as error:
             self._say(f"[{number}] its log cannot be read: {error}")
             return
@@ -63,3 +64,28 @@ class ShownOutput:
         text, self._positions[number, attempt] = found
         if text:
             self._say("\n".join(f"[{number}] {line}" for line in unstamped(text).splitlines()))
+
+
+class WorkerLines:
+    """Prints the new lines in the logs of the embedded workers, each after its class, such as [cpu]."""
+
+    def __init__(self, logs: Iterable[tuple[str, Path]], say: Callable[[str], None]) -> None:
+        """`logs` are classes and files. What they have from earlier runs is not printed."""
+        self._say = say
+        self._positions = {(name, path): path.stat().st_size if path.exists() else 0 for name, path in logs}
+
+    def update(self) -> None:
+        """Print what is new."""
+        for (name, path), position in self._positions.items():
+            with suppress(OSError), path.open("rb") as file:
+                # The supervisor cuts a long log.
+                file.seek(position if position <= path.stat().st_size else 0)
+                content = file.read()
+                lines = content[: content.rfind(b"\n") + 1]
+                self._positions[name, path] = file.tell() - len(content) + len(lines)
+                for line in lines.decode(errors="replace").splitlines():
+                    self._say(f"[{name}] {line}")
+
+    def close(self) -> None:
+        """Print the rest."""
+        self.update()

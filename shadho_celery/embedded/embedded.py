@@ -36,6 +36,7 @@ from shadho_celery.embedded.plan import (
     open_log,
     remove_socket,
     socket_path,
+    worker_log,
 )
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.registry import Registry, Worker
@@ -77,6 +78,11 @@ class Embedded:
     def urls(self) -> dict[str, str]:
         """Environment variables with the URLs of broker and Redis."""
         return self._plan.urls
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """Logs of the workers by class."""
+        return {name: worker_log(self.directory, name) for name in self.workers}
 
     def raise_if_dead(self) -> None:
         """Raise ServiceError if the supervisor has died, so that nothing runs any more."""

@@ -78,6 +78,11 @@ def remove_link(socket: str, directory: Path) -> None:
             link.parent.rmdir()
 
 
+def worker_log(directory: Path, name: str) -> Path:
+    """Return the log of the worker of a class."""
+    return directory / f"worker-{name.replace('/', '_')}.log"
+
+
 def open_log(path: Path) -> IO[bytes]:
     """Open a log for appending. Only its owner can read it, because objectives may print secrets."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")

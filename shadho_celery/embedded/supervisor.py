@@ -21,7 +21,15 @@ from typing import IO
 
 import msgspec
 
-from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.plan import (
+    REDIS_LOG,
+    REDIS_SECONDS,
+    WORKER_SECONDS,
+    Plan,
+    open_log,
+    remove_socket,
+    worker_log,
+)
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 from shadho_celery.transport import urls
 
@@ -131,7 +139,7 @@ class Supervisor:
         slots = str(self._plan.workers[name])
         arguments = ["-Q", name, "-c", slots, "-l", "INFO", "--without-gossip", "--without-mingle"]
         command = [sys.executable, "-m", "celery", "-A", "shadho_celery", "worker", *arguments]
-        return self._spawn(command, f"worker-{name}.log", environment)
+        return self._spawn(command, worker_log(Path(self._plan.directory), name).name, environment)
 
     def _spawn(
         self,
@@ -142,7 +150,7 @@ class Supervisor:
         pass_fds: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
         # A class may have any name, but a file may not.
-        with open_log(Path(self._plan.directory) / log.replace("/", "_")) as output:
+        with open_log(Path(self._plan.directory) / log) as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

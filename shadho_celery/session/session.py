@@ -113,7 +113,8 @@ class Session:
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
         self._widest = widest(plan.width, plan.subspaces)
-        self._embedded: Embedded | None = None
+        #: workers of this machine; None on a fleet
+        self.embedded: Embedded | None = None
         #: most slots of each class so far
         self.slots: dict[str, int] = {}
         #: the study that `on_trial` is called with; None without
@@ -166,7 +167,7 @@ class Session:
         #: trials that had ended before this run
         self.counted_before = self.study.counted
         if make_executor is None:
-            self._embedded = embedded = stack.enter_context(closing(self._embed()))
+            self.embedded = embedded = stack.enter_context(closing(self._embed()))
             os.environ.update(embedded.urls)
             client = connect(embedded.urls[urls.REDIS])
             make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
@@ -184,7 +185,7 @@ class Session:
             code=self.code,
             disk=self.disk,
             widest=self._widest,
-            embedded=self._embedded,
+            embedded=self.embedded,
             has_named_workers=bool(self.options.workers),
         )
 
@@ -276,8 +277,8 @@ class Session:
 
     def _after_turn(self, view: View) -> None:
         self._handle_signals(view.note)
-        if self._embedded is not None:
-            self._embedded.raise_if_dead()
+        if self.embedded is not None:
+            self.embedded.raise_if_dead()
         self._give_up_at_limit()
         self._refuse_nested_trials()
         self._refuse_other_code()
@@ -324,10 +325,10 @@ class Session:
 
         Their files are those of this process, and no other worker can come: the study would wait for ever.
         """
-        if self._embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
+        if self.embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
             return
         found = self.executor.other_code()
-        if len(found) >= len(self._embedded.workers) and not self.disk.edited(self.code):
+        if len(found) >= len(self.embedded.workers) and not self.disk.edited(self.code):
             raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 

@@ -57,6 +57,25 @@ def test_the_help_of_a_command_has_examples_that_its_options_allow(name: str) ->
             command.make_context(name, words)
 
 
+def test_an_option_in_one_letter_means_the_same_in_every_command() -> None:
+    meanings = {"-n": {"--trials", "--limit"}, "-f": {"--follow"}, "-y": {"--yes"}, "-o": {"--output"}}
+    meanings |= {"-q": {"--quiet"}, "-v": {"--verbose"}, "-h": {"--help"}}
+    found: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        command = commands.get_command(click.Context(commands), name)
+        assert command is not None
+        for option in command.get_params(click.Context(command, parent=click.Context(commands))):
+            letters = {each for each in option.opts if len(each) == 2 and each != "--"}
+            whole = next((each for each in option.opts if each.startswith("--")), "")
+            for letter in letters:
+                found.setdefault(letter, set()).add(whole)
+            # What has a letter in one command has it in all.
+            assert letters or whole not in {each for named in meanings.values() for each in named} - {"--help"}, name
+    assert {letter: named for letter, named in found.items() if letter != "-h"} == {
+        letter: named for letter, named in meanings.items() if letter != "-h"
+    }
+
+
 @pytest.mark.parametrize("words", ["--help", *(f"{name} --help" for name in COMMANDS)])
 def test_help_imports_nothing_heavy(words: str) -> None:
     code = (

@@ -348,6 +348,34 @@ def test_a_resumed_study_goes_on_with_what_its_earlier_runs_were_given(
     assert settled(monkeypatch, study_file, "--resume") == second
 
 
+def test_a_loss_to_maximise_is_one_for_the_resumed_study_too(study_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, limits = settled(monkeypatch, study_file, "--maximize", "--target", "2")
+    assert first.objectives == {"loss": "maximize"}
+    assert (limits.target, settled(monkeypatch, study_file, "--resume")) == (-2.0, (first, limits))
+    assert settled(monkeypatch, study_file, "--resume", "--maximize") == (first, limits)
+
+
+def test_a_loss_that_was_minimised_is_not_maximised_later(study_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch, study_file)
+    assert "started with other objectives" in refused(study_file, "--resume", "--maximize")
+
+
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [("'direction': 'maximize'", "maximize"), ("'direction': 'minimize'", "maximize"), ("'trials': 2", "maximize")],
+)
+def test_the_option_maximize_comes_before_the_direction_of_the_study_file(
+    study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str, found: str
+) -> None:
+    (tmp_path / f"{study_file}.py").write_text(f"{STUDY}STUDY = {{{stated}}}\n")
+    assert settled(monkeypatch, study_file, "--maximize")[0].objectives == {"loss": found}
+
+
+def test_a_study_with_named_losses_is_not_maximised_by_an_option(study_file: str, tmp_path: Path) -> None:
+    (tmp_path / f"{study_file}.py").write_text(f"{STUDY}STUDY = {{'objectives': {{'error': 'minimize'}}}}\n")
+    assert '--maximize is short for STUDY["objectives"]' in refused(study_file, "--maximize")
+
+
 def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
     study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

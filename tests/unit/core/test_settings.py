@@ -14,19 +14,26 @@ import pytest
 from click.testing import CliRunner
 
 import shadho_celery.errors
-from shadho_celery import Study, minimize
+from shadho_celery import Study, launch, minimize, simulate
 from shadho_celery.core import names
 from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings, continued
 from shadho_celery.errors import Message, StoreError, StudyError, Surface, UsageError
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.launch import main
 from shadho_celery.objective import study_file
 
 TABLES = (names.SAMPLERS, names.POLICIES, names.SHARES, names.FIDELITIES, names.PRUNERS)
 
 ALL = pytest.mark.parametrize("setting", [pytest.param(each, id=name) for name, each in SETTINGS.items()])
+#: commands that have options of settings, with the argument that they need
+COMMANDS = {"run": (launch.main, "my_study"), "simulate": (simulate.main, "cluster.toml")}
 WITH_OPTION = pytest.mark.parametrize(
-    "setting", [pytest.param(each, id=name) for name, each in SETTINGS.items() if each.help]
+    ("command", "setting"),
+    [
+        pytest.param(command, SETTINGS[each.name], id=f"{command}-{each.name}")
+        for command, (main, _) in COMMANDS.items()
+        for each in main.params
+        if each.name in SETTINGS
+    ],
 )
 WITH_ARGUMENT = pytest.mark.parametrize(
     "setting", [pytest.param(each, id=name) for name, each in SETTINGS.items() if each.in_python]
@@ -66,8 +73,13 @@ def test_the_arguments_of_python_are_those_that_the_settings_declare() -> None:
 # What does not fit is named as its surface calls it
 
 
-def refused_by_command(*words: str) -> str:
-    result = CliRunner().invoke(main, ["my_study", *words])
+def test_run_has_an_option_for_each_setting_that_has_one() -> None:
+    assert {each.name for each in launch.main.params} & {*SETTINGS} == {*KEPT}
+
+
+def refused_by_command(command: str, *words: str) -> str:
+    main, argument = COMMANDS[command]
+    result = CliRunner().invoke(main, [argument, *words])
     assert result.exit_code == 2
     return result.stderr.splitlines()[-1]
 
@@ -83,17 +95,21 @@ def refused_in_file(folder: Path, monkeypatch: pytest.MonkeyPatch, stated: str, 
 
 
 @WITH_OPTION
-def test_an_option_given_twice_misspelt_or_of_another_type_is_named(setting: Setting) -> None:
+def test_an_option_given_twice_misspelt_or_of_another_type_is_named(command: str, setting: Setting) -> None:
+    def refused(*words: str) -> str:
+        return refused_by_command(command, *words)
+
     flag = setting.words.command
+    is_repeated = any(each.name == setting.name and each.multiple for each in COMMANDS[command][0].params)
     if isinstance(setting.default, bool) or setting.value:
         if not setting.value:
-            assert f"{flag} is given twice" in refused_by_command(flag, f"--no-{flag[2:]}")
-        assert f"Option '{flag}' does not take a value" in refused_by_command(f"{flag}=x")
+            assert f"{flag} is given twice" in refused(flag, f"--no-{flag[2:]}")
+        assert f"Option '{flag}' does not take a value" in refused(f"{flag}=x")
     else:
-        assert f"{flag} is given twice" in refused_by_command(flag, "1", flag, "1")
+        assert is_repeated or f"{flag} is given twice" in refused(flag, "1", flag, "1")
         if setting.choices or setting.kinds & {int, float}:
-            assert flag in refused_by_command(flag, "nothing")
-    misspelt = refused_by_command(f"{flag}x")
+            assert flag in refused(flag, "nothing")
+    misspelt = refused(f"{flag}x")
     assert f"{flag}x" in misspelt
     assert f"'{flag}'" in misspelt
 
@@ -136,7 +152,7 @@ def test_what_says_where_a_study_is_kept_is_named_as_its_surface_calls_it(
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    result = CliRunner().invoke(main, [name, option, str(wrong)])
+    result = CliRunner().invoke(launch.main, [name, option, str(wrong)])
     assert result.exit_code == 2
     assert f"{option}: {says}" in result.stderr.splitlines()[-1]
     with pytest.raises(UsageError if argument != "store" else StoreError) as refused:
