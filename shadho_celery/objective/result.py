@@ -124,6 +124,9 @@ def _loss(returned: Mapping[Any, Any]) -> float:
 
 def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[str, Any]:
     """Return the losses of an outcome, in the objectives' order. Raises Unreadable unless each of them has a number."""
+    if [*objectives] == ["loss"] and "losses" not in returned:
+        # One loss without a name of its own, which has a direction.
+        return _minimised({"loss": _loss(returned)}, objectives)
     if "loss" in returned or "losses" not in returned:
         has = "with 'loss'" if "loss" in returned else "without 'losses'"
         raise Unreadable(f"the objective returned a dict {has}; return {_form(objectives)}")

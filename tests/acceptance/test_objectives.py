@@ -44,3 +44,23 @@ def test_losses_without_names_in_the_study_are_failures_that_name_the_remedy(des
     command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
     assert command.code == 1
     assert "name them, such as STUDY" in command.out
+
+
+def test_a_loss_to_maximise_on_the_command_line_reaches_the_workers_whose_log_lines_are_shown(desk: Desk) -> None:
+    """The study file has no direction. The resumed study keeps it."""
+    desk.write(
+        "my_study.py",
+        "from hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
+        "def objective(params, context):\n    context.report(1, params['x'])\n    return {'loss': params['x']}\n",
+    )
+    words = ("my_study", "--study", "s", "--workers", "cpu=1", "--seed", "0", "--maximize", "--verbose")
+    first = desk.launch(*words, "--trials", "4").wait()
+    assert first.code == 0, desk.said()
+    assert "[cpu] " in first.err
+    assert "study s, trial 0 (all): COMPLETE" in first.err
+    told = desk.launch("my_study", "--resume", "s", "--trials", "6", "--workers", "cpu=1", "--json").wait().json()
+    assert told["trials"]["complete"] == 6, desk.said()
+    trials = desk.trials()
+    assert told["best"]["loss"] == max(trial["params"]["x"] for trial in trials)
+    assert all(trial["loss"] == -trial["params"]["x"] for trial in trials), "a store has it as it is minimised"
+    assert told["objectives"] == {"loss": "maximize"}

@@ -151,7 +151,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
     executor = SimpleNamespace(has_workers=False, other_code=lambda: found)
     session: Any = SimpleNamespace(
         executor=executor,
-        _embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
+        embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
         study=SimpleNamespace(counted=3),
         counted_before=3,
         code=CodeVersion(),
@@ -163,7 +163,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
         Session._refuse_other_code(session)
     for name, value in {
         "counted_before": 2,
-        "_embedded": None,
+        "embedded": None,
         "executor": SimpleNamespace(has_workers=True),
     }.items():
         Session._refuse_other_code(SimpleNamespace(**{**vars(session), name: value}))  # type: ignore[arg-type]
