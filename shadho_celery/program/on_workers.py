@@ -33,15 +33,16 @@ def search_on_workers(
     on_trial: OnTrial | None,
     *,
     workers: object,
-    addresses: Mapping[str, str | None],
+    broker: str | None,
+    redis: str | None,
     silent: bool,
 ) -> StudyResults:
-    """Run a study file to its end, with the arguments of `minimize`; `addresses` are those by environment variable."""
+    """Run a study file to its end, with the arguments of `minimize`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
     _refuse_settings(objective, space, given)
     with _ending_unguarded(module):
-        slots, found = _slots(workers), _given(addresses)
+        slots, found = _slots(workers), _given({urls.BROKER: broker, urls.REDIS: redis})
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(
                 "a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself"

@@ -15,7 +15,6 @@ from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
 from shadho_celery.study.limits import Limits
-from shadho_celery.transport.urls import BROKER, REDIS
 
 #: settings of one run: the arguments of `Study.run`
 BOUNDS = ("trials", "seconds", "target", "max_failures", "early_stop")
@@ -77,7 +76,7 @@ def minimize(
     # A search in this process needs none of it.
     from shadho_celery.program.on_workers import search_on_workers
 
-    where: dict[str, Any] = {"workers": workers, "addresses": {BROKER: broker, REDIS: redis}}
+    where: dict[str, Any] = {"workers": workers, "broker": broker, "redis": redis}
     return search_on_workers(objective, space, settings, opened, on_trial, silent=progress is False, **where)
 
 
