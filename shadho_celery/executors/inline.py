@@ -1,4 +1,4 @@
-"""Executor that runs trials one after another in this process: for `minimize`, tests and debugging."""
+"""Executors of this process, and the one that runs trials one after another: for `minimize`, tests and debugging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.folders import holds_files
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Attempt, Event, Lost, Params, Report, Result, Started, TrialState, whole
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
 from shadho_celery.executors.base import take
 from shadho_celery.objective.call import Objective, call
 from shadho_celery.objective.context import LocalContext
@@ -23,7 +23,48 @@ HOST = "this process"
 STORAGES = {HOST: "local"}
 
 
-class InlineExecutor:
+class LocalExecutor:
+    """Queue and events of an executor without a fleet. Its attempts run on one class, `local`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queue: deque[Attempt] = deque()
+        self._events: list[Event] = []
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def keep(self) -> None:
+        pass
+
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
+        for attempt in take(self._queue, numbers):
+            self._lose(attempt, "taken back")
+
+    def close(self) -> None:
+        self._queue.clear()
+
+    def _lose(self, attempt: Attempt, reason: str, *, claimed: bool = False) -> None:
+        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))
+
+    def _start(self, attempt: Attempt) -> None:
+        started = Started(number=attempt.number, attempt=attempt.attempt, host=HOST, at=self._clock.wall())
+        self._events.append(started)
+
+    def _report(self, attempt: Attempt, step: int, loss: float) -> Report:
+        at = self._clock.wall()
+        report = Report(number=attempt.number, attempt=attempt.attempt, step=step, loss=loss, at=at)
+        self._events.append(report)
+        return report
+
+    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+        number, which, at = attempt.number, attempt.attempt, self._clock.wall()
+        result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
+        self._events.append(result)
+
+
+class InlineExecutor(LocalExecutor):
     """One slot of one class, `local`. A trial runs inside `poll`."""
 
     def __init__(
@@ -44,16 +85,14 @@ class InlineExecutor:
         whether its attempt should stop, because nothing polls while an objective runs. `code` is the digest of the
         objective's version.
         """
+        super().__init__(clock or SystemClock())
         self._objective = objective
         self._evaluate = evaluate
-        self._clock = clock or SystemClock()
         self._checkpoints = checkpoints
         self._study = study
         self._objectives = objectives
         self._prunes = prunes
         self._code = code or None
-        self._queue: deque[Attempt] = deque()
-        self._events: list[Event] = []
 
     def classes(self) -> Sequence[ComputeClass]:
         return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1, storages=STORAGES)]
@@ -69,40 +108,22 @@ class InlineExecutor:
         # With an empty queue there is nothing to wait for.
         if self._queue:
             self._run(self._queue.popleft())
-        events, self._events = self._events, []
-        return events
-
-    def keep(self) -> None:
-        pass
-
-    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
-        for attempt in take(self._queue, numbers):
-            self._lose(attempt, "taken back", claimed=False)
-
-    def close(self) -> None:
-        self._queue.clear()
-
-    def _lose(self, attempt: Attempt, reason: str, *, claimed: bool) -> None:
-        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))
+        return super().poll(seconds)
 
     def _run(self, attempt: Attempt) -> None:
-        number, which = attempt.number, attempt.attempt
-        self._events.append(Started(number=number, attempt=which, host=HOST, at=self._clock.wall()))
-
+        self._start(attempt)
         is_stopped = False
 
         def report(step: int, loss: float) -> None:
             nonlocal is_stopped
-            made = Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall())
-            self._events.append(made)
-            is_stopped = self._prunes(attempt, made) or is_stopped
+            is_stopped = self._prunes(attempt, self._report(attempt, step, loss)) or is_stopped
 
-        checkpoints = self._checkpoints / str(number if attempt.origin is None else attempt.origin)
+        checkpoints = self._checkpoints / str(attempt.number if attempt.origin is None else attempt.origin)
         continued = None if attempt.origin is None else holds_files(checkpoints)
         context = LocalContext(
             study=self._study,
-            trial=number,
-            attempt=which,
+            trial=attempt.number,
+            attempt=attempt.attempt,
             seed=attempt.seed,
             checkpoints=checkpoints,
             compute_class=INLINE_CLASS,
@@ -119,7 +140,5 @@ class InlineExecutor:
             objectives=self._objectives,
         )
         # Also for an objective that raises its own exception when it should stop.
-        outcome = replace(outcome.cancelled() if is_stopped else outcome, continued=continued, code=self._code)
-        at = self._clock.wall()
-        result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
-        self._events.append(result)
+        outcome = outcome.cancelled() if is_stopped else outcome
+        self._end(attempt, replace(outcome, continued=continued, code=self._code))

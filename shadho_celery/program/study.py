@@ -200,7 +200,7 @@ class Study(StudyResults):
 
     def _ask(self) -> Attempt:
         loop = self._scheduler()
-        self._by_hand.ask_for_one(is_asked=True)
+        self._by_hand.is_asked = True
         try:
             # The first turn finds the trials of an earlier run that were never told.
             for _ in range(2):
@@ -212,7 +212,7 @@ class Study(StudyResults):
                 ended = "the search has ended: all of its points have been tried"
                 raise self._study.trouble or UsageError(f"{depends} first" if self._by_hand.fetched else ended)
         finally:
-            self._by_hand.ask_for_one(is_asked=False)
+            self._by_hand.is_asked = False
         loop.turn()
         return attempt
 
