@@ -121,7 +121,7 @@ class Logs:
     def _read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
         # Imported late, because `--help` needs none of it.
         from shadho_celery.core.folders import CHECKPOINTS
-        from shadho_celery.runner.trial_log import log_path, read_log
+        from shadho_celery.runner.output import log_path, read_log
 
         path = log_path(CHECKPOINTS, self._study, trial.number, attempt)
         try:

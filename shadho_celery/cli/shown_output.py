@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.errors import UsageError
-from shadho_celery.runner.trial_log import log_path, read_log, unstamped
+from shadho_celery.runner.output import log_path, read_log, unstamped
 from shadho_celery.study.state import StudyState
 
 #: seconds between two looks at the logs

@@ -67,7 +67,7 @@ def status(as_json: bool, **connection: str | None) -> None:
 
 def _embedded() -> list[dict[str, Any]]:
     """Return the facts of each study that runs in this folder with its own workers."""
-    from shadho_celery.embedded.running import reached, running
+    from shadho_celery.embedded.plan import reached, running
 
     found: list[dict[str, Any]] = []
     for folder in running():

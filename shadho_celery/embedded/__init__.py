@@ -1,7 +1,7 @@
 """Embedded mode: a fleet on one machine without any server: a private Redis and real Celery workers.
 
 May use: core to node. `embedded` is the scheduler's end. `supervisor` is the process that owns Redis and the workers.
-`plan` is the record that is sent to it. `running` finds the fleets of a folder for `status`.
+`plan` has the record that is sent to it, and finds the fleets of a folder for `status`.
 
 The code path is the same as on a fleet. The supervisor ends with its scheduler, even after a SIGKILL. It locks the
 state folder while it lives, so two supervisors never share one.

@@ -36,6 +36,7 @@ from shadho_celery.embedded.plan import (
     open_log,
     remove_socket,
     socket_path,
+    urls_of,
     worker_log,
 )
 from shadho_celery.errors import ServiceError
@@ -75,11 +76,6 @@ class Embedded:
         self._await_redis()
 
     @property
-    def urls(self) -> dict[str, str]:
-        """Environment variables with the URLs of broker and Redis."""
-        return self._plan.urls
-
-    @property
     def logs(self) -> dict[str, Path]:
         """Logs of the workers by class."""
         return {name: worker_log(self.directory, name) for name in self.workers}
@@ -117,6 +113,8 @@ class Embedded:
                 cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
                 lock=lock,
             )
+            #: environment variables with the URLs of broker and Redis
+            self.urls = urls_of(self._plan.socket)
             self._supervisor = self._spawn(lock)
             os.truncate(lock, 0)
             os.write(lock, str(self._supervisor.pid).encode())

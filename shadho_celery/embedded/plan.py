@@ -1,17 +1,24 @@
-"""Plan of an embedded fleet: the record that the scheduler's end sends, and the address of its Redis."""
+"""Plan of an embedded fleet: the record that the scheduler's end sends, the address of its Redis, and the fleets that
+run.
+
+Other processes find those by the locks that their supervisors keep.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from msgspec import Struct
 
+from shadho_celery.core.folders import EMBEDDED, LOCK, below, is_locked
+from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
 #: seconds for workers, and then Redis, to end before they are killed
@@ -43,11 +50,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     cores: Mapping[str, int]
     #: descriptor of the folder's lock, which every process that writes there keeps open
     lock: int
-
-    @property
-    def urls(self) -> dict[str, str]:
-        """Environment variables with the URLs of broker and Redis, which are the same server."""
-        return urls_of(self.socket)
 
 
 def urls_of(socket: str) -> dict[str, str]:
@@ -93,3 +95,45 @@ def remove_socket(plan: Plan) -> None:
     directory = Path(plan.directory)
     (directory / SOCKET).unlink(missing_ok=True)
     remove_link(plan.socket, directory)
+
+
+def running(root: Path = EMBEDDED) -> list[Path]:
+    """Return the folders of the embedded fleets that run, except links to other folders.
+
+    Raises UsageError if `root` cannot be read.
+    """
+    try:
+        names = sorted(each.name for each in root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(
+            f"{root} cannot be read: {error.strerror}; run this command as the user who runs the study"
+        ) from None
+    found = []
+    for name in names:
+        with suppress(UsageError):
+            if is_locked(below(root, name) / LOCK):
+                found.append(root / name)
+    return found
+
+
+@contextmanager
+def reached(directory: Path) -> Iterator[Mapping[str, str]]:
+    """Yield the environment variables with the URLs of a fleet's broker and Redis.
+
+    No path is read from the folder: the socket has a fixed name there, and must not be a link. Raises ServiceError if
+    there is no socket.
+    """
+    try:
+        is_there = stat.S_ISSOCK(os.lstat(directory / SOCKET).st_mode)
+    except OSError:
+        is_there = False
+    if not is_there:
+        raise ServiceError(f"the study in {directory} is starting or ending; ask again in a few seconds")
+    directory = directory.absolute()
+    socket = socket_path(directory)
+    try:
+        yield urls_of(socket)
+    finally:
+        remove_link(socket, directory)

@@ -28,6 +28,7 @@ from shadho_celery.embedded.plan import (
     Plan,
     open_log,
     remove_socket,
+    urls_of,
     worker_log,
 )
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
@@ -130,7 +131,7 @@ class Supervisor:
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
-            **self._plan.urls,
+            **urls_of(self._plan.socket),
             # A celeryconfig.py of the working directory is for the workers of a fleet, or belongs to another project.
             urls.IGNORE: "1",
             "SHADHO_IMPORTS": ",".join(self._plan.imports),

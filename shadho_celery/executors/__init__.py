@@ -1,7 +1,7 @@
 """Executors run trials: the Protocol, and those that need no fleet.
 
-May use: core, space, store, objective, predictors, study. `base` is the role. `inline` runs trials in this process, and
-`by_hand` hands them to the caller. The fleet's executor is in `fleet`, the simulated one in `simulation`.
+May use: core, space, store, objective, predictors, study. `base` is the role. `inline` runs trials in this process, or
+hands them to the caller. The fleet's executor is in `fleet`, the simulated one in `simulation`.
 
 The scheduler does not know queues. It submits attempts and polls events, and every implementation passes one contract
 suite.

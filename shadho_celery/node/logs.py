@@ -17,7 +17,7 @@ from shadho_celery.core.failures import headline
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.runner.trial_log import log_path, read_log
+from shadho_celery.runner.output import log_path, read_log
 from shadho_celery.transport.logs import LogRequest, WorkerLogs
 from shadho_celery.transport.registry import Worker
 

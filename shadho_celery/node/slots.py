@@ -39,16 +39,15 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.core_share import CoreShare
-from shadho_celery.node.heartbeat import Heartbeat
+from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
 from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.storage import storage_id
 from shadho_celery.objective.call import joined
+from shadho_celery.runner.output import log_path
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
-from shadho_celery.runner.trial_log import log_path
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
 from shadho_celery.transport.logs import WorkerLogs

@@ -19,8 +19,7 @@ from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, Surface, UsageError, told
-from shadho_celery.executors.by_hand import ByHandExecutor
-from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version

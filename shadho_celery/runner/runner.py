@@ -14,6 +14,7 @@ from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
+from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
 from shadho_celery.runner.protocol import (
     AHEAD_BYTES,
@@ -31,7 +32,6 @@ from shadho_celery.runner.protocol import (
     TimeUp,
     encode,
 )
-from shadho_celery.runner.trial_log import unstamped
 
 log = logging.getLogger(__name__)
 

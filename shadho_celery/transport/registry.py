@@ -1,15 +1,18 @@
 """Registry of workers and studies in Redis. They announce themselves, and disappear when their heartbeat stops.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
-preceded by a signature if there is a key; it expires unless it is renewed).
+preceded by a signature if there is a key; it expires unless it is renewed). ``shadho:host:POOL`` is the set of names of
+the workers that share the cores of one host; it expires unless one of them renews it.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
 
+import redis
 from msgspec import Meta, Struct
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
@@ -17,7 +20,7 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Moment, Name, Number, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.redis import Redis
+from shadho_celery.transport.redis import Redis, is_spoilt
 from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
 #: seconds after which an announcement expires unless it is renewed
@@ -275,3 +278,47 @@ def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
 def start_command(compute_class: str, module: str) -> str:
     """Return the command that starts a worker for trials of `module` on a node."""
     return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
+
+
+class Host:
+    """The host of one worker."""
+
+    def __init__(self, client: Redis, name: str, machine: Machine, signer: Signer = UNSIGNED) -> None:
+        """Use the worker's `name`, and the `machine` that it announces."""
+        self._client = client
+        self._name = name
+        self._pool = machine.pool
+        self._index = f"shadho:host:{machine.pool}"
+        self._workers = Registry(client, Worker, signer, index=self._index)
+
+    def join(self) -> None:
+        """Make this worker, which has announced itself, visible to the others for the next ANNOUNCE_SECONDS."""
+        if self._pool:
+            with self._repairing(), self._client.pipeline(transaction=False) as pipe:
+                pipe.sadd(self._index, self._name)
+                pipe.pexpire(self._index, int(ANNOUNCE_SECONDS * 1000))
+                pipe.execute()
+
+    def leave(self) -> None:
+        """Make this worker invisible to the others."""
+        if self._pool:
+            with self._repairing():
+                self._client.srem(self._index, self._name)
+
+    def neighbours(self) -> dict[str, Worker]:
+        """Return the other live workers of the host by name."""
+        living: dict[str, Worker] = {}
+        if self._pool:
+            with self._repairing():
+                living = self._workers.living()
+        return {name: each for name, each in living.items() if name != self._name and each.machine.pool == self._pool}
+
+    @contextmanager
+    def _repairing(self) -> Iterator[None]:
+        """Remove a key of a wrong type, which no scheduler would repair, and ignore the error."""
+        try:
+            yield
+        except redis.ResponseError as error:
+            if not is_spoilt(error):
+                raise
+            self._client.delete(self._index)

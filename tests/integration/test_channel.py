@@ -44,10 +44,9 @@ from shadho_celery.transport.channel import (
     SchedulerChannel,
     unseal,
 )
-from shadho_celery.transport.hosts import Host
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
 from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
 

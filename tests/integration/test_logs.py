@@ -13,7 +13,7 @@ import services
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.node.logs import LOOK_SECONDS, LogServer
-from shadho_celery.runner.trial_log import log_path
+from shadho_celery.runner.output import log_path
 from shadho_celery.transport.logs import KEPT_SECONDS, MAX_REQUEST, MAX_REQUESTS, LogAnswer, LogClient, WorkerLogs
 from shadho_celery.transport.redis import connect, run_on
 from shadho_celery.transport.signing import UNSIGNED, Signer

@@ -21,10 +21,9 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
 from shadho_celery.transport.broker import PROTOCOL, Publisher, depths_on, message, queue
-from shadho_celery.transport.hosts import Host
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.refused_messages import remove_refused
-from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
 from shadho_celery.transport.signing import Signer
 
 pytestmark = pytest.mark.timeout(180)

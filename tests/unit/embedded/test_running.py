@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from shadho_celery.core.folders import LOCK
-from shadho_celery.embedded.plan import SOCKET
-from shadho_celery.embedded.running import reached, running
+from shadho_celery.embedded.plan import SOCKET, reached, running
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 

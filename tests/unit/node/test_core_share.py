@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from shadho_celery.core.hardware import Machine
-from shadho_celery.node.core_share import CoreShare
+from shadho_celery.node.heartbeat import CoreShare
 from shadho_celery.transport.registry import Worker
 
 MACHINE = Machine(cores=4, processors="f", pool="p")

@@ -12,9 +12,8 @@ import pytest
 import services
 
 from shadho_celery.runner import output
-from shadho_celery.runner.output import Output
+from shadho_celery.runner.output import Output, TrialLog, unstamped
 from shadho_celery.runner.protocol import NO_ORDER, boundary
-from shadho_celery.runner.trial_log import TrialLog, unstamped
 
 MARK = "0123456789abcdef"
 

@@ -21,10 +21,10 @@ from services.clocks import MachineTime
 
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
-from shadho_celery.runner import trial_log
+from shadho_celery.runner import output
+from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
-from shadho_celery.runner.trial_log import unstamped
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
@@ -1333,7 +1333,7 @@ def test_a_trial_that_prints_without_end_has_a_log_of_limited_size(shared: Runne
     log = tmp_path / "flood.log"
     assert run(shared, "flooding", log=str(log)).state is TrialState.COMPLETE
     lines = said(log)
-    assert log.stat().st_size <= trial_log.HEAD + trial_log.TAIL + 100
+    assert log.stat().st_size <= output.HEAD + output.TAIL + 100
     assert {line for line in lines if "left out" not in line} == {"a line"}
     assert sum("bytes are left out here" in line for line in lines) == 1
 

@@ -10,8 +10,8 @@ import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import MAX_LOG
-from shadho_celery.runner import trial_log
-from shadho_celery.runner.trial_log import TrialLog, log_path, read_log, unstamped
+from shadho_celery.runner import output
+from shadho_celery.runner.output import TrialLog, log_path, read_log, unstamped
 
 #: 2001-09-09, and a quarter of a second
 CLOCK = ManualClock(1_000_000_000.25)
@@ -77,7 +77,7 @@ def test_bytes_that_are_no_text_are_escaped_and_control_sequences_left_out(path:
 
 
 def test_a_line_without_an_end_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_log, "MAX_LINE", 100)
+    monkeypatch.setattr(output, "MAX_LINE", 100)
     lines = logged(path, *[b"x" * 60] * 5).splitlines()
     assert [len(line) for line in lines] == [120, 120, 60]
 
@@ -85,8 +85,8 @@ def test_a_line_without_an_end_is_broken(path: Path, monkeypatch: pytest.MonkeyP
 def test_of_a_long_log_the_head_and_the_tail_are_kept_and_it_says_how_much_is_left_out(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_log, "HEAD", 1000)
-    monkeypatch.setattr(trial_log, "TAIL", 1000)
+    monkeypatch.setattr(output, "HEAD", 1000)
+    monkeypatch.setattr(output, "TAIL", 1000)
     log = TrialLog(path, CLOCK)
     written = 0
     for number in range(1000):
@@ -109,8 +109,8 @@ def test_of_a_long_log_the_head_and_the_tail_are_kept_and_it_says_how_much_is_le
 def test_who_follows_a_log_reads_each_line_once_though_parts_of_it_are_left_out_meanwhile(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_log, "HEAD", 1000)
-    monkeypatch.setattr(trial_log, "TAIL", 1000)
+    monkeypatch.setattr(output, "HEAD", 1000)
+    monkeypatch.setattr(output, "TAIL", 1000)
     log = TrialLog(path, CLOCK)
     seen, position = "", 0
     for number in range(1000):
@@ -124,8 +124,8 @@ def test_who_follows_a_log_reads_each_line_once_though_parts_of_it_are_left_out_
 
 
 def test_who_follows_too_slowly_is_told_what_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_log, "HEAD", 1000)
-    monkeypatch.setattr(trial_log, "TAIL", 1000)
+    monkeypatch.setattr(output, "HEAD", 1000)
+    monkeypatch.setattr(output, "TAIL", 1000)
     log = TrialLog(path, CLOCK)
     log.write(b"first\n")
     text, position = read_log(path) or ("", 0)
