@@ -6,10 +6,44 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from shadho_celery.core.trial import Attempt, Lost, Report, Result, TrialState
+
 T = TypeVar("T")
+
+
+@dataclass
+class Sent:
+    """A live attempt, with what this scheduler knows of it."""
+
+    #: RUNNING once a worker has claimed it
+    attempt: Attempt
+    #: time at which it was sent (`Clock.now`)
+    at: float
+    #: time at which this scheduler learned that a worker has claimed it, as workers' clocks may differ; infinite before
+    began: float = math.inf
+    #: its latest report
+    report: Report | None = None
+    #: number of looks in a row that found no trace of the claimed attempt in Redis
+    unleased: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Trial and attempt."""
+        return self.attempt.number, self.attempt.attempt
+
+    @property
+    def is_claimed(self) -> bool:
+        """Return whether a worker runs it."""
+        return self.attempt.state is TrialState.RUNNING
+
+    def slot_seconds(self, now: float) -> float:
+        """Return the seconds for which it has run, for each of its slots."""
+        return max(0.0, now - self.began) * self.attempt.slots
 
 
 class Attempts(Generic[T]):
@@ -17,6 +51,9 @@ class Attempts(Generic[T]):
 
     def __init__(self) -> None:
         self._live: dict[int, dict[int, T]] = {}
+        #: called after an attempt has ended: with the event, the attempts that are not live any more because of it, and
+        #: True if its trial has no other live attempt
+        self.on_end: Callable[[Lost | Result, Sequence[T], bool], None] = lambda event, gone, is_over: None
 
     def __iter__(self) -> Iterator[T]:
         for attempts in self._live.values():

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass
@@ -14,7 +15,6 @@ from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
-from shadho_celery.fleet.in_flight import InFlight
 from shadho_celery.fleet.shares import MESSAGE_SECONDS
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher, machine_queue
@@ -81,7 +81,7 @@ class Dispatch:
     publisher: Publisher
     channel: SchedulerChannel
     workers: Workers
-    in_flight: InFlight
+    in_flight: Attempts[Sent]
     clock: Clock
     _: KW_ONLY
     #: seconds after which a trial is stopped
@@ -150,13 +150,20 @@ class Dispatch:
         """Yield the messages for these attempts, each beside the name of its queue."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self.in_flight.other_host(attempt)))
+            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self._other_host(attempt)))
         slots = {compute_class.name: compute_class.slots for compute_class in self.workers.classes}
         for name, group in by_class.items():
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
                 yield queue_of(bundle[0]), self._payload(bundle, self.timeout)
+
+    def _other_host(self, attempt: Attempt) -> str | None:
+        """Return the machine on which another attempt of the trial runs, or None if there is none."""
+        for which, sent in self.in_flight.of(attempt.number).items():
+            if which != attempt.attempt and sent.is_claimed:
+                return sent.attempt.host or ""
+        return None
 
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         # With a single worker, its failures cannot be compared with those of others.

@@ -9,16 +9,16 @@ from functools import partial
 
 import redis
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import Objectives
-from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.dispatch import Dispatch, queue_of
 from shadho_celery.fleet.gangs import Gangs
-from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
@@ -47,6 +47,7 @@ class QueueExecutor:
         publisher: Publisher,
         study: str,
         module: str,
+        live: Attempts[Sent],
         *,
         weight: float = 1.0,
         adopt: bool = True,
@@ -62,8 +63,8 @@ class QueueExecutor:
         objectives: Objectives | None = None,
     ) -> None:
         """`study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-        `code`. With `sources`, workers that accept code get it. They read the losses by `objectives`. Other processes
-        are shown its `progress`.
+        `code`. `live` are the study's live attempts. With `sources`, workers that accept code get them. They read the
+        losses by `objectives`. Other processes are shown its `progress`.
 
         `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
         that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
@@ -80,22 +81,25 @@ class QueueExecutor:
         self._workers = workers = Workers(
             client, study, module, weight, signer, code=code, name=name, progress=progress
         )
-        self._in_flight = sent = InFlight()
+        self._in_flight = live
+        live.on_end = self._note_end
         self._dispatch = Dispatch(
-            *(study, module, publisher, channel, workers, sent, self._clock),
+            *(study, module, publisher, channel, workers, live, self._clock),
             timeout=trial_timeout,
             may_watch=adopt,
             name=name,
             code=code,
             objectives=objectives,
         )
-        self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
+        self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
-        self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
+        self._gangs = Gangs(seats, self._dispatch, workers, live, gang_wait_seconds)
         #: ships the sources
         self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
+        #: True if all events before the last look at leases were returned, and so handled before the next poll
+        self._is_informed = False
         #: calls that take attempts back, pending while Redis does not answer
         self._unwanted: list[Callable[[], object]] = []
         #: queues that may contain messages of attempts that were taken back, and the check whether they are refused
@@ -180,8 +184,9 @@ class QueueExecutor:
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
-            began = now if attempt.state is TrialState.RUNNING else None
-            self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now, began))
+            # An outage of the store may lie between its record and now.
+            if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
+                sent.at = now
         if self._is_new and not self._adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
             reason = "it ran on this machine and ended with its scheduler"
@@ -198,6 +203,9 @@ class QueueExecutor:
 
     def poll(self, seconds: float) -> Sequence[Event]:
         asked_at = self._clock.now()
+        if self._is_informed and (missing := self._leases.missing()):
+            self._unwanted.append(partial(self._channel.take_back_missing, missing))
+        self._is_informed = False
         try:
             if self._silence is not None:
                 self._channel.repair()
@@ -232,10 +240,8 @@ class QueueExecutor:
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._leases.losses, self._silence = [], None
-        judged = [self._judged(event) for event in events]
-        if self._channel.is_drained and (missing := self._leases.missing()):
-            self._unwanted.append(partial(self._channel.take_back_missing, missing))
-        return judged
+        self._is_informed = self._channel.is_drained
+        return [self._judged(event) if isinstance(event, Result) else event for event in events]
 
     def keep(self) -> None:
         now = self._clock.now()
@@ -302,47 +308,35 @@ class QueueExecutor:
                 found.append(event)
         return found
 
-    def _judged(self, event: Event) -> Event:
-        """Return the event for the study after updating the attempts in flight."""
-        sent, now = self._in_flight.find(event.number, event.attempt), self._clock.now()
-        if isinstance(event, Started) and sent is not None:
-            sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
-            sent.began = now
-        elif isinstance(event, Lost) and sent is not None:
-            self._workers.turns.end(sent, now)
-            self._close(event, is_over=self._in_flight.lose(event.number, event.attempt))
-        elif isinstance(event, Result):
-            live = self._in_flight.of(event.number)
-            if not all(event.is_of(each.attempt.params) for each in live.values()):
-                # The study refuses it. If Redis has recorded that it ended one of our attempts, that attempt is now
-                # missing.
-                return event
-            others = [each for each in live.values() if each is not sent]
-            if sent is not None and self._adopt:
-                event = self._breaker.judge(event, self._workers.able)
-            if sent is not None and event.retry is None:
-                # The time in which a broken worker fails is not a measure of how long trials take.
-                self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
-            if sent is not None:
-                self._workers.turns.end(sent, now, event.outcome.seconds)
-            well = event.outcome.state in WELL
-            is_over = self._in_flight.finish(event.number, event.attempt, well=well)
-            if is_over and live:
-                self._channel.note_end(event.number, event.attempt)
-            if is_over and others:
-                for each in others:
-                    self._workers.turns.end(each, now)
-                # If this attempt was thought to be lost, another one may have followed it in Redis.
-                keys = [each.key for each in others]
-                self._unwanted.append(partial(self._channel.give_up, keys, "another attempt has ended its trial"))
-            self._close(event, is_over=is_over)
-        return event
+    def _judged(self, result: Result) -> Result:
+        """Return the result for the study, and learn from it; one of other params is left to the study, to be refused.
 
-    def _close(self, event: Lost | Result, *, is_over: bool) -> None:
-        """Close the gang of an attempt that has ended; if its trial `is_over`, all of its gangs."""
+        If Redis has recorded that a refused one ended an attempt, that attempt is now missing.
+        """
+        sent = self._in_flight.find(result.number, result.attempt)
+        if sent is None or not result.is_of(sent.attempt.params):
+            return result
+        if self._adopt:
+            result = self._breaker.judge(result, self._workers.able)
+        if result.retry is None:
+            # The time in which a broken worker fails is not a measure of how long trials take.
+            self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)
+        return result
+
+    def _note_end(self, event: Lost | Result, gone: Sequence[Sent], is_over: bool) -> None:
+        """Count the turns of ended attempts, and free what their trial holds: all of it if the trial `is_over`."""
+        now = self._clock.now()
+        for sent in gone:
+            is_own = sent.attempt.attempt == event.attempt
+            seconds = event.outcome.seconds if isinstance(event, Result) and is_own else None
+            self._workers.turns.end(sent, now, seconds)
+        if isinstance(event, Result) and is_over and gone:
+            self._channel.note_end(event.number, event.attempt)
+            # If this attempt was thought to be lost, another one may have followed it in Redis.
+            if others := [sent.key for sent in gone if sent.attempt.attempt != event.attempt]:
+                self._unwanted.append(partial(self._channel.give_up, others, "another attempt has ended its trial"))
         if self._gangs.is_needed:
             self._gangs.close(event.number, None if is_over else event.attempt)
-        if is_over:
-            return
-        # Another attempt may not be claimed yet: for Redis this one has ended the trial.
-        self._dispatch.reopen([(event.number, event.attempt)])
+        if not is_over:
+            # Another attempt may not be claimed yet: for Redis this one has ended the trial.
+            self._dispatch.reopen([(event.number, event.attempt)])

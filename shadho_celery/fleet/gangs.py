@@ -18,13 +18,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import MAX_SLOTS, Called, GangEvent, ReplicaFailed, ReplicaSeat
 from shadho_celery.fleet.dispatch import Dispatch
-from shadho_celery.fleet.in_flight import InFlight
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, UNCLAIMED_SECONDS
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.redis import flush
@@ -103,7 +103,12 @@ class Gangs:
     """The gangs of one study."""
 
     def __init__(
-        self, seats: SchedulerSeats, dispatch: Dispatch, workers: Workers, in_flight: InFlight, wait_seconds: float
+        self,
+        seats: SchedulerSeats,
+        dispatch: Dispatch,
+        workers: Workers,
+        in_flight: Attempts[Sent],
+        wait_seconds: float,
     ) -> None:
         self._seats = seats
         self._dispatch = dispatch

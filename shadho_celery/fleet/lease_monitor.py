@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.trial import Lost
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 
@@ -40,7 +40,7 @@ class LeaseMonitor:
 
     channel: SchedulerChannel
     workers: Workers
-    in_flight: InFlight
+    in_flight: Attempts[Sent]
     breaker: CircuitBreaker
     clock: Clock
     #: True if Redis did not answer in time since the last look at leases, so that workers could not renew them either

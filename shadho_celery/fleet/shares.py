@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.transport.registry import MAX_VIRTUAL
 
 #: slot seconds that a study may be ahead of another before it waits. The other learns from announcements that it may

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
-from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.fleet.shares import Turns, allow
 from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import (

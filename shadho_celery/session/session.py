@@ -215,6 +215,7 @@ class Session:
         return make_executor(
             self.study.record.key,
             self.file.module,
+            self.study.live,
             weight=settings.weight,
             adopt=self.options.fleet,
             trial_timeout=settings.trial_timeout,

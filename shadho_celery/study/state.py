@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.arguments import repair
-from shadho_celery.core.attempts import Attempts
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.trial import (
@@ -100,9 +100,8 @@ class StudyState:
         self._has_chosen = self.choices != record.choices
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
-        self._live: Attempts[Attempt] = Attempts()
-        #: time on our clock at which we learned that it runs, by trial and attempt; workers' clocks may differ
-        self._running_since: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        #: the only record of live attempts: the executor uses it too
+        self.live: Attempts[Sent] = Attempts()
         #: trials of which an attempt has failed while another one was live
         self._suspects: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -124,8 +123,6 @@ class StudyState:
         self._reports: list[Report] = []
         #: report with the greatest step, by unfinished trial
         self._last_reports: dict[int, Report] = {}
-        #: latest report, by such a trial and attempt
-        self._latest: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._written_at = self.clock.now()
         #: trials that were deleted from the store by others in this run, and written again
         self.rewritten: set[int] = set()
@@ -265,22 +262,22 @@ class StudyState:
     @property
     def in_flight(self) -> int:
         """Number of trials that were sent and have not ended."""
-        return len(self._live)
+        return len(self.live)
 
     @property
     def sent(self) -> list[Trial]:
         """Trials that were sent and have not ended, in the order of their first live attempts."""
-        return [self._open[number] for number in self._live.numbers]
+        return [self._open[number] for number in self.live.numbers]
 
     @property
     def attempts(self) -> Iterator[Attempt]:
         """Live attempts, copies included."""
-        return iter(self._live)
+        return (sent.attempt for sent in self.live)
 
     @property
     def copies(self) -> int:
         """Number of live attempts besides the first one of their trial."""
-        return sum(len(self._live.of(number)) - 1 for number in self._live.numbers)
+        return sum(len(self.live.of(number)) - 1 for number in self.live.numbers)
 
     @property
     def alone(self) -> Iterator[Trial]:
@@ -294,13 +291,14 @@ class StudyState:
             if trial.state is _S.RUNNING
             and trial.step is None
             and trial.slots == 1
-            and len(self._live.of(trial.number)) == 1
+            and len(self.live.of(trial.number)) == 1
             if trial.number not in self._suspects and trial.lost < MAX_LOST - 1 and trial.attempt < MAX_ATTEMPTS
         )
 
     def running_since(self, trial: Trial) -> float:
         """Return the time on the clock at which this scheduler learned that a RUNNING trial had started."""
-        return self._running_since[trial.number][min(self._live.of(trial.number))]
+        live = self.live.of(trial.number)
+        return live[min(live)].began
 
     def is_current(self, number: int, attempt: int) -> bool:
         """Return whether an attempt is live, or the last one of a trial that waits for its next.
@@ -309,7 +307,7 @@ class StudyState:
         """
         trial = self._open.get(number)
         return trial is not None and (
-            attempt in self._live.of(number) or (trial.state is _S.WAITING and attempt == trial.attempt)
+            attempt in self.live.of(number) or (trial.state is _S.WAITING and attempt == trial.attempt)
         )
 
     def taken(self, compute_class: str) -> int:
@@ -317,13 +315,14 @@ class StudyState:
         return self._taken[compute_class]
 
     def last_report(self, attempt: Attempt) -> Report | None:
-        """Return the latest report of an attempt whose trial has not finished, or None."""
-        return self._latest[attempt.number].get(attempt.attempt) if attempt.number in self._latest else None
+        """Return the latest report of a live attempt, or None."""
+        sent = self.live.find(attempt.number, attempt.attempt)
+        return None if sent is None else sent.report
 
     def running(self) -> Mapping[str, int]:
         """Return the slots of live attempts that run on each machine, or may only run there."""
         slots: Counter[str] = Counter()
-        for attempt in self._live:
+        for attempt in self.attempts:
             if host := attempt.host or attempt.only_on:
                 slots[host] += attempt.slots
         return slots
@@ -396,11 +395,11 @@ class StudyState:
         """
         failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
-        is_copy = bool(self._live.of(trial.number))
+        is_copy = bool(self.live.of(trial.number))
         self.copied += is_copy
         where = {"compute_class": compute_class, "only_on": None if is_copy else only_on}
         attempt = trial.attempted(state=_S.QUEUED, host=None, started_at=None, **where)
-        self._put_attempt(attempt)
+        self._enter(attempt)
         self._show(trial)
         return attempt
 
@@ -415,13 +414,14 @@ class StudyState:
         if isinstance(event, Result):
             return self._end(trial, event)
         if isinstance(event, Lost):
-            return self._lose(trial, event)
+            return self._lose(trial, event, event.reason)
         if isinstance(event, Started):
             return self._start(trial, event)
         if not self.is_current(event.number, event.attempt):
             return None
         self._reports.append(event)
-        self._latest[event.number][event.attempt] = event
+        if (sent := self.live.find(event.number, event.attempt)) is not None:
+            sent.report = event
         last = self._last_reports.get(event.number)
         if last is None or event.step > last.step:
             self._last_reports[event.number] = event
@@ -529,11 +529,13 @@ class StudyState:
                 yield block
 
     def _start(self, trial: Trial, event: Started) -> Trial | None:
-        attempt = self._live.find(event.number, event.attempt)
-        if attempt is None or attempt.state is not _S.QUEUED:
+        sent = self.live.find(event.number, event.attempt)
+        if sent is None or sent.is_claimed:
             return None
-        running = attempt.evolve(state=_S.RUNNING, started_at=event.at, host=event.host, worker=event.worker)
-        self._put_attempt(running)
+        self._count_attempt(sent.attempt, -1)
+        facts = {"started_at": event.at, "host": event.host, "worker": event.worker}
+        sent.attempt, sent.began = sent.attempt.evolve(state=_S.RUNNING, **facts), self.clock.now()
+        self._count_attempt(sent.attempt, +1)
         return self._show(trial)
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
@@ -542,42 +544,40 @@ class StudyState:
             self.refused += 1
             return None
         if result.retry is not None:
-            lost = Lost(number=trial.number, attempt=result.attempt, reason=result.retry.reason, claimed=False)
-            return self._lose(trial, lost, result.retry)
-        live = dict(self._live.of(trial.number))
-        if self._live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
-            self.rescued += result.attempt in live and result.attempt != min(live)
-            for attempt in live.values():
-                self._count_attempt(attempt, -1)
-            seen = live.get(result.attempt, trial)
-            outcome = result.outcome
-            if outcome.state is _S.CANCELLED and trial.step is not None:
-                outcome = self._pruned(trial, outcome)
-            finished = trial.evolve(
-                state=outcome.state,
-                outcome=outcome,
-                step=self._last_step(trial) if outcome.state is _S.PRUNED else None,
-                host=result.host or seen.host,
-                compute_class=result.compute_class or seen.compute_class,
-                started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
-                finished_at=result.at,
-            )
-            return self._note(finished)
-        if result.attempt not in live:
-            return None
-        self._count_attempt(live[result.attempt], -1)
-        self._suspects.add(trial.number)
-        return self._show(trial)
+            return self._lose(trial, result, result.retry.reason, result.retry)
+        live = dict(self.live.of(trial.number))
+        own = live.get(result.attempt)
+        if not self.live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
+            self._leave(result, [] if own is None else [own], is_over=False)
+            if own is None:
+                return None
+            self._suspects.add(trial.number)
+            return self._show(trial)
+        self._leave(result, [*live.values()], is_over=True)
+        self.rescued += own is not None and result.attempt != min(live)
+        seen = trial if own is None else own.attempt
+        outcome = result.outcome
+        if outcome.state is _S.CANCELLED and trial.step is not None:
+            outcome = self._pruned(trial, outcome)
+        finished = trial.evolve(
+            state=outcome.state,
+            outcome=outcome,
+            step=self._last_step(trial) if outcome.state is _S.PRUNED else None,
+            host=result.host or seen.host,
+            compute_class=result.compute_class or seen.compute_class,
+            started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
+            finished_at=result.at,
+        )
+        return self._note(finished)
 
-    def _lose(self, trial: Trial, event: Lost, retry: Retry | None = None) -> Trial | None:
+    def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Trial | None:
         """Remove an attempt that will not end its trial. After the last one the trial is WAITING again, or FAILED."""
-        attempt = self._live.find(trial.number, event.attempt)
-        if attempt is None:
+        sent = self.live.find(trial.number, event.attempt)
+        if sent is None:
             return None
-        self._count_attempt(attempt, -1)
-        if attempt.state is _S.RUNNING and retry is None and trial.step is None:
-            self.losses.append((attempt, event.reason))
-        trial = replace(trial, lost=trial.lost + event.claimed)
+        if sent.is_claimed and retry is None and trial.step is None:
+            self.losses.append((sent.attempt, reason))
+        trial = replace(trial, lost=trial.lost + (isinstance(event, Lost) and event.claimed))
         if retry is not None and retry.outgrown is not None:
             trial = replace(
                 trial,
@@ -586,7 +586,9 @@ class StudyState:
             )
         if retry is not None and retry.failed_on is not None:
             trial = replace(trial, failed_on=(*trial.failed_on, retry.failed_on))
-        if not self._live.lose(trial.number, event.attempt):
+        is_over = self.live.lose(trial.number, event.attempt)
+        self._leave(event, [sent], is_over=is_over)
+        if not is_over:
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
         if trial.step is not None:
@@ -594,7 +596,7 @@ class StudyState:
             return self._note(trial.evolve(state=_S.PRUNED, **facts))
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
-            error = f"{count} were lost; the last one: {event.reason}"
+            error = f"{count} were lost; the last one: {reason}"
             failed = Outcome(state=_S.FAILED, error=error)
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)
@@ -614,16 +616,16 @@ class StudyState:
 
     def _show(self, trial: Trial) -> Trial:
         """Record a trial with the state and place of the oldest of its live attempts."""
-        live = self._live.of(trial.number)
-        oldest = live[min(live)]
+        live = self.live.of(trial.number)
+        oldest = live[min(live)].attempt
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
         # Not `evolve`: a change from RUNNING to QUEUED means that another attempt is shown.
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
         """Replace the trial with this number by `trial`, which `commit` will write."""
-        live = self._live.of(trial.number)
-        kept = None if live.keys() <= {trial.attempt} else tuple(live.values())
+        live = self.live.of(trial.number)
+        kept = None if live.keys() <= {trial.attempt} else tuple(sent.attempt for sent in live.values())
         if kept != trial.live:
             trial = replace(trial, live=kept)
         self._put(trial)
@@ -635,9 +637,7 @@ class StudyState:
         if before is not None:
             self._count_open(before, -1)
         if trial.state.is_finished:
-            self._running_since.pop(trial.number, None)
             self._last_reports.pop(trial.number, None)
-            self._latest.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
         else:
@@ -651,14 +651,18 @@ class StudyState:
         if trial.state is _S.WAITING:
             self._waiting_slots[trial.subspace, trial.slots] += by
 
-    def _put_attempt(self, attempt: Attempt) -> None:
-        before = self._live.find(attempt.number, attempt.attempt)
-        if before is not None:
-            self._count_attempt(before, -1)
-        self._live.put(attempt.number, attempt.attempt, attempt)
-        if attempt.state is _S.RUNNING:
-            self._running_since[attempt.number][attempt.attempt] = self.clock.now()
+    def _enter(self, attempt: Attempt) -> None:
+        """Add a live attempt."""
+        now = self.clock.now()
+        sent = Sent(attempt, now, now if attempt.state is _S.RUNNING else math.inf)
+        self.live.put(attempt.number, attempt.attempt, sent)
         self._count_attempt(attempt, +1)
+
+    def _leave(self, event: Lost | Result, gone: Sequence[Sent], *, is_over: bool) -> None:
+        """Count attempts that are not live any more because of an event; their trial may be over with them."""
+        for sent in gone:
+            self._count_attempt(sent.attempt, -1)
+        self.live.on_end(event, gone, is_over)
 
     def _count_attempt(self, attempt: Attempt, by: int) -> None:
         self._counts.add_placed(attempt, by)
@@ -680,7 +684,7 @@ class StudyState:
             self.hold_back(trial)
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
-                self._put_attempt(attempt)
+                self._enter(attempt)
 
 
 def listed(numbers: Collection[int]) -> str:

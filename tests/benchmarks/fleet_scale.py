@@ -347,7 +347,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     preload(store, made.record.key, given.preload)
     began = time.monotonic()
     study = open_study(store, space.describe(), name=name, resume=True)
-    executor = QueueExecutor(connect(url), Publisher(url), study.record.key, MODULE)
+    executor = QueueExecutor(connect(url), Publisher(url), study.record.key, MODULE, study.live)
     seconds = given.seconds / factor
     # The first trials all begin at once; their ends are spread after a few rounds.
     warm = min(2.5 * seconds, 60.0 * given.minutes)

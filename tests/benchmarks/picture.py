@@ -44,7 +44,7 @@ def main(target: Path, trials: int = 60) -> None:
         try:
             os.environ.update(fleet.urls)
             client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
-            executor = QueueExecutor(client, publisher, study.record.key, file.module)
+            executor = QueueExecutor(client, publisher, study.record.key, file.module, study.live)
             scheduler = make_scheduler(Plan.of(space, limits=Limits(trials=trials)), study, executor)
             view = live.LiveView(
                 scheduler, space, console, live.Fleet(workers=lambda: executor.workers, module=file.module)

@@ -11,11 +11,11 @@ import redis
 import services
 from celery import Celery
 from services.proxy import Proxy
+from services.told import ToldExecutor
 
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
-from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.node.slots import Slots
 from shadho_celery.transport import broker
 from shadho_celery.transport import redis as our_redis
@@ -125,7 +125,7 @@ def test_a_scheduler_or_worker_whose_redis_user_may_not_do_its_work_is_refused_a
     denied: Any, redis_url: str, tmp_path: Any
 ) -> None:
     with pytest.raises(ServiceError, match="permission"):
-        QueueExecutor(denied, broker.Publisher(redis_url), "0123456789abcdef", "m")
+        ToldExecutor(denied, broker.Publisher(redis_url), "0123456789abcdef", "m")
     slots = Slots(
         denied,
         machine=Machine(),

@@ -20,8 +20,8 @@ from contract.test_copies import Pair
 from integration import fleets
 from integration.fleets import Fleet, on_each
 from msgspec.structs import replace
+from services.told import ToldExecutor
 
-from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
@@ -95,7 +95,7 @@ def rig(request: pytest.FixtureRequest, both: list[Fleet]) -> Iterator[Pair]:
     until(lambda: all(" ready." in worker.err for worker in workers), 60, fleet.desk.said)
     with pytest.MonkeyPatch.context() as patch, connect(fleet.redis) as client:
         patch.setenv("CELERY_BROKER_URL", fleet.broker)
-        executor = QueueExecutor(client, Publisher.configured(), uuid.uuid4().hex[:16], "my_study")
+        executor = ToldExecutor(client, Publisher.configured(), uuid.uuid4().hex[:16], "my_study")
         yield Pair(executor=executor, compute_class=fleet.compute_class, elsewhere=far, catches_running=True)
         executor.close()
 

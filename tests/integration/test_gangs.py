@@ -23,6 +23,7 @@ import services
 from acceptance.commands import Command, until
 from integration import fleets
 from integration.fleets import Fleet
+from services.told import ToldExecutor
 
 from shadho_celery.core.trial import Attempt, Event, Lost, Result, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
@@ -212,7 +213,7 @@ def play(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Itera
     monkeypatch.setenv("CELERY_BROKER_URL", fleet.broker)
     monkeypatch.setenv("SHADHO_LEASE_SECONDS", str(LEASE_SECONDS))
     with connect(fleet.redis) as client:
-        executor = QueueExecutor(client, Publisher.configured(), "gangs", "my_study", **options)
+        executor = ToldExecutor(client, Publisher.configured(), "gangs", "my_study", **options)
         try:
             yield Play(fleet, executor)
         finally:

@@ -13,6 +13,7 @@ import redis
 import services
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from services.told import ToldExecutor
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.fleet.executor import QueueExecutor
@@ -54,7 +55,7 @@ def rig(private_redis: services.RedisServer) -> Iterator[Rig]:
         private_redis.url, decode_responses=True, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)
     )
     clock = ManualClock()
-    executor = QueueExecutor(client, MagicMock(), "s", "m", clock=clock)
+    executor = ToldExecutor(client, MagicMock(), "s", "m", clock=clock)
     rig = Rig(private_redis, client, executor, clock, set())
     rig.turn(15)
     assert rig.executor.workers

@@ -17,9 +17,9 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 from services.channels import Channel
+from services.told import ToldExecutor
 
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.redis import connect
 
@@ -194,7 +194,7 @@ def test_a_lease_that_ran_out_is_renewed_where_redis_was_away_and_only_there(
     monkeypatch.setenv("SHADHO_LEASE_SECONDS", str(LEASE_SECONDS))
     attempt = Attempt(number=0, attempt=1, subspace="all", params={}, compute_class="nobody")
     with connect(redis_url) as client:
-        executor = QueueExecutor(client, Publisher(redis_url), "study", "my_study")
+        executor = ToldExecutor(client, Publisher(redis_url), "study", "my_study")
         executor.submit([attempt])
         worker = Channel(client)
         assert worker.claim("study", Started(number=0, attempt=1, host="h", at=0.0))

@@ -14,6 +14,7 @@ import kombu
 import pytest
 import services
 from acceptance.commands import Command, Desk, desk, until
+from services.told import ToldExecutor
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
@@ -82,7 +83,7 @@ class Place:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CELERY_BROKER_URL", self.broker)
             publisher = Publisher.configured()
-        with connect(self.redis) as client, closing(QueueExecutor(client, publisher, study, "machine_study")) as made:
+        with connect(self.redis) as client, closing(ToldExecutor(client, publisher, study, "machine_study")) as made:
             made.poll(0.0)
             yield made
 

@@ -23,6 +23,7 @@ from acceptance.commands import Desk, desk, until
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
 from services.channels import Channel
+from services.told import ToldExecutor
 
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.payload import Payload
@@ -80,7 +81,7 @@ class Place:
     @contextmanager
     def executor(self, study: str, **options: Any) -> Iterator[QueueExecutor]:
         with connect(self.redis) as client:
-            made = QueueExecutor(client, self.publisher(), study, "contract_study", **options)
+            made = ToldExecutor(client, self.publisher(), study, "contract_study", **options)
             try:
                 yield made
             finally:
@@ -360,16 +361,16 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
     on_redis: Place, unique: Callable[[str], str]
 ) -> None:
     study = unique("study")
-    first = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
     first.submit([trial(0), trial(1)])
     events = poll_until(first, lambda events: len(events) >= 4)
     # It dies here: no further poll, which would have confirmed the last of them, and no close.
-    second = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    second = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
     again = poll_until(second, bool)
     assert again
     assert again == events[-len(again) :]
     second.poll(0.0)
-    third = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    third = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
     assert not list(third.poll(0.3)), "what was confirmed does not come again"
     for executor in (first, second, third):
         executor.close()
@@ -377,7 +378,7 @@ def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
 
 def test_a_scheduler_that_resumes_adopts_what_runs(on_redis: Place, unique: Callable[[str], str]) -> None:
     study = unique("study")
-    first = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first = ToldExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
     first.submit([trial(0, x=8.0)])
     [started] = poll_until(first, bool)
     first._publisher.close()
@@ -503,7 +504,7 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
     place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]
     fake_worker(private_redis.url, "away")
     with connect(private_redis.url) as client:
-        executor = QueueExecutor(client, place.publisher(), "study", "contract_study")
+        executor = ToldExecutor(client, place.publisher(), "study", "contract_study")
         executor.submit([trial(0, compute_class="away"), trial(1, compute_class="away")])
         assert place.channel().claim("study", Started(number=0, attempt=1, host="h", at=0.0))
         assert [type(event) for event in poll_until(executor, bool)] == [Started]
@@ -741,7 +742,7 @@ def test_a_start_that_fails_leaves_what_an_earlier_scheduler_has_running(redis_u
     with connect(redis_url) as client:
         client.xadd("shadho:s:events", {"e": "x"})
         client.zadd("shadho:s:leases", {"1.1": 1})
-        QueueExecutor(client, MagicMock(), "s", "m").close()
+        ToldExecutor(client, MagicMock(), "s", "m").close()
         assert client.exists("shadho:s:events", "shadho:s:leases", "shadho:s:holder") == 2
 
 

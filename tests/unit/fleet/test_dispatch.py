@@ -10,13 +10,13 @@ from unittest.mock import MagicMock
 import pytest
 import redis
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import AHEAD_SECONDS, MAX_AHEAD, MAX_BUNDLE, PACE_SECONDS, RETRY_SECONDS, Dispatch
-from shadho_celery.fleet.in_flight import InFlight, Sent
 
 
 @dataclass
@@ -48,7 +48,7 @@ def attempt_of(number: int, **changes: Any) -> Attempt:
 
 class Rig:
     def __init__(self, *, may_watch: bool = True) -> None:
-        self.clock, self.services, self.in_flight = ManualClock(), Services(), InFlight()
+        self.clock, self.services, self.in_flight = ManualClock(), Services(), Attempts[Sent]()
         self.workers: Any = MagicMock(classes=[ComputeClass(name="cpu", slots=2)], able={"a"})
         services: Any = self.services
         self.dispatch = Dispatch(

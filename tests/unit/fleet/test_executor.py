@@ -10,11 +10,11 @@ from unittest.mock import MagicMock
 import msgspec
 import pytest
 from services.clocks import MachineTime
+from services.told import ToldExecutor
 
 from shadho_celery.core.clock import Clock, ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.errors import LockLost
-from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import HOLD_SECONDS
 from shadho_celery.transport.redis import _script
@@ -39,7 +39,7 @@ class Rig:
         self.publisher, self.clock = MagicMock(), clock or ManualClock()
         #: the scheduler that holds the study, if it is not this one
         self.other_holder = ""
-        self.executor = QueueExecutor(client, self.publisher, "s", "m", clock=self.clock, adopt=adopt)
+        self.executor = ToldExecutor(client, self.publisher, "s", "m", clock=self.clock, adopt=adopt)
         self.executor.poll(0.0)
 
     def _run(self, digest: str, keys: int, *arguments: str) -> list[str] | str:

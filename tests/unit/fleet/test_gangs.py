@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
@@ -17,7 +18,6 @@ from shadho_celery.core.trial import Attempt, Called, GangCall, ReplicaFailed, R
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import RETRY_SECONDS, Dispatch
 from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs, Overdue
-from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.transport.seats import SchedulerSeats, Seat
 
 
@@ -83,7 +83,7 @@ class Rig:
     """The gangs of a study whose trials take three slots each of class cpu."""
 
     def __init__(self) -> None:
-        self.clock, self.table, self.slots, self.in_flight = ManualClock(), Table(), Slots(), InFlight()
+        self.clock, self.table, self.slots, self.in_flight = ManualClock(), Table(), Slots(), Attempts[Sent]()
         services: Any = self.table
         workers: Any = self.slots
         dispatch = Dispatch(

@@ -8,9 +8,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.lease_monitor import (
     LOOK_SECONDS,
     MACHINE_BUSY_SECONDS,
@@ -59,7 +59,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.services = services = Services(self.clock)
-        self.in_flight = InFlight()
+        self.in_flight = Attempts[Sent]()
         self.monitor = LeaseMonitor(services, services, self.in_flight, services, self.clock)  # type: ignore[arg-type]
 
     def look(self) -> list[tuple[int, int]]:
@@ -147,7 +147,7 @@ def test_a_large_fleet_is_looked_at_less_often(workers: int, seconds: float) -> 
     """Reading ten thousand announcements and leases every second would take a third of a processor."""
     channel = MagicMock(**{"ended_leases.return_value": [], "states.return_value": []})
     fleet = MagicMock(announced=range(workers))
-    monitor = LeaseMonitor(channel, fleet, InFlight(), MagicMock(), ManualClock())
+    monitor = LeaseMonitor(channel, fleet, Attempts[Sent](), MagicMock(), ManualClock())
     for moment in (0.0, seconds - 0.01, seconds):
         monitor.look(moment)
     assert [call.args[0] for call in fleet.look.call_args_list] == [0.0, seconds]

@@ -13,11 +13,11 @@ from functools import partial
 import msgspec
 import pytest
 
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.dispatch import Pace
-from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS
 from shadho_celery.fleet.shares import MESSAGE_SECONDS, Turns, allow, parts
 from shadho_celery.fleet.workers import Workers
@@ -141,7 +141,7 @@ class Study:
         self.name = str(len(fleet.studies))
         fleet.studies.append(self)
         self.workers = Workers(fleet.redis, self.name, "m", weight)  # type: ignore[arg-type]
-        self.in_flight = InFlight()
+        self.in_flight = Attempts[Sent]()
         self.is_pausing = False
         self._fleet, self._clock = fleet, fleet.clock
         self._mean, self._classes, self._pace = mean, classes, Pace(fleet.clock)

@@ -9,9 +9,9 @@ from unittest.mock import MagicMock
 import msgspec
 import pytest
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.fleet.shares import allow
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import PROTOCOL
