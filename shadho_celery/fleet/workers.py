@@ -19,8 +19,7 @@ from shadho_celery.transport.registry import (
     Registry,
     StudyWants,
     Worker,
-    able,
-    with_other_code,
+    sorted_out,
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -87,8 +86,7 @@ class Workers:
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
         self.announced = self._workers.living()
-        ours = able(self.announced, self._module, self._fingerprint, self._code)
-        differing = with_other_code(self.announced, self._module, self._fingerprint, self._code)
+        ours, differing = sorted_out(self.announced, self._module, self._fingerprint, self._code)
         before = self._other_code
         self._other_code = {
             name: (said, before[name][1] if name in before else now) for name, said in differing.items()

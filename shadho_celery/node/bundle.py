@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Result, Started
-from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.channel import Claim, WorkerChannel
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Bundle:
     ) -> None:
         """`host` is the name of this machine."""
         self.payload = payload
-        self.delivery = new_delivery()
+        #: name of this delivery of the message
+        self.delivery = uuid.uuid4().hex[:8]
         #: attempts that are not claimed yet
         self.unclaimed = deque(attempts)
         self._channel = channel

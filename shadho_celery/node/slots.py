@@ -49,7 +49,7 @@ from shadho_celery.runner.output import log_path
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.channel import Claim, WorkerChannel
 from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
@@ -194,7 +194,7 @@ class Slots:
         slot = self._free.get()
         try:
             if payload.replica is not None:
-                self._run_replica(slot, payload, payload.replica, new_delivery())
+                self._run_replica(slot, payload, payload.replica, uuid.uuid4().hex[:8])
             else:
                 self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock, self._host))
         except redis.RedisError as error:

@@ -21,18 +21,9 @@ import msgspec
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.trial import Memory
 from shadho_celery.objective.memory import system_kills
+from shadho_celery.runner import protocol
 from shadho_celery.runner.output import Output
 from shadho_celery.runner.process_tree import MARK, kill_marked
-from shadho_celery.runner.protocol import (
-    MAX_RECORD,
-    PIPE_LOST,
-    FromChild,
-    Ready,
-    RunAttempt,
-    ToChild,
-    decode_from_child,
-    encode,
-)
 
 log = logging.getLogger(__name__)
 
@@ -112,18 +103,18 @@ class TrialProcess:
             return True
         return False
 
-    def send(self, *records: ToChild) -> None:
+    def send(self, *records: protocol.ToChild) -> None:
         """Send records to the process, or do nothing if it has died.
 
         This blocks while the pipe is full. A few records always fit, see AHEAD_BYTES.
         """
         for record in records:
-            if isinstance(record, RunAttempt) and record.log:
+            if isinstance(record, protocol.RunAttempt) and record.log:
                 self.output.expect(record.order, record.log)
         with self._sending, suppress(OSError):
-            self._pipe.sendall(b"".join(map(encode, records)))
+            self._pipe.sendall(b"".join(map(protocol.encode, records)))
 
-    def receive(self, gather: float = 0.0) -> FromChild | None:
+    def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
         """Return its next record, or None after it has ended. Raises BrokenRecord.
 
         If there is none yet, let more of them arrive for `gather` seconds.
@@ -131,7 +122,7 @@ class TrialProcess:
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
-            if searched > MAX_RECORD:
+            if searched > protocol.MAX_RECORD:
                 raise BrokenRecord("the trial's process sent an incomplete record")
             if gather:
                 time.sleep(gather)
@@ -145,12 +136,12 @@ class TrialProcess:
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         try:
-            record = decode_from_child(line)
+            record = protocol.decode_from_child(line)
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise BrokenRecord(
                 f"the trial's process sent something that is not a record ({type(error).__name__})"
             ) from error
-        if isinstance(record, Ready) and not self._ready.is_set():
+        if isinstance(record, protocol.Ready) and not self._ready.is_set():
             self.codes = record.codes
             self._ready.set()
         return record
@@ -174,7 +165,7 @@ class TrialProcess:
         code = self._end()
         if self.was_killed:
             return "the trial's process was killed", None
-        if code == PIPE_LOST:
+        if code == protocol.PIPE_LOST:
             return "the trial closed the pipe between its process and the worker", None
         if code >= 0:
             return f"the trial's process ended with exit code {code}", None

@@ -14,28 +14,13 @@ from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
+from shadho_celery.runner import protocol
 from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
-from shadho_celery.runner.protocol import (
-    AHEAD_BYTES,
-    HARD_SECONDS,
-    Ended,
-    Gang,
-    Interrupt,
-    Ready,
-    Recall,
-    Refused,
-    Reported,
-    RunAttempt,
-    Stop,
-    Threads,
-    TimeUp,
-    encode,
-)
 
 log = logging.getLogger(__name__)
 
-OnReport = Callable[[Reported], None]
+OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
 #: seconds from the stop flag until a trial is interrupted, and from then until it is killed. Including the time until
@@ -83,7 +68,7 @@ class Runner:
         self._current = 0
         self._last = 0
         #: orders that the process has but has not started, each after its number
-        self._ahead: deque[tuple[int, RunAttempt]] = deque()
+        self._ahead: deque[tuple[int, protocol.RunAttempt]] = deque()
         #: True if some of them were taken back and the process has not confirmed it; it may have started one
         self._is_recalled = False
         self._is_running = False
@@ -95,7 +80,7 @@ class Runner:
         with self._lock:
             self._living("")
 
-    def send_ahead(self, orders: Sequence[RunAttempt]) -> None:
+    def send_ahead(self, orders: Sequence[protocol.RunAttempt]) -> None:
         """Send short attempts that run next, in this order. They then need no round trip through the pipe.
 
         Those that are too long for the pipe are left to `run`.
@@ -110,9 +95,10 @@ class Runner:
                 return
             numbered, size = [], 0
             for order in orders:
-                numbered.append(self._numbered(order))
-                size += len(encode(numbered[-1]))
-                if size > AHEAD_BYTES:
+                self._last += 1
+                numbered.append(replace(order, order=self._last))
+                size += len(protocol.encode(numbered[-1]))
+                if size > protocol.AHEAD_BYTES:
                     numbered.pop()
                     break
             self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
@@ -128,12 +114,12 @@ class Runner:
             self._is_recalled = True
             process, current, is_running = self._process, self._current, self._is_running
         if is_running:
-            process.send(Recall(order=current))
+            process.send(protocol.Recall(order=current))
         else:
             # It may have started one just now.
             process.kill()
 
-    def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
+    def run(self, order: protocol.RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end. Return its outcome, even if its process died.
 
         `on_gang` gets its call for replicas, and a second call when the gang is complete. The seconds in between do not
@@ -143,13 +129,13 @@ class Runner:
         since. Raises OtherCode if the new process has another version too.
         """
         ended = self._run(order, on_report, on_gang)
-        if isinstance(ended, Refused):
+        if isinstance(ended, protocol.Refused):
             ended = self._run(order, on_report, on_gang)
-        if isinstance(ended, Refused):
+        if isinstance(ended, protocol.Refused):
             raise OtherCode(ended.code)
         return ended
 
-    def _run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome | Refused:
+    def _run(self, order: protocol.RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome | protocol.Refused:
         began = SystemClock().now()
         try:
             process, number, has_more = self._begin(order)
@@ -170,7 +156,7 @@ class Runner:
             if limit is not None:
                 reason = reason or limit.end()
             self._end(process, ended)
-        if isinstance(ended, Refused):
+        if isinstance(ended, protocol.Refused):
             return ended
         if ended is not None and ended.outcome.state is not TrialState.FAILED:
             return ended.outcome
@@ -207,9 +193,9 @@ class Runner:
             self._environment |= thread_variables(threads)
             process = self._process
         if process is not None:
-            process.send(Threads(threads=threads))
+            process.send(protocol.Threads(threads=threads))
 
-    def stop_trial(self, how: type[Stop | Interrupt] = Stop) -> None:
+    def stop_trial(self, how: type[protocol.Stop | protocol.Interrupt] = protocol.Stop) -> None:
         """Set the running trial's stop flag, or interrupt it."""
         with self._lock:
             process, current = self._process, self._current
@@ -230,35 +216,32 @@ class Runner:
             self._is_closed = True
         self.kill()
 
-    def _begin(self, order: RunAttempt) -> tuple[TrialProcess, int, bool]:
+    def _begin(self, order: protocol.RunAttempt) -> tuple[TrialProcess, int, bool]:
         """Send an order, unless it was sent ahead. Return its process, its number, and whether others were sent."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
                 self._is_running = True
                 self._current, _ = self._ahead.popleft()
                 return self._process, self._current, bool(self._ahead)
-            process, numbered = self._living(order.folder), self._numbered(order)
-            self._is_running, self._current = True, numbered.order
-        process.send(numbered)
-        return process, numbered.order, False
+            process = self._living(order.folder)
+            self._last += 1
+            self._is_running, self._current, number = True, self._last, self._last
+        process.send(replace(order, order=number))
+        return process, number, False
 
-    def _end(self, process: TrialProcess, ended: Ended | Refused | None) -> None:
+    def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:
         """End the process if it cannot run another trial, or may have started one that was taken back."""
-        is_unfit = isinstance(ended, Refused) or (ended is not None and ended.is_unfit)
+        is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._is_running = False
             if ended is None or is_unfit:
                 # They have not run, and are sent again.
                 self._ahead.clear()
-            elif isinstance(ended, Ended) and ended.is_recalled:
+            elif isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
             is_over = ended is not None and (is_unfit or self._is_recalled)
         if is_over:
             process.kill()
-
-    def _numbered(self, order: RunAttempt) -> RunAttempt:
-        self._last += 1
-        return replace(order, order=self._last)
 
     def _living(self, folder: str) -> TrialProcess:
         """Return the process for code in a folder. Start a new one if that has died or may run what was taken back.
@@ -321,14 +304,14 @@ class _TimeLimit:
             is_over = self._over.is_set()
         if not is_over:
             # Not under the condition: a trial that does not read would block the end of its limit.
-            process.send(TimeUp(order=number))
-        if self._over.wait(HARD_SECONDS):
+            process.send(protocol.TimeUp(order=number))
+        if self._over.wait(protocol.HARD_SECONDS):
             return
         with self._changed:
             if not self._over.is_set():
                 self._reason = (
                     f"timed out after {seconds:g} s (trial timeout): it ignored its interruption "
-                    f"and was killed {HARD_SECONDS:g} s later"
+                    f"and was killed {protocol.HARD_SECONDS:g} s later"
                 )
                 process.kill()
 
@@ -341,17 +324,17 @@ def _converse(
     on_gang: OnGang,
     *,
     has_more: bool,
-) -> Ended | Refused | None:
+) -> protocol.Ended | protocol.Refused | None:
     """Receive records of an order until it ends or is refused. Return None if the process has died.
 
     `has_more` says that further trials follow this one.
     """
     while (record := process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
-        if isinstance(record, Ready) or record.order != number:
+        if isinstance(record, protocol.Ready) or record.order != number:
             continue
-        if isinstance(record, Reported):
+        if isinstance(record, protocol.Reported):
             on_report(record)
-        elif isinstance(record, Gang):
+        elif isinstance(record, protocol.Gang):
             if limit is not None:
                 limit.pause(paused=not record.call.assembled)
             on_gang(record.call)

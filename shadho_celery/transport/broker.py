@@ -284,9 +284,13 @@ class Publisher:
         """
         self._url = url
         self._signer = signer
-        self._connection = _connection(url, options or {}, ssl)
-        if self._connection.get_transport_cls().driver_type == "amqp":
-            self._connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
+        #: connection to the broker, also a template for others
+        self.connection = connection = _connection(url, options or {}, ssl)
+        # The last two errors: no transport knows the URL's scheme, or the URL cannot be parsed.
+        named = (KombuError, OSError, KeyError, ValueError)
+        self._failures = (*connection.connection_errors, *connection.channel_errors, *named)
+        if self.connection.get_transport_cls().driver_type == "amqp":
+            self.connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
         #: True while RabbitMQ does not read from this connection, because its memory or disk is nearly full
         self._is_blocked = False
         self._producer: kombu.Producer | None = None
@@ -308,7 +312,7 @@ class Publisher:
         batch = list(payloads)
         try:
             self._publish(batch)
-        except self._failures() as error:
+        except self._failures as error:
             # The connection is kept while it is blocked: RabbitMQ would not read that it was closed.
             if self._is_blocked:
                 raise _unusable(self._url, error) from error
@@ -318,34 +322,29 @@ class Publisher:
             self._open()
             try:
                 self._publish(batch)
-            except self._failures() as again:
+            except self._failures as again:
                 if not self._is_blocked:
                     self._drop()
                 raise _unusable(self._url, again) from again
-
-    @property
-    def connection(self) -> kombu.Connection:
-        """Connection to the broker, as a template for others."""
-        return self._connection
 
     def close(self) -> None:
         """Close the connection."""
         if self._is_blocked:
             self._drop()
-        with suppress(*self._failures()):
-            self._connection.release()
+        with suppress(*self._failures):
+            self.connection.release()
         self._producer = None
 
     def _drop(self) -> None:
         """Close the connection without notifying the broker, which may not respond."""
-        with suppress(*self._failures()):
-            self._connection.collect()
+        with suppress(*self._failures):
+            self.connection.collect()
         self._producer, self._is_blocked = None, False
 
     def _open(self) -> None:
         try:
-            _open(self._connection)
-            channel = self._connection.default_channel
+            _open(self.connection)
+            channel = self.connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
             self._declared: set[str] = set()
             #: delivery tags that RabbitMQ has not confirmed yet; Redis has no confirms
@@ -354,13 +353,14 @@ class Publisher:
             if self._has_confirms:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
-        except self._failures() + _MISWRITTEN as error:
+        except self._failures + _MISWRITTEN as error:
             raise _unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
         if self._producer is None:
             raise ConnectionError("closed")
-        self._await_unblocked()
+        if self._is_blocked:
+            self._await_unblocked()
         for name in {name for name, _ in batch} - self._declared:
             queue(name)(self._producer.channel).declare()
             self._declared.add(name)
@@ -373,7 +373,8 @@ class Publisher:
                 if self._has_confirms:
                     self._published_tag += 1
                     self._confirm(BATCH)
-        self._confirm(0)
+        if self._has_confirms:
+            self._confirm(0)
 
     def _on_confirm(self, delivery_tag: int, multiple: bool) -> None:
         self._confirmed_tag = max(self._confirmed_tag, delivery_tag)
@@ -381,7 +382,7 @@ class Publisher:
     def _confirm(self, allowed: int) -> None:
         """Wait until at most `allowed` messages are unconfirmed."""
         while self._published_tag - self._confirmed_tag > allowed:
-            self._connection.drain_events(timeout=BROKER_SECONDS)
+            self.connection.drain_events(timeout=BROKER_SECONDS)
             if self._is_blocked:
                 raise ConnectionError(BLOCKED)
 
@@ -395,14 +396,9 @@ class Publisher:
         """Check whether RabbitMQ accepts messages again. Raises ConnectionError if it does not yet."""
         with suppress(TimeoutError):
             while self._is_blocked:
-                self._connection.drain_events(timeout=UNBLOCKED_SECONDS)
+                self.connection.drain_events(timeout=UNBLOCKED_SECONDS)
         if self._is_blocked:
             raise ConnectionError(BLOCKED)
-
-    def _failures(self) -> tuple[type[BaseException], ...]:
-        # The last two errors: no transport knows the URL's scheme, or the URL cannot be parsed.
-        connection = self._connection
-        return *connection.connection_errors, *connection.channel_errors, KombuError, OSError, KeyError, ValueError
 
 
 def _unusable(url: str, error: BaseException) -> ServiceError:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain
@@ -164,7 +163,11 @@ class WorkerChannel:
         """
         parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, len(results)]
         for result in results:
-            parts += (*self._sealed(study, result), _failure(result, watched))
+            failure = ""
+            if result.outcome.state not in WELL:
+                failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
+                failure = kind_of(result.outcome.error) if watched and failed else "unwatched"
+            parts += (*self._sealed(study, result), failure)
         for started in claims:
             parts += self._sealed(study, started)
         finished, claimed = run(self._client, "finish_and_claim", study, *parts)
@@ -279,7 +282,7 @@ class SchedulerChannel:
 
         Raises LockLost and removes nothing if another scheduler has the lock.
         """
-        self._renew(self._last)
+        self.keep(self._last)
         if self._last.startswith(_LAST_ID):
             self._client.delete(self._events)
         self._last = ""
@@ -288,12 +291,11 @@ class SchedulerChannel:
         if len(self._recorded) >= KEPT_ENDED + ARCHIVED:
             self._archive(ARCHIVED)
 
-    def keep(self) -> None:
-        """Renew the lock without removing events. Raises LockLost if another scheduler has it."""
-        self._renew("")
+    def keep(self, recorded: str = "") -> None:
+        """Renew the lock, and remove the events up to the id `recorded`.
 
-    def _renew(self, recorded: str) -> None:
-        """Renew the lock, and remove the events up to the id `recorded`."""
+        Raises LockLost if another scheduler has it.
+        """
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
             # An earlier scheduler has written the lock again. Of two live schedulers, the one with the greater fence
@@ -314,8 +316,8 @@ class SchedulerChannel:
         """
         for _ in range(FORGED_HOLDERS):
             held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
-            is_holder = _HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])
-            if is_holder or held == dead:
+            is_known = held in (self._holder, dead)
+            if is_known or (_HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])):
                 return held
             self.forged += 1
             dead = held
@@ -430,11 +432,6 @@ class SchedulerChannel:
         return ""
 
 
-def new_delivery() -> str:
-    """Return a new name for one delivery of a message."""
-    return uuid.uuid4().hex[:8]
-
-
 def _lost(
     signer: Signer, study: str, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False
 ) -> list[int | str]:
@@ -444,14 +441,6 @@ def _lost(
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
         parts += (number, attempt, signer.seal(study, lost))
     return parts
-
-
-def _failure(result: Result, watched: bool) -> str:
-    """Return the kind of a result's failure for the scripts: '' for a success, or 'unwatched'."""
-    if result.outcome.state in WELL:
-        return ""
-    failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
-    return kind_of(result.outcome.error) if watched and failed else "unwatched"
 
 
 def _fence(holder: str) -> int:

@@ -34,7 +34,7 @@ class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
         try:
             super().__init__(payload, channel=channel, **options)
             delivery = [self.delivery_tag, self.delivery_info["exchange"], self.delivery_info["routing_key"]]
-            if not all(isinstance(part, str) for part in delivery):
+            if [part for part in delivery if not isinstance(part, str)]:
                 raise TypeError("its delivery info is not text")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise NotAMessage(f"{type(error).__name__}: {error}") from None

@@ -191,44 +191,32 @@ def able(
 
     Workers that drain are left out. `fingerprint` is that of the signing key.
     """
-    return {
-        name: worker
-        for name, worker in _admitted(workers, module, fingerprint, code).items()
-        if not _lack(worker, module, code)
-    }
+    return sorted_out(workers, module, fingerprint, code)[0]
 
 
-def with_other_code(
-    workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
-) -> dict[str, str]:
-    """Return warnings about live workers that lack only this version of the code, by name."""
-    return {
-        name: f"worker {name} on {worker.machine.host} gets no trials: {lack}"
-        for name, worker in _admitted(workers, module, fingerprint, code).items()
-        if (lack := _lack(worker, module, code))
-    }
-
-
-def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion) -> dict[str, Worker]:
-    return {
-        name: worker
-        for name, worker in workers.items()
-        if worker.protocol == PROTOCOL and worker.key == fingerprint and not worker.draining
-        if module in worker.imports or _gets(worker, code)
-    }
-
-
-def _gets(worker: Worker, code: CodeVersion) -> bool:
-    """Return whether the code is shipped to a worker. If so, the files on its disk do not matter."""
-    return code.is_shipped and worker.accepts_code
-
-
-def _lack(worker: Worker, module: str, code: CodeVersion) -> str:
-    """Return why a worker cannot run the code, or "" if it can or if that is not known."""
-    if _gets(worker, code):
-        return worker.unfit.get(code.digest, "")
-    found = worker.codes.get(module, ANY_CODE)
-    return "" if found.is_usable(code.digest) else found.difference(code)
+def sorted_out(
+    workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion
+) -> tuple[dict[str, Worker], dict[str, str]]:
+    """Return what `able` returns, and warnings about those that lack only this version of the code, by name."""
+    found: dict[str, Worker] = {}
+    differing: dict[str, str] = {}
+    for name, worker in workers.items():
+        # If the code is shipped to a worker, the files on its disk do not matter.
+        is_shipped = code.is_shipped and worker.accepts_code
+        if worker.protocol != PROTOCOL or worker.key != fingerprint or worker.draining:
+            continue
+        if is_shipped:
+            lack = worker.unfit.get(code.digest, "")
+        elif module in worker.imports:
+            known = worker.codes.get(module, ANY_CODE)
+            lack = "" if known.is_usable(code.digest) else known.difference(code)
+        else:
+            continue
+        if lack:
+            differing[name] = f"worker {name} on {worker.machine.host} gets no trials: {lack}"
+        else:
+            found[name] = worker
+    return found, differing
 
 
 def unable(
@@ -244,9 +232,10 @@ def unable(
 
     `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
     """
-    if able(workers, module, fingerprint, code):
+    found, others = sorted_out(workers, module, fingerprint, code)
+    if found:
         return None
-    if others := with_other_code(workers, module, fingerprint, code):
+    if others:
         first = others[min(others)]
         return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
     workers = {name: worker for name, worker in workers.items() if not worker.draining}

@@ -57,7 +57,7 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.transport.broker import PROTOCOL, Publisher, queue, read_message
-from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.channel import Claim, WorkerChannel
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 
@@ -206,7 +206,7 @@ class PlayedWorkers:
             message.ack()
 
     def _claim(self, payload: Payload, attempt: Attempt, message: Any) -> bool:
-        name, delivery = self._free.pop(), new_delivery()
+        name, delivery = self._free.pop(), uuid.uuid4().hex
         started = Started(number=attempt.number, attempt=attempt.attempt, host=name, at=time.time(), worker=name)
         _, [claim] = self._channels[name].exchange(payload.study, [], [started], delivery)
         if claim is not Claim.TAKEN:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
+
 from shadho_celery.core.trial import Result, Started
-from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.channel import Claim, WorkerChannel
 
 
 class Channel(WorkerChannel):
@@ -20,7 +22,7 @@ class Channel(WorkerChannel):
     ) -> tuple[bool, Claim]:
         """Finish one attempt and claim the next, as `exchange`; either may be None."""
         results, claims = [result] if result else [], [started] if started else []
-        finished, claimed = self.exchange(study, results, claims, delivery or new_delivery(), watched=watched)
+        finished, claimed = self.exchange(study, results, claims, delivery or uuid.uuid4().hex, watched=watched)
         return any(finished), claimed[0] if claimed else Claim.REFUSED
 
     def claim(self, study: str, started: Started) -> bool:

@@ -1030,7 +1030,7 @@ def test_a_trial_that_waits_for_replicas_is_not_said_to_hang(shared: Runner) -> 
 
 
 def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shadho_celery.runner.runner.HARD_SECONDS", 0.3)
+    monkeypatch.setattr("shadho_celery.runner.protocol.HARD_SECONDS", 0.3)
     outcome = run(shared, "swallowing", timeout=0.2)
     assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, None)
     assert str(outcome.error).startswith("timed out after 0.2 s (trial timeout)")

@@ -17,8 +17,8 @@ from shadho_celery.transport.registry import (
     StudyWants,
     Worker,
     able,
+    sorted_out,
     unable,
-    with_other_code,
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -89,7 +89,7 @@ def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and
     }
     assert able(workers, "my_study", code=OURS).keys() == {"same", "unknown"}
     assert unable(workers, "my_study", code=OURS) is None
-    told = with_other_code(workers, "my_study", code=OURS)
+    told = sorted_out(workers, "my_study", "", OURS)[1]
     assert told.keys() == {"other", "broken"}
     assert all(word in told["other"] for word in ("node7", "/theirs/my_study.py", "0123456789ab", "ba9876543210"))
     assert "No module named 'torch'" in told["broken"]
