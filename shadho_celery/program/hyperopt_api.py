@@ -30,7 +30,8 @@ from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
-from shadho_celery.samplers import MakeSampler, unrepeated
+from shadho_celery.samplers import unrepeated
+from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.samplers.hyperopt import new_document
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space

@@ -30,7 +30,7 @@ from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
-from shadho_celery.samplers import MakeSampler
+from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request

@@ -16,17 +16,14 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, named
 from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.base import MakeSampler, Sampler
 from shadho_celery.samplers.by_budget import MakeByBudget
-from shadho_celery.samplers.hyperopt import HYPEROPT, MakeHyperoptSampler
+from shadho_celery.samplers.hyperopt import HYPEROPT, make_hyperopt_sampler
 from shadho_celery.samplers.hyperopt import NAMES as HYPEROPT_NAMES
-from shadho_celery.samplers.optuna import MakeOptunaSampler
+from shadho_celery.samplers.optuna import make_optuna_sampler
 from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
-
-#: called with a subspace and its seed as integers
-MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 #: those that try no point of a finite subspace twice; `grid` does this itself, and the others follow a distribution
 UNREPEATED = ("auto", "tpe", "gp")
@@ -37,8 +34,8 @@ OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}
 
 #: samplers of other libraries: prefix of their names, and a function of the rest and the number of losses
 ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
-    "optuna:": MakeOptunaSampler,
-    HYPEROPT: lambda name, _: MakeHyperoptSampler(name),
+    "optuna:": make_optuna_sampler,
+    HYPEROPT: make_hyperopt_sampler,
 }
 
 
@@ -63,11 +60,6 @@ def find_sampler(
     make = partial(make, limit=limit) if name == "auto" else make
     make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make
     return unrepeated(make) if name in UNREPEATED else make
-
-
-def spans_space(make_sampler: MakeSampler) -> bool:
-    """Return True if it makes one sampler for the whole space."""
-    return getattr(make_sampler, "spans_space", False) is True
 
 
 def unrepeated(make: MakeSampler) -> MakeSampler:

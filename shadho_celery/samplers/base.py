@@ -1,11 +1,18 @@
-"""The role of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses."""
+"""The role of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses.
+
+`Learner` is the base of those that learn from each trial.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Protocol
 
-from shadho_celery.core.trial import Params, Trial
+import numpy as np
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.space.split import Key, Subspace
 
 
 class Sampler(Protocol):
@@ -32,3 +39,57 @@ class Sampler(Protocol):
         `loss` is the first of several `losses`, which are all minimised. A constraint is violated if `violation` is
         above 0.
         """
+
+
+#: called with a subspace and its seed as integers
+MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
+
+
+def called(make: MakeSampler) -> Any:
+    """Return what a factory calls: a partial lacks the attributes of its class."""
+    return called(make.func) if isinstance(make, partial) else make
+
+
+def spans_space(make: MakeSampler) -> bool:
+    """Return True if it makes one sampler for the whole space."""
+    return getattr(called(make), "spans_space", False) is True
+
+
+class Learner:
+    """Learns from each trial of a subspace that was not cancelled, and remembers the params that were tried.
+
+    What it has learned depends only on the trials in the order in which they were told. Each proposal has its own
+    generator, seeded by its place. A resumed study therefore continues where it was.
+    """
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        #: number of trials told, including cancelled ones
+        self._told = 0
+        self._tried: set[Key] = set()
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._told += 1
+            if trial.state is not TrialState.CANCELLED:
+                self._tried.add(self._subspace.key(trial.params))
+                self._learn(trial)
+
+    def _learn(self, trial: Trial) -> None:
+        """Learn from an ended trial."""
+
+    def _places(self, n: int, pending: Collection[Trial]) -> range:
+        """Return the places of the next n trials in the subspace's stream."""
+        first = self._told + len(pending)
+        return range(first, first + n)
+
+    def _generator(self, place: int) -> np.random.Generator:
+        """Return the generator of a proposal."""
+        return np.random.default_rng([*self._entropy, place])
+
+    def _is_new(self, params: Params, taken: Collection[Key]) -> bool:
+        """Return True if these params were not tried and are not `taken`."""
+        return (key := self._subspace.key(params)) not in self._tried and key not in taken

@@ -7,12 +7,12 @@ Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.base import MakeSampler, spans_space
 from shadho_celery.space.split import Subspace
 
 #: a budget needs this many more results than labels, and this minimum number of results
@@ -32,7 +32,7 @@ class ByBudget:
 
     def __init__(
         self,
-        make: Callable[[Subspace, Sequence[int]], Sampler],
+        make: MakeSampler,
         budgets: Sequence[float],
         subspace: Subspace,
         entropy: Sequence[int],
@@ -75,9 +75,9 @@ class ByBudget:
 class MakeByBudget:
     """Creates samplers that learn by budget."""
 
-    def __init__(self, make: Callable[[Subspace, Sequence[int]], Sampler], budgets: Sequence[float]) -> None:
+    def __init__(self, make: MakeSampler, budgets: Sequence[float]) -> None:
         """`make` creates the sampler of one budget."""
-        self.spans_space: bool = getattr(make, "spans_space", False)
+        self.spans_space = spans_space(make)
         self._make, self._budgets = make, budgets
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> ByBudget:

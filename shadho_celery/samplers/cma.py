@@ -54,7 +54,7 @@ class CmaSampler(SamplerInRuns):
         self._generation: list[tuple[float, Params]] = []
         self._better: list[Params] = []
 
-    def _learn(self, trial: Trial) -> None:
+    def _learn_in_run(self, trial: Trial) -> None:
         if not self._numbers:
             return
         self._generation.append((feasible_loss(trial), trial.params))

@@ -20,6 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.features import features
+from shadho_celery.samplers.base import Learner
 from shadho_celery.samplers.constraints import ConstraintModel
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import GaussianProcess
@@ -52,14 +53,11 @@ LITTLE = 0.05
 CLIMBS, CLIMB_STEPS = 4, 40
 
 
-class GpSampler:
+class GpSampler(Learner):
     """Gaussian process within one subspace. Failed trials teach only where trials fail, not their losses."""
 
-    adaptive = True
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._domains: Mapping[str, Domain] = subspace.domains
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         is_numeric = [domain.is_numeric for domain in self._domains.values()]
@@ -72,12 +70,10 @@ class GpSampler:
         #: for each of them, 1 if its trial was pruned, and 1 if it violated a constraint
         self._pruned, self._broken = array("b"), array("b")
         #: constraints of the trials with these losses
-        self._told: list[Mapping[str, float]] = []
+        self._told_constraints: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
         #: results to which the process was fitted, and those that it has learned, if nothing else
         self._fitted, self._learned = 0, -1
-        self._tried: set[Key] = set()
-        self._count_told = 0
 
     @property
     def is_started(self) -> bool:
@@ -90,18 +86,17 @@ class GpSampler:
         if not self._domains or not self.is_started:
             return None
         with _threads().limit(limits=1, user_api="blas"):
-            self._learn()
+            self._learn_history()
             return self._process.r_squared
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._count_told + len(pending)
         if not self._domains or not self.is_started:
-            return [self._start(index) for index in range(first, first + n)]
+            return [self._start(place) for place in self._places(n, pending)]
         with _threads().limit(limits=1, user_api="blas"):
-            return self._guesses(range(first, first + n), pending)
+            return self._guesses(n, pending)
 
-    def _guesses(self, indices: range, pending: Collection[Trial]) -> list[Params]:
-        self._learn()
+    def _guesses(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        self._learn_history()
         waiting = [trial.params for trial in pending]
         # No loss is known for either, and repeating them adds no information.
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
@@ -109,40 +104,35 @@ class GpSampler:
             self._suppose(unknown)
         taken = {self._subspace.key(params) for params in waiting}
         asked: list[Params] = []
-        for index in indices:
-            params = self._guess(np.random.default_rng([*self._entropy, index]), taken)
+        for place in self._places(n, pending):
+            params = self._guess(self._generator(place), taken)
             asked.append(params)
             taken.add(self._subspace.key(params))
-            if len(asked) < len(indices):
+            if len(asked) < n:
                 self._suppose([params])
         return asked
 
-    def tell(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            self._count_told += 1
-            if trial.state is TrialState.CANCELLED:
-                continue
-            self._avoidance.tell(trial, guessed=self.is_started)
-            self._tried.add(self._subspace.key(trial.params))
-            if trial.state is TrialState.FAILED:
-                self._failed.append(trial.params)
-            loss, constraints = trial.outcome.loss, trial.outcome.constraints
-            if loss is not None and not math.isnan(loss):
-                self._rows.append(self._features([trial.params])[0])
-                self._losses.append(float(loss))
-                self._pruned.append(trial.state is TrialState.PRUNED)
-                self._broken.append(trial.outcome.violation > 0)
-                self._told.append(constraints)
+    def _learn(self, trial: Trial) -> None:
+        self._avoidance.tell(trial, guessed=self.is_started)
+        if trial.state is TrialState.FAILED:
+            self._failed.append(trial.params)
+        loss = trial.outcome.loss
+        if loss is not None and not math.isnan(loss):
+            self._rows.append(self._features([trial.params])[0])
+            self._losses.append(float(loss))
+            self._pruned.append(trial.state is TrialState.PRUNED)
+            self._broken.append(trial.outcome.violation > 0)
+            self._told_constraints.append(trial.outcome.constraints)
 
-    def _start(self, index: int) -> Params:
+    def _start(self, place: int) -> Params:
         """Return the centre, then quasi-random points. Once trials have failed, return a draw that is unlikely to
         fail.
         """
         if self._avoidance.any:
-            return self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
-        return self._sequence.centre() if index == 0 else self._sequence.point(index)
+            return self._avoidance.draw(self._generator(place))
+        return self._sequence.centre() if place == 0 else self._sequence.point(place)
 
-    def _learn(self) -> None:
+    def _learn_history(self) -> None:
         """Fit the process to the history if it has grown enough, then learn all of it.
 
         Fits use the first trials of the history, in fixed numbers, so a resumed study makes the same fits.
@@ -181,7 +171,7 @@ class GpSampler:
             latest = (place for place in reversed(range(number)) if place not in best)
             kept = sorted([*best, *islice(latest, most - len(best))])
         rows = np.array([self._rows[place] for place in kept])
-        return rows, standardised(losses[kept]), [self._told[place] for place in kept]
+        return rows, standardised(losses[kept]), [self._told_constraints[place] for place in kept]
 
     def _guess(self, generator: np.random.Generator, taken: set[Key]) -> Params:
         order, best = self._known()
@@ -196,9 +186,7 @@ class GpSampler:
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
-        keys = ((self._subspace.key(params), worth, params) for worth, params in climbed)
-        fresh = ((worth, params) for key, worth, params in keys if key not in self._tried and key not in taken)
-        most, params = next(fresh, climbed[0])
+        most, params = next((each for each in climbed if self._is_new(each[1], taken)), climbed[0])
         return self._spread(params, most, best, generator)
 
     def _spread(self, params: Params, value: float, best: float | None, generator: np.random.Generator) -> Params:

@@ -9,6 +9,7 @@ import importlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.space.domains import Discrete
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Key, Subspace
@@ -34,7 +36,7 @@ Document = dict[str, Any]
 class HyperoptSampler:
     """One of hyperopt's algorithms. A trial's seed depends on its place in the stream, so runs can be replayed."""
 
-    adaptive = True
+    adaptive, spans_space = True, True
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int], suggest: Suggest) -> None:
         """Raise UsageError if hyperopt cannot search the space."""
@@ -99,26 +101,11 @@ class HyperoptSampler:
         document["result"] = {"status": ok, "loss": loss} if math.isfinite(loss) else {"status": fail}
 
 
-class MakeHyperoptSampler:
-    """Creates samplers of one of hyperopt's algorithms."""
-
-    spans_space = True
-
-    def __init__(self, name: str) -> None:
-        """Raise UsageError if hyperopt has no such algorithm."""
-        self._suggest = suggest_of(name)
-
-    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> HyperoptSampler:
-        """Return a sampler of the whole space."""
-        return HyperoptSampler(subspace, entropy, self._suggest)
-
-
-def suggest_of(name: str) -> Suggest:
-    """Return the ``suggest`` function of hyperopt's algorithm of this name. Raises UsageError for an unknown one."""
+def make_hyperopt_sampler(name: str, _objectives: int) -> MakeSampler:
+    """Return a factory of samplers of one of hyperopt's algorithms. Raises UsageError for an unknown one."""
     if name not in NAMES:
         raise UsageError(f"hyperopt has no sampler {short(name)}; choose one of {', '.join(NAMES)}")
-    suggest: Suggest = importlib.import_module(f"hyperopt.{name}").suggest
-    return suggest
+    return partial(HyperoptSampler, suggest=importlib.import_module(f"hyperopt.{name}").suggest)
 
 
 def suggestion(suggest: Suggest, number: int, domain: Any, trials: Any, seed: int) -> Params:

@@ -51,7 +51,7 @@ class LocalSampler(SamplerInRuns):
         #: the last success: an earlier proposal that is not better says nothing about the width of the steps
         self._success = -math.inf
 
-    def _learn(self, trial: Trial) -> None:
+    def _learn_in_run(self, trial: Trial) -> None:
         loss = feasible_loss(trial)
         is_better = not self._good or loss < self._good[0][0]
         if loss < math.inf:

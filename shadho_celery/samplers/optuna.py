@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
@@ -30,10 +32,10 @@ _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 class OptunaSampler:
     """One of Optuna's samplers. Numbers are passed as the unscaled variable in [0, 1], and choices as their options."""
 
-    adaptive = True
+    adaptive, spans_space = True, True
 
     def __init__(
-        self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType, objectives: int = 1
+        self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType, objectives: int
     ) -> None:
         """Create an Optuna study with this many `objectives` and a sampler of the class `kind`."""
         self._optuna = optuna
@@ -131,28 +133,20 @@ def _reported(trial: Trial) -> dict[int, float]:
     return {max(0, trial.step or 0): trial.outcome.loss}
 
 
-class MakeOptunaSampler:
-    """Creates samplers of one of Optuna's classes, called `name`."""
+def make_optuna_sampler(name: str, objectives: int) -> MakeSampler:
+    """Return a factory of samplers of Optuna's class of this name.
 
-    spans_space = True
-
-    def __init__(self, name: str, objectives: int = 1) -> None:
-        """Raise UsageError if Optuna is not installed, or has no such class."""
-        try:
-            import optuna
-        except ImportError:
-            raise UsageError('samplers of Optuna need it; in the checkout: pip install -e ".[optuna]"') from None
-        if name not in (known := names(optuna)):
-            raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
-        if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
-            raise UsageError(f"Optuna's {name} needs the package {package}: pip install {package}")
-        self._objectives = objectives
-        self._optuna: ModuleType = optuna
-        self._kind = getattr(optuna.samplers, name)
-
-    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OptunaSampler:
-        """Return a sampler of the whole space."""
-        return OptunaSampler(subspace, entropy, self._kind, self._optuna, self._objectives)
+    Raises UsageError if Optuna is not installed, or has no such class.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError('samplers of Optuna need it; in the checkout: pip install -e ".[optuna]"') from None
+    if name not in (known := names(optuna)):
+        raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
+    if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
+        raise UsageError(f"Optuna's {name} needs the package {package}: pip install {package}")
+    return partial(OptunaSampler, kind=getattr(optuna.samplers, name), optuna=optuna, objectives=objectives)
 
 
 def names(optuna: ModuleType) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from shadho_celery.core.checks import accepts, short
@@ -13,6 +12,7 @@ from shadho_celery.core.columns import TrialFacts
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Outcome, Params, Trial
 from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.samplers.base import MakeSampler, called, spans_space
 from shadho_celery.space.split import Subspace
 
 
@@ -59,13 +59,10 @@ class OwnSampler:
 class MakeOwnSampler:
     """Creates samplers with a user's class or function."""
 
-    def __init__(self, make: Callable[[Subspace, Sequence[int]], Any]) -> None:
+    def __init__(self, make: MakeSampler) -> None:
         self._make = make
-        # A partial lacks the attributes of the class that it calls.
-        self._own: Any = make
-        while isinstance(self._own, partial):
-            self._own = self._own.func
-        self.spans_space = getattr(self._own, "spans_space", False) is True
+        self._own = called(make)
+        self.spans_space = spans_space(make)
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
         """Return a sampler of the subspace. Raises UsageError for one that cannot be created, ask or tell."""

@@ -28,15 +28,14 @@ class RandomSampler:
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._told + len(pending)
-        return [self._draw(index) for index in range(first, first + n)]
+        asked: list[Params] = []
+        for index in range(first, first + n):
+            block, place = divmod(index, BLOCK)
+            if block != self._block:
+                self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)
+                self._block = block
+            asked.append(self._draws[place])
+        return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._told += len(trials)
-
-    def _draw(self, index: int) -> Params:
-        """Return trial number `index` of the stream."""
-        block, place = divmod(index, BLOCK)
-        if block != self._block:
-            self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)
-            self._block = block
-        return self._draws[place]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
+from shadho_celery.samplers.base import Learner
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.pareto import order_of
 from shadho_celery.samplers.qmc import QmcSampler
@@ -61,10 +62,8 @@ _TINY = np.finfo(float).tiny
 _Ranked = tuple[float, float, float, int]
 
 
-class TpeSampler:
+class TpeSampler(Learner):
     """TPE within one subspace. Failed, pruned and pending trials count as bad."""
-
-    adaptive = True
 
     def __init__(
         self,
@@ -80,8 +79,7 @@ class TpeSampler:
         With `gamma` the number of good trials is that of the program of [B]'s authors: gamma times the root of all
         trials.
         """
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._count, self._gamma = candidates, gamma
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
@@ -98,53 +96,38 @@ class TpeSampler:
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._sequence = QmcSampler(subspace, entropy)
-        self._tried: set[Key] = set()
         self._always_active = _always_active(subspace)
-        #: number of trials told, including cancelled ones
-        self._count_told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._count_told + len(pending)
-        indices = range(first, first + n)
+        indices = self._places(n, pending)
         if not self._axes or len(self._ranked) < self._random:
-            return [self._start(index, [index], lambda _: False) for index in indices]
+            return [self._start(index, [index]) for index in indices]
         # Density estimates assume that a region is like its neighbours, so some trials continue the initial sequence.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
-
-        def is_tried(key: Key) -> bool:
-            return key in self._tried or key in taken
-
         asked: dict[int, Params] = {}
-        for index in range(-(-first // every) * every, first + n, every):
+        for index in range(-(-indices.start // every) * every, indices.stop, every):
             place = self._random + index // every
-            asked[index] = self._start(index, range(place, place + AHEAD), is_tried)
+            asked[index] = self._start(index, range(place, place + AHEAD), taken)
             taken.add(self._subspace.key(asked[index]))
         guessed = [index for index in indices if index not in asked]
         for start in range(0, len(guessed), AT_ONCE):
             part = guessed[start : start + AT_ONCE]
-            generators = [np.random.default_rng([*self._entropy, index]) for index in part]
+            generators = [self._generator(index) for index in part]
             waiting = [*(trial.params for trial in pending), *asked.values()]
             asked.update(zip(part, self._guesses(generators, waiting), strict=True))
         return [asked[index] for index in indices]
 
-    def _start(self, index: int, places: Iterable[int], is_tried: Callable[[Key], bool]) -> Params:
-        """Return the first untried point at these places of the quasi-random sequence.
+    def _start(self, index: int, places: Iterable[int], taken: Collection[Key] | None = None) -> Params:
+        """Return the first point at these places of the quasi-random sequence; with `taken`, the first new one.
 
         If there is none, or once trials have failed, return a draw from the prior that is unlikely to fail.
         """
         points = () if self._avoidance.any else map(self._sequence.point, places)
-        untried = (params for params in points if not is_tried(self._subspace.key(params)))
-        return next(untried, None) or self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            self._count_told += 1
-            if trial.state is not TrialState.CANCELLED:
-                self._learn(trial)
+        found = (params for params in points if taken is None or self._is_new(params, taken))
+        return next(found, None) or self._avoidance.draw(self._generator(index))
 
     def _learn(self, trial: Trial) -> None:
-        key = self._subspace.key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
         place = len(self._ranked)
         # A failed trial is worse than any other, so that failing regions are left.
@@ -163,8 +146,7 @@ class TpeSampler:
         self._orders.insert(rank, place)
         if place == len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[place] = _row(key)
-        self._tried.add(key)
+        self._rows[place] = _row(self._subspace.key(trial.params))
 
     def _guesses(self, generators: Sequence[np.random.Generator], waiting: Sequence[Params]) -> list[Params]:
         """Return, for each generator, the candidate with the greatest l / g, and so the greatest expected improvement.
@@ -173,10 +155,6 @@ class TpeSampler:
         trials. The densities are estimated once, and each proposal is added to the bad trials for the next ones.
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
-
-        def is_new(params: Params) -> bool:
-            return (key := self._subspace.key(params)) not in self._tried and key not in keys
-
         good, bad = self._split(generators[0], keys)
         candidates = np.concatenate([self._draw(good, generator) for generator in generators])
         worse = bad.log_factors(candidates)
@@ -189,7 +167,8 @@ class TpeSampler:
                 worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator)
             # Params that were tried or are pending are not proposed again while there are others.
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
-            guess = next(filter(is_new, map(self._params, ordered)), self._params(ordered[0]))
+            proposed = map(self._params, ordered)
+            guess = next((each for each in proposed if self._is_new(each, keys)), self._params(ordered[0]))
             guesses.append(guess)
             keys[self._subspace.key(guess)] = None
             if place + 1 == len(generators):
@@ -374,7 +353,7 @@ def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Arra
         active = ~np.isnan(values)
         if isinstance(each, _Gaussians) and not each.is_grid:
             # The logarithm of a Gaussian is a polynomial, so those of all labels are one matrix product.
-            units = np.nan_to_num(each.to_unit(values))
+            units = np.nan_to_num(each.axis.to_unit(values))
             powers += [units**2, units, active.astype(float)]
             factors += each.polynomial
         elif active.all():
@@ -463,7 +442,7 @@ class _Gaussians:
     """Kernels of a number, one for each of `centres`; the prior for a trial without it, which is NaN."""
 
     def __init__(self, axis: _Line, centres: Array, width: float, narrowing: Array) -> None:
-        self._axis = axis
+        self.axis = axis
         self._width = width
         known = ~np.isnan(centres)
         self._means, self._sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
@@ -477,15 +456,12 @@ class _Gaussians:
 
     def of(self, centres: Array, narrowing: Array) -> _Gaussians:
         """Return kernels of other trials with the same widths."""
-        return _Gaussians(self._axis, centres, self._width, narrowing)
+        return _Gaussians(self.axis, centres, self._width, narrowing)
 
     def draw(self, picks: Array, generator: np.random.Generator) -> Array:
         low, high = self._low[picks], self._high[picks]
         units = self._means[picks] + self._sigmas[picks] * ndtri(low + generator.random(len(picks)) * (high - low))
-        return self._axis.from_unit(np.clip(units, 0.0, 1.0))
-
-    def to_unit(self, values: Array) -> Array:
-        return self._axis.to_unit(values)
+        return self.axis.from_unit(np.clip(units, 0.0, 1.0))
 
     @property
     def polynomial(self) -> list[Array]:
@@ -501,7 +477,7 @@ class _Gaussians:
         # A grid's value has the probability of everything rounded to it. If there are few values, each is computed
         # once.
         single, places = np.unique(values, return_inverse=True)
-        cells = self._axis.cells(single)
+        cells = self.axis.cells(single)
         assert cells is not None
         low, high = (ndtr(np.subtract.outer(edges, self._means) / self._sigmas) for edges in cells)
         return np.asarray(np.log(np.maximum((high - low) / (self._high - self._low), _TINY)))[places]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
-from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.samplers.base import Sampler
+from shadho_celery.core.trial import Params, Trial
+from shadho_celery.samplers.base import Learner, Sampler
 from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
@@ -19,7 +19,7 @@ DRAWS = 64
 _STREAM = 0x75
 
 
-class Unrepeated:
+class Unrepeated(Learner):
     """Asks another sampler, and replaces each point that was tried by an untried draw from the prior.
 
     Pending and failed trials count as tried, cancelled ones do not. Once a finite subspace has no other points, it
@@ -27,30 +27,22 @@ class Unrepeated:
     """
 
     def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+        super().__init__(subspace, entropy)
         self.sampler = sampler
         self.adaptive = sampler.adaptive
         #: True once points may be proposed again
         self.may_repeat = False
         #: number of points of the subspace; None until all have been tried
         self.points: int | None = None
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
         self._is_finite = all(domain.steps() is not None for domain in subspace.domains.values())
-        self._tried: set[Key] = set()
-        self._count_told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         if not self._is_finite or self.may_repeat:
             return self.sampler.ask(n, pending)
-        first = self._count_told + len(pending)
         waiting = {self._subspace.key(trial.params) for trial in pending}
-
-        def is_new(params: Params) -> bool:
-            return (key := self._subspace.key(params)) not in self._tried and key not in waiting
-
         asked: list[Params] = []
-        for index, params in enumerate(self.sampler.ask(n, pending), first):
-            untried = params if is_new(params) else self._untried(is_new, index)
+        for params, place in zip(self.sampler.ask(n, pending), self._places(n, pending), strict=False):
+            untried = params if self._is_new(params, waiting) else self._untried(waiting, place)
             if untried is None:
                 self.points = len(self._tried | waiting)
                 break
@@ -59,18 +51,14 @@ class Unrepeated:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        self._count_told += len(trials)
-        if self._is_finite:
-            self._tried.update(
-                self._subspace.key(each.params) for each in trials if each.state is not TrialState.CANCELLED
-            )
+        super().tell(trials)
         self.sampler.tell(trials)
 
-    def _untried(self, is_new: Callable[[Params], bool], index: int) -> Params | None:
-        """Return a new draw for the trial of this index, else any other new point, or None."""
-        generator = np.random.default_rng([*self._entropy, _STREAM, index])
+    def _untried(self, waiting: Collection[Key], place: int) -> Params | None:
+        """Return a new draw for the trial of this place, else any other new point, or None."""
+        generator = np.random.default_rng([*self._entropy, _STREAM, place])
         others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
-        return next(filter(is_new, others), None)
+        return next((params for params in others if self._is_new(params, waiting)), None)
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:

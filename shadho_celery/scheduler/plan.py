@@ -13,7 +13,8 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
 from shadho_celery.results.warm_start import refuse_if_resumed
-from shadho_celery.samplers import BY_BUDGET, MakeSampler, find_sampler, spans_space
+from shadho_celery.samplers import BY_BUDGET, find_sampler
+from shadho_celery.samplers.base import MakeSampler, spans_space
 from shadho_celery.scheduler.widths import Width, make_width
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace, split, undivided

@@ -20,9 +20,8 @@ from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
-from shadho_celery.samplers import MakeSampler, spans_space
 from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.base import MakeSampler, Sampler, spans_space
 from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.own import OwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
