@@ -65,7 +65,9 @@ class AutoSampler:
         turn = (self._told + len(pending)) % 2
         first = (n + 1 - turn) // 2
         asked = self._gp.ask(first, pending)
-        return asked + self._tpe.ask(n - first, [*pending, *(_pending(params) for params in asked)])
+        return asked + self._tpe.ask(
+            n - first, [*pending, *(Trial(number=-1, subspace="", params=params) for params in asked)]
+        )
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._told += len(trials)
@@ -88,8 +90,3 @@ class AutoSampler:
         if seconds < SECONDS * (1 + len(pending)):
             return f"a trial takes {seconds:.2g} s, which is too short for gp's proposals"
         return None
-
-
-def _pending(params: Params) -> Trial:
-    """Return a trial of these params that has not finished."""
-    return Trial(number=-1, subspace="", params=params)

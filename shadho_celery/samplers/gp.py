@@ -2,7 +2,7 @@
 
 Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998. Its logarithm,
 which has slopes everywhere, is from Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
-Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `constraints`.
+Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `gaussian_process`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from threadpoolctl import ThreadpoolController
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.features import features
 from shadho_celery.samplers.base import Learner
-from shadho_celery.samplers.constraints import ConstraintModel
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
-from shadho_celery.samplers.gaussian_process import GaussianProcess
+from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Domain
 from shadho_celery.space.split import Key, Subspace

@@ -30,9 +30,8 @@ from shadho_celery.samplers.base import Learner
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.pareto import order_of
 from shadho_celery.samplers.qmc import QmcSampler
-from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
+from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Discrete, Domain, Normal, RandInt
 from shadho_celery.space.split import Key, Subspace
-from shadho_celery.space.tree import Value
 
 #: results before the first proposal by the model: maximum, for the whole space, and minimum, for a small subspace
 MOST_RANDOM, LEAST_RANDOM = 10, 5
@@ -234,11 +233,10 @@ class TpeSampler(Learner):
 
     def _params(self, row: Array) -> Params:
         """Return the params of a row's active labels."""
-        values = zip(self._axes.items(), row.tolist(), strict=True)
-        params = {
-            **self._subspace.fixed,
-            **{label: axis.value(each) for (label, axis), each in values if not math.isnan(each)},
-        }
+        params = {**self._subspace.fixed}
+        for (label, domain), value in zip(self._subspace.domains.items(), row.tolist(), strict=True):
+            if not math.isnan(value):
+                params[label] = int(value) if isinstance(domain, Discrete) else value
         active = self._always_active or self._subspace.space.active(params)
         return {label: params[label] for label in active}
 
@@ -381,9 +379,6 @@ class _Options:
     def kernels(self, centres: Array, narrowing: Array) -> _Picks:
         return _Picks(self, centres)
 
-    def value(self, value: float) -> Value:
-        return int(value)
-
 
 class _Picks:
     """Kernels of a choice, one for each of `centres`; NaN for a trial without it."""
@@ -421,9 +416,6 @@ class _Line:
         # The variance of the trials, with the prior's 1/12 counted as one of them, so that it stays above 0.
         spread = math.sqrt((float(np.square(known - middle).sum()) + 1 / 12) / (len(known) + 1))
         return _Gaussians(self, centres, min(spread, WIDTH), narrowing)
-
-    def value(self, value: float) -> Value:
-        return int(value) if isinstance(self._domain, RandInt) else float(value)
 
     def to_unit(self, values: Array) -> Array:
         if isinstance(self._domain, RandInt):  # each value has an equal part of [0, 1]
@@ -496,14 +488,6 @@ def _axis(domain: Domain) -> _Axis:
 
 def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
     """Return the labels that are active whatever the params, or None if that depends on them."""
-    labels: list[str] = []
-    todo = [subspace.space.block]
-    while todo:
-        block = todo.pop()
-        labels += block.labels
-        for branch in block.branches:
-            if branch.label not in subspace.fixed:
-                return None
-            todo.append(branch.options[branch.position(subspace.fixed)])
-    found = {*labels}
-    return tuple(label for label in subspace.space.domains if label in found)
+    space, fixed = subspace.space, subspace.fixed
+    depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
+    return None if depends else space.active(fixed)

@@ -8,11 +8,10 @@ frames, failures and checkpoints are the same for all strategies.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Literal, Protocol
 
 import numpy as np
@@ -181,11 +180,8 @@ class Sync:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Async:
-    """Asynchronous SGD: each gradient is applied at once, however stale. For comparison.
-
-    A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
-    """
+class _WithoutBackups:
+    """Base of strategies whose steps wait for no replica."""
 
     #: N
     replicas: int
@@ -194,7 +190,19 @@ class Async:
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.backups)
-        _check_no_backups("Async", self.backups)
+        if self.backups:
+            raise UsageError(
+                f"{type(self).__name__} takes no backups, because no step waits for a slow replica; "
+                "give more replicas instead"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Async(_WithoutBackups):
+    """Asynchronous SGD: each gradient is applied at once, however stale. For comparison.
+
+    A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
+    """
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         """Take a step of the optimizer along one gradient."""
@@ -277,7 +285,7 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic:
+class Elastic(_WithoutBackups):
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
     A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
@@ -285,18 +293,13 @@ class Elastic:
     alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
     """
 
-    #: N
-    replicas: int
     #: part of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
     alpha: float = 0.1
     #: minimum number of local steps between two exchanges
     every: int = 4
-    backups: Literal[0] = 0
-    lockstep: bool = False
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.backups)
-        _check_no_backups("Elastic", self.backups)
+        super().__post_init__()
         if not 0 < self.alpha < 1:
             raise UsageError(
                 f"alpha is {self.alpha}: 0 exchanges nothing and 1 discards the local steps; give a number in between"
@@ -312,19 +315,24 @@ class Elastic:
         """Take local steps. Exchange the elastic difference whenever newer parameters have arrived."""
         replica.wait(after=-1)
         step = replica.load()
-        local = np.empty(replica.size, dtype=np.float32)
+        #: parameters of the replica, and of the coordinator as received last
+        local, centre = (np.empty(replica.size, dtype=np.float32) for _ in range(2))
+        replica.read(centre)
         # A replica that joins late starts near the batches of the others.
         draw = step * self.every // self.replicas
-        with _Exchange(replica, step) as exchange:
+        exchange: Future[int] | None = None
+        # Leaving the block takes little time: when the training ends, the replica's methods raise in the thread too.
+        with ThreadPoolExecutor(1, "elastic-exchange") as pool:
             while True:
                 for _ in range(self.every):
                     loss = replica.descend(draw)
                     draw += 1
-                if exchange.is_ready():
+                if exchange is None or exchange.done():
+                    step = step if exchange is None else exchange.result()
                     replica.read(local)
-                    difference = self.alpha * (local - exchange.centre)
+                    difference = self.alpha * (local - centre)
                     replica.write(local - difference)
-                    exchange.start(difference, loss)
+                    exchange = pool.submit(_exchange, replica, step, centre, difference, loss)
 
 
 def _add(centre: Centre, difference: Vector) -> None:
@@ -333,53 +341,8 @@ def _add(centre: Centre, difference: Vector) -> None:
     centre.write(parameters + difference)
 
 
-def _check_no_backups(name: str, backups: int) -> None:
-    if backups:
-        raise UsageError(
-            f"{name} takes no backups, because no step waits for a slow replica; give more replicas instead"
-        )
-
-
-class _Exchange:
-    """Thread that sends differences and receives parameters. It owns `centre` while an exchange is in progress."""
-
-    def __init__(self, replica: Replica, step: int) -> None:
-        #: parameters of the coordinator, as received last
-        self.centre = np.empty(replica.size, dtype=np.float32)
-        self._replica, self._step = replica, step
-        replica.read(self.centre)
-        self._queue: SimpleQueue[tuple[Vector, float] | None] = SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="elastic-exchange", daemon=True)
-
-    def __enter__(self) -> _Exchange:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Short, because when the training ends, the replica's methods also raise in this thread.
-        self._queue.put(None)
-        self._thread.join()
-
-    def is_ready(self) -> bool:
-        """Return True if `centre` is newer than at the last exchange. Raises the exception that ended the thread."""
-        if self._error is not None:
-            raise self._error
-        return self._idle.is_set()
-
-    def start(self, difference: Vector, loss: float) -> None:
-        """Send the elastic difference and receive the coordinator's next parameters, in the background."""
-        self._idle.clear()
-        self._queue.put((difference, loss))
-
-    def _run(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                self._replica.send(self._step, *item)
-                self._replica.wait(after=self._step)
-                self._step = self._replica.received(self.centre)
-                self._idle.set()
-        except BaseException as error:
-            self._error = error
+def _exchange(replica: Replica, step: int, centre: Vector, difference: Vector, loss: float) -> int:
+    """Send an elastic difference, and receive the coordinator's next parameters into `centre`. Return their step."""
+    replica.send(step, difference, loss)
+    replica.wait(after=step)
+    return replica.received(centre)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,39 +231,36 @@ def choose(
     return Choice(backups=backups, predictions=predictions)
 
 
+@dataclass
 class Tuner:
     """Periodic choice of b from the response times recorded so far (``backups="auto"``)."""
 
-    def __init__(
-        self,
-        replicas: int,
-        max_backups: int,
-        *,
-        cancel_seconds: float | None = None,
-        seed: int = 0,
-    ) -> None:
-        check_replicas(replicas, max_backups)
-        self.times = Times()
-        #: last choice; None while too few times are recorded
-        self.choice: Choice | None = None
-        self._replicas, self._max_backups, self._cancel_seconds = replicas, max_backups, cancel_seconds
-        self._seed = seed
-        # The first choice comes soon: until then the gang occupies slots for all its backups.
-        self._due = TUNE_EVERY // 5
+    replicas: int
+    max_backups: int
+    cancel_seconds: float | None = None
+    seed: int = 0
+    times: Times = field(default_factory=Times, init=False)
+    #: last choice; None while too few times are recorded
+    choice: Choice | None = field(default=None, init=False)
+    #: step of the next choice; the first one comes soon: until then the gang occupies slots for all its backups
+    due: int = field(default=TUNE_EVERY // 5, init=False)
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.max_backups)
 
     def at(self, step: int) -> Choice | None:
         """Return a new choice if one is due at this step, else None. A choice takes about ten milliseconds."""
-        if step < self._due:
+        if step < self.due:
             return None
         law = self.times.law()
         if law is None:
             return None
-        self._due = step + TUNE_EVERY
+        self.due = step + TUNE_EVERY
         self.choice = choose(
             law,
-            replicas=self._replicas,
-            max_backups=self._max_backups,
-            cancel_seconds=self._cancel_seconds,
-            seed=self._seed,
+            replicas=self.replicas,
+            max_backups=self.max_backups,
+            cancel_seconds=self.cancel_seconds,
+            seed=self.seed,
         )
         return self.choice

@@ -8,7 +8,8 @@ hook on each parameter copies its gradient while the backward pass continues.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -100,17 +101,14 @@ class Bucket:
         self._filled = [False] * len(self._views)
         self._on_gpu = shape.on_gpu
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._copy(index))
+            parameter.register_post_accumulate_grad_hook(partial(self._copy, index))
             for index, parameter in enumerate(self._parameters)
         ]
 
-    def _copy(self, index: int) -> Callable[[Tensor], None]:
-        def copy(parameter: Tensor) -> None:
-            if self.armed and parameter.grad is not None:
-                self._views[index].copy_(parameter.grad, non_blocking=True)
-                self._filled[index] = True
-
-        return copy
+    def _copy(self, index: int, parameter: Tensor) -> None:
+        if self.armed and parameter.grad is not None:
+            self._views[index].copy_(parameter.grad, non_blocking=True)
+            self._filled[index] = True
 
     def begin(self) -> None:
         """Discard what an abandoned gradient has left."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from shadho_celery.samplers.constraints import ConstraintModel, scaled
+from shadho_celery.samplers.gaussian_process import ConstraintModel, scaled
 
 
 def learned() -> ConstraintModel:
