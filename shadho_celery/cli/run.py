@@ -62,7 +62,7 @@ def run_study(options: RunOptions) -> int:
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
     """Return the view of a run: a picture on a terminal, else a line now and then."""
-    fleet = Fleet(workers=lambda: session.executor.workers, module=session.file.module)
+    fleet = Fleet(workers=lambda: session.executor.workers.announced, module=session.file.module)
     if console.is_terminal and not session.options.silent:
         return LiveView(session.scheduler, session.plan.space, console, fleet)
     return PlainView(session.scheduler, fleet)
@@ -125,7 +125,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
         where = session.file.module, study.name, store.safe_url
         resume = tables.resume_command(*where, trials, options.workers)
         tables.summary(report, console, resume, run)
-        if forged := session.executor.forged:
+        if forged := session.executor.channel.forged:
             say_beside(f"records in Redis refused, unsigned or malformed: {forged}")
     for line in (_ending(session), *session.watch.last_news(is_fleet=options.fleet)):
         if line:

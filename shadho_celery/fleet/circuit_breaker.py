@@ -22,7 +22,6 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline, kind_of
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.transport.quarantine import Quarantine
-from shadho_celery.transport.redis import flush
 
 #: failures of trials that succeeded elsewhere after which a worker is quarantined: in all, and in a row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
@@ -44,7 +43,7 @@ class CircuitBreaker:
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
         #: calls that record decisions in Redis, pending while it does not answer
-        self._unsaid: list[Callable[[], object]] = []
+        self.unsaid: list[Callable[[], object]] = []
         #: quarantined workers
         self.quarantined: set[str] = set()
         #: warnings for the operator
@@ -82,11 +81,7 @@ class CircuitBreaker:
 
     def release(self, workers: Iterable[str]) -> None:
         """Close the breakers of these workers, because no other worker can try their trials."""
-        self._unsaid += [partial(self._quarantine.close, worker) for worker in workers]
-
-    def speak(self) -> None:
-        """Record the decisions in Redis. Raises redis-py's errors; the next call records the rest."""
-        flush(self._unsaid)
+        self.unsaid += [partial(self._quarantine.close, worker) for worker in workers]
 
     def _note_success(self, result: Result) -> None:
         """Count a success, and count the trial's earlier failures against the workers on which it failed."""
@@ -99,8 +94,8 @@ class CircuitBreaker:
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
         # The other workers remain undecided.
-        self._unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
-        self._unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
+        self.unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
+        self.unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
@@ -124,8 +119,8 @@ class CircuitBreaker:
         unexplained = {worker for worker, how in failures if how not in self._known}
         cleared = self._cleared(worker for worker, _ in failures)
         known = kind if kind in self._known else None
-        self._unsaid += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]
-        self._unsaid += [partial(self._quarantine.half_open, worker) for worker in cleared & unexplained]
+        self.unsaid += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]
+        self.unsaid += [partial(self._quarantine.half_open, worker) for worker in cleared & unexplained]
         return True
 
     def _is_black_hole(self, worker: str) -> bool:

@@ -43,17 +43,13 @@ class Pace:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         #: mean seconds of a class's trials
-        self._seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
         """Update the moving average of a class's seconds. It starts high, so one short trial changes it little."""
-        before = self.seconds(compute_class, 10 * BUNDLE_SECONDS)
-        self._seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
-
-    def seconds(self, compute_class: str, unknown: float = math.inf) -> float:
-        """Return the mean seconds of a class's trials, or `unknown` before the first has ended."""
-        return self._seconds.get(compute_class, unknown)
+        before = self.seconds.get(compute_class, 10 * BUNDLE_SECONDS)
+        self.seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def ahead(self, compute_class: ComputeClass) -> int:
         """Return the number of trials to keep waiting: as many as the class runs during one turn of the scheduler.
@@ -63,11 +59,11 @@ class Pace:
         share, seconds = compute_class.share, AHEAD_SECONDS
         if compute_class.turn == 0:
             share, seconds = compute_class.limit, BUNDLE_SECONDS
-        return min(MAX_AHEAD, round(share * seconds / self.seconds(compute_class.name)))
+        return min(MAX_AHEAD, round(share * seconds / self.seconds.get(compute_class.name, math.inf)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
         """Begin a turn. If the queues have work waiting, first let some events accumulate."""
-        if any(self.ahead(compute_class) for compute_class in classes):
+        if [compute_class for compute_class in classes if self.ahead(compute_class)]:
             self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
         self._turned_at = self._clock.now()
 
@@ -97,35 +93,28 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
-        self._unsent: list[Attempt] = []
-        #: ended attempts after which another attempt follows
-        self._reopened: list[tuple[int, int]] = []
+        #: attempts for the next `send`, except those that are not in flight any more by then
+        self.unsent: list[Attempt] = []
+        #: ended attempts after which other attempts are allowed, before the next ones are sent
+        self.reopened: list[tuple[int, int]] = []
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
 
-    def add(self, attempts: Sequence[Attempt]) -> None:
-        """Send these at the next `send`, except those that are not in flight any more by then."""
-        self._unsent += attempts
-
-    def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Allow other attempts after these (number, attempt) pairs, before the next attempts are sent."""
-        self._reopened += attempts
-
     def send(self) -> None:
-        """Publish the added attempts. Retry every RETRY_SECONDS while the broker is unavailable.
+        """Publish the unsent attempts. Retry every RETRY_SECONDS while the broker is unavailable.
 
         Raises ServiceError for an error of Redis that is not temporary.
         """
         with outages_pass():
-            if self._reopened:
-                self.channel.reopen(self._reopened)
-                self._reopened.clear()
-            if not self._unsent or self.is_waiting(self.clock.now()):
+            if self.reopened:
+                self.channel.reopen(self.reopened)
+                self.reopened.clear()
+            if not self.unsent or self.is_waiting(self.clock.now()):
                 return
-            wanted = [each for each in self._unsent if self.in_flight.find(each.number, each.attempt)]
+            wanted = [each for each in self.unsent if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):
-                self._unsent.clear()
+                self.unsent.clear()
 
     def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
         """Publish messages, each beside the name of its queue. Return whether the broker accepted them."""
@@ -141,11 +130,6 @@ class Dispatch:
         """Return whether the broker is unavailable and the next try is not due yet."""
         return now < self._retry_at
 
-    def for_replicas(self, attempt: Attempt) -> Payload:
-        """Return the message for the replicas of an attempt, without a seat."""
-        # The coordinator's time limit is enough, because all replicas end with it.
-        return self._payload([attempt], None)
-
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
         """Yield the messages for these attempts, each beside the name of its queue."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
@@ -155,8 +139,8 @@ class Dispatch:
         for name, group in by_class.items():
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
-            for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
-                yield queue_of(bundle[0]), self._payload(bundle, self.timeout)
+            for bundle in [*bundles(together, self.pace.seconds.get(name, math.inf), slots.get(name, 1)), *alone]:
+                yield queue_of(bundle[0]), self.payload(bundle, self.timeout)
 
     def _other_host(self, attempt: Attempt) -> str | None:
         """Return the machine on which another attempt of the trial runs, or None if there is none."""
@@ -165,7 +149,8 @@ class Dispatch:
                 return sent.attempt.host or ""
         return None
 
-    def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
+    def payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
+        """Return the message for attempts of one queue, which are stopped after `timeout` seconds."""
         # With a single worker, its failures cannot be compared with those of others.
         watched = self.may_watch and len(self.workers.able) > 1
         return Payload(

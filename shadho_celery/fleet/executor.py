@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel, Work
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
-from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, of_other_protocols
+from shadho_celery.transport.registry import ANY_CODE, Progress, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -75,12 +75,12 @@ class QueueExecutor:
         """
         self._clock = clock or SystemClock()
         self._adopt, self._module, self._publisher = adopt, module, publisher
-        self._channel = channel = SchedulerChannel(client, study, signer, fence)
+        #: counts the refused events, leases and keys (`forged`)
+        self.channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
-        self._workers = workers = Workers(
-            client, study, module, weight, signer, code=code, name=name, progress=progress
-        )
+        #: live workers as of the last `poll`
+        self.workers = workers = Workers(client, study, module, weight, signer, code=code, name=name, progress=progress)
         self._in_flight = live
         live.on_end = self._note_end
         self._dispatch = Dispatch(
@@ -105,15 +105,15 @@ class QueueExecutor:
         #: queues that may contain messages of attempts that were taken back, and the check whether they are refused
         self._stale: set[str] = set()
         self._are_refused = WorkerChannel(client).are_refused
-        #: reason why Redis is unavailable, or None
-        self._silence: ServiceError | None = None
+        #: reason why Redis is unavailable, so that no trial can end, or None
+        self.silence: ServiceError | None = None
         self._take_over(quarantine)
 
     def _take_over(self, quarantine: Quarantine) -> None:
         """Lock the study on this Redis, and ship its sources. Raises StudyLocked or ServiceError."""
         with refusals():
-            self._channel.repair()
-            self._channel.lock()
+            self.channel.repair()
+            self.channel.lock()
             quarantine.reset()
             if self._ship is not None:
                 self._ship()
@@ -121,59 +121,40 @@ class QueueExecutor:
         self._held_at = self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
-        known = self._workers.take_turns(self._clock.now(), self._in_flight)
+        known = self.workers.take_turns(self._clock.now(), self._in_flight)
         return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in known]
 
     @property
     def trouble(self) -> ServiceError | None:
         """Reason why the broker or Redis cannot be used at the moment, or None. The call is tried again."""
-        return self._dispatch.refusal or self._silence
+        return self._dispatch.refusal or self.silence
 
     @property
     def has_workers(self) -> bool:
         """True if there are workers that can run this study, quarantined or not, as of the last `poll`."""
-        return bool(self._workers.able or self._workers.quarantined)
-
-    @property
-    def workers(self) -> Mapping[str, Worker]:
-        """Announcements of all live workers as of the last `poll`, including those that cannot run this study."""
-        return self._workers.announced
+        return bool(self.workers.able or self.workers.quarantined)
 
     @property
     def known_for(self) -> float:
-        """Seconds for which `workers` has been complete: since the start, an outage or a loss of data."""
-        return self._workers.known_for(self._clock.now())
+        """Seconds for which the live workers have been complete: since the start, an outage or a loss of data."""
+        return self.workers.known_for(self._clock.now())
 
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices]
-        if self._workers.able and (said := of_other_protocols(self._workers.announced, self._module)):
+        if self.workers.able and (said := of_other_protocols(self.workers.announced, self._module)):
             found.append(f"some workers get no trials: they {said}")
-        if self.forged or self._workers.refused:
+        if self.channel.forged or self.workers.refused:
             found.append(
                 "records in Redis are refused: they are not signed with our key, or no worker writes such; "
                 "see --signing-key-file, and who may write to Redis"
             )
         return found
 
-    def other_code(self, *, at_end: bool = False) -> Sequence[str]:
-        """Return a warning for each worker that has had another code for a while; `at_end` also for a moment."""
-        return [*(self._workers.with_other_code(0.0) if at_end else self._workers.with_other_code())]
-
-    @property
-    def forged(self) -> int:
-        """Number of refused events, leases and keys: unsigned, malformed, or of a wrong type."""
-        return self._channel.forged
-
-    @property
-    def unsigned(self) -> int:
-        """Number of announcements that are refused at the moment."""
-        return self._workers.refused
-
     def refused(self) -> int:
         """Return the number of late results that were refused, or 0 if Redis does not answer."""
         try:
-            return self._channel.refused()
+            return self.channel.refused()
         except redis.RedisError:
             return 0
 
@@ -190,30 +171,30 @@ class QueueExecutor:
         if self._is_new and not self._adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
             reason = "it ran on this machine and ended with its scheduler"
-            self._unwanted.append(partial(self._channel.give_up, orphans, reason))
+            self._unwanted.append(partial(self.channel.give_up, orphans, reason))
             return
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
             self._gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
         # Not for a copy of a running attempt, which may have ended just now.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
-        self._dispatch.reopen([(a.number, a.attempt - 1) for a in again])
-        self._dispatch.add(queued)
+        self._dispatch.reopened += [(a.number, a.attempt - 1) for a in again]
+        self._dispatch.unsent += queued
         self._dispatch.send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
         asked_at = self._clock.now()
         if self._is_informed and (missing := self._leases.missing()):
-            self._unwanted.append(partial(self._channel.take_back_missing, missing))
+            self._unwanted.append(partial(self.channel.take_back_missing, missing))
         self._is_informed = False
         try:
-            if self._silence is not None:
-                self._channel.repair()
+            if self.silence is not None:
+                self.channel.repair()
             if self._ship is not None and asked_at - self._shipped_at >= SHIP_SECONDS:
                 self._ship()
                 self._shipped_at = asked_at
             self._confirm()
-            self._breaker.speak()
+            flush(self._breaker.unsaid)
             self._leases.note_wait(self._clock.now() - asked_at)
             # This must happen before anything is taken back, because it allows attempts after ended ones.
             self._dispatch.send()
@@ -224,23 +205,28 @@ class QueueExecutor:
                 # They are sent again as new attempts, at no charge for their trials; the old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
-                self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
-            self._dispatch.pace.turn(self._workers.classes)
+                self.channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
+            self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
             # At the first poll all slots are free, so there is nothing to wait for.
             wait = 0.0 if losses or self._is_new else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
             self._is_new = False
             asked_at = self._clock.now()
-            events = [*losses, *self._heard(self._channel.drain(int(wait * 1000)))]
+            events: list[Event] = [*losses]
+            for event in self.channel.drain(int(wait * 1000)):
+                if isinstance(event, GangEvent):
+                    self._gangs.hear(event, self._clock.now())
+                else:
+                    events.append(event)
             self._leases.note_wait(self._clock.now() - asked_at - wait)
         except redis.RedisError as error:
             if not is_outage(error):
                 raise unusable(error) from error
-            self._silence, self._leases.was_silent = unusable(error), True
+            self.silence, self._leases.was_silent = unusable(error), True
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
-        self._leases.losses, self._silence = [], None
-        self._is_informed = self._channel.is_drained
+        self._leases.losses, self.silence = [], None
+        self._is_informed = self.channel.is_drained
         return [self._judged(event) if isinstance(event, Result) else event for event in events]
 
     def keep(self) -> None:
@@ -248,15 +234,10 @@ class QueueExecutor:
         if now - self._held_at < HOLD_SECONDS / 4:
             return
         with outages_pass():
-            self._channel.keep()
+            self.channel.keep()
             # Other schedulers and workers must see that the study is alive.
-            self._workers.look(now, self._in_flight, self._breaker.quarantined)
+            self.workers.look(now, self._in_flight, self._breaker.quarantined)
             self._held_at = now
-
-    @property
-    def is_silent(self) -> bool:
-        """True if Redis does not answer, so that no trial can end."""
-        return self._silence is not None
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
@@ -268,12 +249,12 @@ class QueueExecutor:
         try:
             with suppress(redis.RedisError):
                 self._confirm()
-                self._workers.withdraw()
+                self.workers.withdraw()
                 # Before the first poll, Redis has not been asked what an earlier scheduler left running.
                 if self._in_flight or self._is_new:
-                    self._channel.unlock()
+                    self.channel.unlock()
                 else:
-                    self._channel.erase()
+                    self.channel.erase()
                 # On one machine the broker ends with its study.
                 if self._stale and self._adopt:
                     remove_refused(self._publisher.connection, sorted(self._stale), self._are_refused)
@@ -283,30 +264,25 @@ class QueueExecutor:
     def abandon(self) -> None:
         """Close connections and unlock the study. Events that were not confirmed are delivered again."""
         with suppress(redis.RedisError):
-            self._channel.unlock()
+            self.channel.unlock()
         self._publisher.close()
 
     def _confirm(self) -> None:
-        """Remove recorded events from Redis. Raises LockLost if another scheduler has the study there."""
-        self._leases.confirm()
+        """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the study
+        there.
+        """
+        self.channel.confirm()
+        if self._leases.ended:
+            self.channel.forget(self._leases.ended)
+            self._leases.ended.clear()
         self._held_at = self._clock.now()
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back (number, attempt) pairs now, or as soon as Redis answers again."""
         sent = [self._in_flight.find(*each) for each in attempts]
         self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
-        self._unwanted.append(partial(self._channel.cancel, attempts, running=running, pruned=pruned))
+        self._unwanted.append(partial(self.channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
-
-    def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
-        """Return the study's events, and pass those of gangs to their gangs."""
-        found: list[Event] = []
-        for event in events:
-            if isinstance(event, GangEvent):
-                self._gangs.hear(event, self._clock.now())
-            else:
-                found.append(event)
-        return found
 
     def _judged(self, result: Result) -> Result:
         """Return the result for the study, and learn from it; one of other params is left to the study, to be refused.
@@ -317,7 +293,7 @@ class QueueExecutor:
         if sent is None or not result.is_of(sent.attempt.params):
             return result
         if self._adopt:
-            result = self._breaker.judge(result, self._workers.able)
+            result = self._breaker.judge(result, self.workers.able)
         if result.retry is None:
             # The time in which a broken worker fails is not a measure of how long trials take.
             self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)
@@ -329,14 +305,14 @@ class QueueExecutor:
         for sent in gone:
             is_own = sent.attempt.attempt == event.attempt
             seconds = event.outcome.seconds if isinstance(event, Result) and is_own else None
-            self._workers.turns.end(sent, now, seconds)
+            self.workers.turns.end(sent, now, seconds)
         if isinstance(event, Result) and is_over and gone:
-            self._channel.note_end(event.number, event.attempt)
+            self.channel.note_end(event.number, event.attempt)
             # If this attempt was thought to be lost, another one may have followed it in Redis.
             if others := [sent.key for sent in gone if sent.attempt.attempt != event.attempt]:
-                self._unwanted.append(partial(self._channel.give_up, others, "another attempt has ended its trial"))
+                self._unwanted.append(partial(self.channel.give_up, others, "another attempt has ended its trial"))
         if self._gangs.is_needed:
             self._gangs.close(event.number, None if is_over else event.attempt)
         if not is_over:
             # Another attempt may not be claimed yet: for Redis this one has ended the trial.
-            self._dispatch.reopen([(event.number, event.attempt)])
+            self._dispatch.reopened.append((event.number, event.attempt))

@@ -194,7 +194,8 @@ class Gangs:
             _Place(Seat(number=call.number, attempt=call.attempt, call=call.call, rank=rank), rank >= slots)
             for rank in range(1, slots + min(call.gang.backups, MAX_SLOTS))
         ]
-        payload = self._dispatch.for_replicas(sent.attempt)
+        # The coordinator's time limit is enough, because all replicas end with it.
+        payload = self._dispatch.payload([sent.attempt], None)
         name = str(sent.attempt.compute_class)
         gang = _Gang(call, name, payload, now, places, is_complete=call.gang.assembled)
         self._gangs[call.number, call.attempt] = gang

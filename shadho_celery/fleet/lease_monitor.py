@@ -51,9 +51,10 @@ class LeaseMonitor:
     #: number of announcements and leases read by the last look
     _read: int = 0
     #: attempts whose lease has ended, until that is recorded
-    _ended: list[tuple[int, int]] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)
     #: states in Redis of the attempts in flight, until `missing` has used them
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
+    _lease_seconds: float = field(default_factory=configured_lease)
 
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts, every LOOK_SECONDS, or less often on a large fleet.
@@ -70,32 +71,22 @@ class LeaseMonitor:
         if not self.workers.able:
             self.breaker.release(self.workers.quarantined)
         self.note_wait(self.clock.now() - now)
-        self._see_leases()
+        if self.was_silent:
+            # Once per outage: workers get time to renew their leases.
+            self.channel.extend_leases()
+            self.was_silent = False
+        self.ended = self.channel.ended_leases()
+        reason = "its worker was silent until the lease ran out"
+        self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in self.ended]
+        keys = [sent.key for sent in self.in_flight]
+        self._states = dict(zip(keys, self.channel.states(keys), strict=True))
         self._read = len(self.workers.announced) + len(self.in_flight)
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
 
     def note_wait(self, seconds: float) -> None:
         """Record how long Redis took to answer: a server that hangs for a while raises no error."""
-        self.was_silent |= seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND)
-
-    def confirm(self) -> None:
-        """Remove the events and ended leases found so far, after they were recorded. Raises redis-py's errors."""
-        self.channel.confirm()
-        self.channel.forget(self._ended)
-        self._ended.clear()
-
-    def _see_leases(self) -> None:
-        """Find claimed attempts whose lease has ended; these are lost. Read the states of all attempts in flight."""
-        if self.was_silent:
-            # Once per outage: workers get time to renew their leases.
-            self.channel.extend_leases()
-            self.was_silent = False
-        ended = self.channel.ended_leases()
-        reason = "its worker was silent until the lease ran out"
-        self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in ended]
-        self._ended = ended
-        keys = [sent.key for sent in self.in_flight]
-        self._states = dict(zip(keys, self.channel.states(keys), strict=True))
+        longest = max(self._lease_seconds / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND)
+        self.was_silent |= seconds > longest
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the (number, attempt) pairs that are void in Redis but gave no event: no worker can claim them.

@@ -79,11 +79,14 @@ class Turns:
         """
         turn = self._turns[known.name]
         had_others, turn.others = bool(turn.others), others
+        used = sum([each.slot_seconds(now) for each in sent])
+        if not others:
+            turn.lead, turn.is_wanting = None, is_wanting
+            return self._virtual(turn, used)
         turn.parts = parts(known.slots, known.share, [weight / self._weight for weight, _ in others])
-        used = sum(each.slot_seconds(now) for each in sent)
-        if others and not turn.is_wanting:
+        if not turn.is_wanting:
             turn.origin -= min(0.0, self._lead(turn, used)) / self._weight
-        if others and not had_others:
+        if not had_others:
             # They start from now: what this study used alone is not a debt.
             turn.origin -= max(0.0, self._lead(turn, used)) / self._weight
         running = sum(each.attempt.slots for each in sent if each.is_claimed)

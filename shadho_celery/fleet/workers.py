@@ -55,6 +55,8 @@ class Workers:
         `signer` has the key with which they must sign. The study's `name` and `progress` are announced for people.
         """
         self._workers = Registry(client, Worker, signer)
+        #: number of announcements that the last look refused: unsigned or malformed
+        self.refused = 0
         self._studies = Registry(client, StudyWants, signer)
         self._study = study
         self._module = module
@@ -102,13 +104,14 @@ class Workers:
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
         fellows = self._studies.living()
         fellows.pop(self._study, None)
+        self.refused = self._workers.refused + self._studies.refused
         most = {known.name: known.limit + known.silent for known in self.classes}
         self.classes, wants, turns = [], {}, {}
         for name, workers in by_class.items():
             others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
-            taken = sum(each.attempt.slots for each in in_flight[name])
+            taken = sum([each.attempt.slots for each in in_flight[name]])
             # Slots that it left free since the last look are not wanted. Before the first look it had none.
             is_wanting = taken >= most.get(name, 0)
             wants[name] = float(known.slots if is_wanting else taken)
@@ -117,8 +120,8 @@ class Workers:
             if is_wanting:
                 turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
-            for host, free in _free_by_host(workers, in_flight[name]).items():
-                self._note((name, host), free, now)
+            for host, busy in _busy_by_host(workers, in_flight[name]).items():
+                self._note((name, host), known.hosts[host] - busy, now)
         # Redis loses this announcement only together with those of the workers, which take a moment to return.
         announced = StudyWants(
             name=self._name, progress=self._progress(), weight=self._weight, wants=wants, turns=turns
@@ -131,7 +134,7 @@ class Workers:
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
         """Return the classes with the current turns. Between two looks these change with what `sent` has used."""
         turns = self.turns.extras(sent, now)
-        if turns or any(known.turn is not None for known in self.classes):
+        if turns or [known for known in self.classes if known.turn is not None]:
             self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
         return self.classes
 
@@ -142,11 +145,6 @@ class Workers:
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
         """Return a warning about each worker that has had another code for this many seconds, as of the last look."""
         return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
-
-    @property
-    def refused(self) -> int:
-        """Number of announcements that the last look refused: unsigned or malformed."""
-        return self._workers.refused + self._studies.refused
 
     def withdraw(self) -> None:
         """Withdraw the study's announcement, because it wants no slots any more."""
@@ -188,45 +186,39 @@ class Workers:
         self, name: str, named: Mapping[str, Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
     ) -> ComputeClass:
         workers = named.values()
-        slots = sum(worker.slots for worker in workers)
+        machines = [worker.machine for worker in workers]
         # Attempts of a draining or silent worker take slots that are not announced any more.
-        live = {"", *(worker for worker, announced in self.announced.items() if not announced.draining)}
+        live = {worker for worker, announced in self.announced.items() if not announced.draining} | {""}
+        silent = [each for each in in_flight if each.is_claimed and each.attempt.worker not in live]
         hosts: Counter[str] = Counter()
+        storages: dict[str, set[str]] = defaultdict(set)
         for worker in workers:
             hosts[worker.machine.host] += worker.slots
-        machines = [worker.machine for worker in workers]
+            storages[worker.machine.host].add(worker.storage)
         return ComputeClass(
             name=name,
-            slots=slots,
-            busy=sum(worker.busy for worker in workers),
+            slots=hosts.total(),
+            busy=sum([worker.busy for worker in workers]),
             workers=len(workers),
-            allowance=allow(slots, self._weight, others),
-            silent=sum(each.attempt.slots for each in in_flight if each.is_claimed and each.attempt.worker not in live),
-            memory=min(machine.memory for machine in machines),
-            gpu_memory=min(machine.gpu_memory for machine in machines) if uses_gpus(name) else 0,
-            cores=max(machine.cores for machine in machines),
+            allowance=allow(hosts.total(), self._weight, others) if others else float(hosts.total()),
+            silent=sum([each.attempt.slots for each in silent]),
+            memory=min([machine.memory for machine in machines]),
+            gpu_memory=min([machine.gpu_memory for machine in machines]) if uses_gpus(name) else 0,
+            cores=max([machine.cores for machine in machines]),
             hosts=hosts,
-            storages=_storages(workers),
+            # With several storages on a machine, one worker may not see the files of another.
+            storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
         )
 
 
-def _free_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> dict[str, int]:
-    """Return the free slots of a class's workers by machine, with these attempts in flight."""
-    slots, busy, ours = Counter[str](), Counter[str](), Counter[str]()
+def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> dict[str, int]:
+    """Return the busy slots of a class's workers by machine, with these attempts in flight."""
+    busy, ours = Counter[str](), Counter[str]()
     for worker in workers.values():
-        slots[worker.machine.host] += worker.slots
         busy[worker.machine.host] += worker.busy
     for each in in_flight:
         # Announcements are seconds old. For our own attempts, events say earlier that they have started.
         if (claimed_by := workers.get(each.attempt.worker)) is not None:
             ours[claimed_by.machine.host] += 1
-    return {host: count - max(busy[host], ours[host]) for host, count in slots.items()}
-
-
-def _storages(workers: Iterable[Worker]) -> dict[str, str]:
-    """Return the storage of each machine, or "" if its workers have several: one may not see the files of another."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for worker in workers:
-        found[worker.machine.host].add(worker.storage)
-    return {host: storages.pop() if len(storages) == 1 else "" for host, storages in found.items()}
+    return {host: max(count, ours[host]) for host, count in busy.items()}

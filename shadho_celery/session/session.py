@@ -305,7 +305,7 @@ class Session:
 
     def _give_up_at_limit(self) -> None:
         """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
-        now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.is_silent
+        now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.silence is not None
         if not (is_stuck and self.scheduler.stopping):
             self._stuck_since = now
         elif now - self._stuck_since > GIVE_UP_SECONDS:
@@ -328,7 +328,7 @@ class Session:
         """
         if self.embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
             return
-        found = self.executor.other_code()
+        found = self.executor.workers.with_other_code()
         if len(found) >= len(self.embedded.workers) and not self.disk.edited(self.code):
             raise UsageError(f"no embedded worker can run this study: {found[0]}")
 

@@ -66,7 +66,7 @@ class Watch:
         """Yield a line for each notice that a short run has not told: it may have ended before the look for them."""
         if is_fleet and not self.disk.edited(self.code):
             # Such a run is not sure that they will not read their files anew.
-            others = sorted(self.executor.other_code(at_end=True))
+            others = sorted(self.executor.workers.with_other_code(0.0))
             yield from self._untold(Notice(kind=Kind.CODE, text=text) for text in others)
         deleted = (Notice(kind=Kind.DELETIONS, text=str(text)) for text in self.study.deletions(at_end=True))
         yield from self._untold(deleted)
@@ -86,11 +86,11 @@ class Watch:
         if edited := self.disk.edited(self.code):
             yield self._edited(edited)
         else:
-            yield from (Notice(kind=Kind.CODE, text=text) for text in self.executor.other_code())
+            yield from (Notice(kind=Kind.CODE, text=text) for text in self.executor.workers.with_other_code())
 
     def missing(self) -> Iterator[Notice]:
         """Yield a notice for each thing that workers lack at present."""
-        live = self.executor.workers
+        live = self.executor.workers.announced
         if self.embedded is not None:
             # Users who have named the workers do without the other classes.
             expected = () if self.has_named_workers else self.plan.settings.classes
@@ -102,7 +102,7 @@ class Watch:
             served[worker.compute_class] += worker.slots
         live = {name: worker for name, worker in live.items() if not worker.draining}
         first = next(iter(self.plan.settings.classes), "gpu_large")
-        trouble = unable(live, *wanted, refused=self.executor.unsigned, compute_class=first)
+        trouble = unable(live, *wanted, refused=self.executor.workers.refused, compute_class=first)
         if trouble is not None and not self.disk.edited(self.code):
             yield Notice(kind=Kind.MISSING, about="able", text=str(trouble))
             if any(self.module in worker.imports for worker in live.values()):

@@ -46,7 +46,7 @@ class Rig:
 
     def is_warned(self) -> bool:
         """Return whether missing workers are warned of."""
-        return not self.executor.workers and self.executor.known_for >= MISSING_SECONDS
+        return not self.executor.workers.announced and self.executor.known_for >= MISSING_SECONDS
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def rig(private_redis: services.RedisServer) -> Iterator[Rig]:
     executor = ToldExecutor(client, MagicMock(), "s", "m", clock=clock)
     rig = Rig(private_redis, client, executor, clock, set())
     rig.turn(15)
-    assert rig.executor.workers
+    assert rig.executor.workers.announced
     assert rig.executor.known_for > MISSING_SECONDS
     yield rig
     client.close()
@@ -67,7 +67,7 @@ def rig(private_redis: services.RedisServer) -> Iterator[Rig]:
 def test_workers_that_do_not_come_again_after_flushall_are_missed_after_a_while(rig: Rig) -> None:
     rig.client.flushall()
     rig.turn(5, is_announced=False)
-    assert not rig.executor.workers
+    assert not rig.executor.workers.announced
     assert not rig.is_warned()
     rig.turn(10, is_announced=False)
     assert rig.is_warned()
@@ -77,7 +77,7 @@ def test_workers_that_come_again_after_flushall_are_not_missed(rig: Rig) -> None
     rig.client.flushall()
     rig.turn(5, is_announced=False)
     rig.turn(10)
-    assert rig.executor.workers
+    assert rig.executor.workers.announced
     assert rig.executor.known_for > 0
 
 
@@ -94,10 +94,10 @@ def test_while_redis_is_full_that_is_said_and_no_worker_is_missed(rig: Rig) -> N
     assert "check its server, its memory" in trouble
     rig.client.config_set("maxmemory", "0")
     rig.turn(5, is_announced=False)
-    assert not rig.executor.workers
+    assert not rig.executor.workers.announced
     assert not rig.is_warned()
     rig.turn(15)
-    assert rig.executor.workers
+    assert rig.executor.workers.announced
     assert rig.executor.known_for > MISSING_SECONDS
 
 
@@ -113,5 +113,5 @@ def test_while_redis_is_frozen_that_is_said_and_no_worker_is_missed(rig: Rig) ->
     # As if it had stood still for longer than announcements last.
     rig.client.delete("shadho:worker:w")
     rig.turn(5, is_announced=False)
-    assert not rig.executor.workers
+    assert not rig.executor.workers.announced
     assert not rig.is_warned()

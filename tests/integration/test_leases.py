@@ -202,7 +202,7 @@ def test_a_lease_that_ran_out_is_renewed_where_redis_was_away_and_only_there(
         time.sleep(2 * LEASE_SECONDS)
         if was_away:
             with monkeypatch.context() as patch:
-                patch.setattr(executor._channel, "confirm", cut_off)
+                patch.setattr(executor.channel, "confirm", cut_off)
                 assert list(executor.poll(0.1)) == []
         assert [type(event) for event in executor.poll(1.0)] == ([] if was_away else [Lost])
         outcome = Outcome(state=TrialState.COMPLETE, loss=1.0)

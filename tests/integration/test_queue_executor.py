@@ -467,7 +467,7 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
         classes = {compute_class.name for compute_class in executor.classes()}
         assert on_redis.compute_class in classes
         assert name not in classes
-        assert name in executor.workers
+        assert name in executor.workers.announced
     with connect(on_redis.redis) as client:
         Registry(client, Worker).withdraw(name)
 
@@ -512,7 +512,7 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
         for _ in range(4):
             assert list(executor.poll(0.4)) == []
             assert [compute_class.name for compute_class in executor.classes()] == ["away"]
-            assert executor.workers
+            assert executor.workers.announced
         executor.cancel([1], running=False)
         private_redis.start()
         [lost] = poll_until(executor, bool)

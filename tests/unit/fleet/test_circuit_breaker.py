@@ -14,6 +14,7 @@ from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import Memory, Outcome, Result, TrialState
 from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
 from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.redis import flush
 
 S = TrialState
 
@@ -66,7 +67,7 @@ class Judge:
         """Judge a result while so many workers live that have not run the trial."""
         judged = self.breaker.judge(result, {result.worker, *(f"other {n}" for n in range(others))})
         assert replace(judged, retry=None) == result, "nothing else is changed"
-        self.breaker.speak()
+        flush(self.breaker.unsaid)
         verdict, self.said.verdict = self.said.verdict, Verdict()
         return Verdict(**{**vars(verdict), "elsewhere": judged.retry is not None})
 
@@ -213,7 +214,7 @@ def test_a_breaker_is_closed_only_when_nothing_is_left_to_tell(judge: Judge) -> 
 
 def test_where_no_other_worker_is_left_breakers_are_closed(judge: Judge) -> None:
     judge.breaker.release(["v", "w"])
-    judge.breaker.speak()
+    flush(judge.breaker.unsaid)
     assert judge.said.verdict == Verdict(closed=frozenset({"v", "w"}))
 
 
@@ -223,11 +224,11 @@ def test_what_was_decided_while_redis_is_away_is_said_when_it_is_back(judge: Jud
         judge.breaker.judge(failed("bad", number), {"bad", "good"})
     judge.breaker.judge(done("good", 0), {"bad", "good"})
     with pytest.raises(redis.ConnectionError):
-        judge.breaker.speak()
+        flush(judge.breaker.unsaid)
     assert judge.breaker.quarantined == {"bad"}
     judge.said.error = None
-    judge.breaker.speak()
+    flush(judge.breaker.unsaid)
     assert judge.said.verdict == Verdict(quarantined=frozenset({"bad"}))
     judge.said.verdict = Verdict()
-    judge.breaker.speak()
+    flush(judge.breaker.unsaid)
     assert judge.said.verdict == Verdict(), "once"

@@ -68,7 +68,7 @@ class Rig:
         sent = [each if isinstance(each, Attempt) else attempt_of(each) for each in attempts]
         for each in sent:
             self.in_flight.put(each.number, each.attempt, Sent(each, 0.0))
-        self.dispatch.add(sent)
+        self.dispatch.unsent += sent
         self.dispatch.send()
 
     def told(self) -> list[Any]:
@@ -111,7 +111,7 @@ def test_a_broker_that_is_away_is_asked_again_after_a_while_and_not_for_what_was
 def test_nothing_is_sent_before_redis_lets_it_follow(rig: Rig) -> None:
     """An outage of Redis is no refusal of the broker's: it is tried again at once."""
     rig.services.redis_error = redis.ConnectionError("cut off")
-    rig.dispatch.reopen([(0, 1)])
+    rig.dispatch.reopened += [(0, 1)]
     rig.send(1)
     assert (rig.told(), rig.dispatch.refusal) == ([], None)
     rig.services.redis_error = None
@@ -123,14 +123,14 @@ def test_another_attempt_may_follow_although_the_broker_is_away(rig: Rig) -> Non
     """Without it, an attempt that was not sent yet looks as if its trial had ended."""
     rig.services.broker_error = ServiceError("the broker is away")
     rig.send(0)
-    rig.dispatch.reopen([(1, 1)])
+    rig.dispatch.reopened += [(1, 1)]
     rig.send(attempt_of(1, attempt=2))
     assert rig.told() == [(1, 1)]
 
 
 def test_a_redis_that_is_of_no_use_is_an_error(rig: Rig) -> None:
     rig.services.redis_error = redis.ResponseError("ERR unknown command")
-    rig.dispatch.reopen([(0, 1)])
+    rig.dispatch.reopened += [(0, 1)]
     with pytest.raises(ServiceError, match="unknown command"):
         rig.send()
 
@@ -148,7 +148,7 @@ def test_a_message_says_what_holds_for_its_attempts(rig: Rig) -> None:
 
 def test_the_time_limit_of_replicas_is_their_coordinators(rig: Rig) -> None:
     attempt = Attempt(number=0, attempt=1, subspace="all", params={}, slots=2)
-    payload = rig.dispatch.for_replicas(attempt)
+    payload = rig.dispatch.payload([attempt], None)
     assert (payload.attempts, payload.timeout) == ([attempt], None)
 
 
@@ -239,7 +239,7 @@ def test_as_many_trials_are_kept_waiting_as_a_class_runs_in_a_turn(rig: Rig) -> 
 
 def test_the_first_short_trial_is_not_believed(rig: Rig) -> None:
     rig.dispatch.pace.tell("cpu", 0.0)
-    assert rig.dispatch.pace.seconds("cpu") > 0.1
+    assert rig.dispatch.pace.seconds["cpu"] > 0.1
 
 
 def test_turns_wait_for_events_to_gather_only_where_the_queues_hold_work_ahead(rig: Rig) -> None:

@@ -171,14 +171,14 @@ def test_a_study_announces_its_slot_seconds_where_it_wants_more_slots(rig: Rig) 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_a_lost_worker_is_seen_although_the_schedulers_clock_is_set(machine_time: MachineTime, step: float) -> None:
     rig = Rig(clock=SystemClock())
-    assert len(rig.executor.workers) == 2
+    assert len(rig.executor.workers.announced) == 2
     machine_time.set_by(step)
     rig.client.smembers.side_effect = lambda key: set()
     rig.executor.poll(0.0)
-    assert len(rig.executor.workers) == 2, "the last look was in this second"
+    assert len(rig.executor.workers.announced) == 2, "the last look was in this second"
     machine_time.sleep(1.5)
     rig.executor.poll(0.0)
-    assert not rig.executor.workers
+    assert not rig.executor.workers.announced
 
 
 def test_a_scheduler_publishes_nothing_once_another_one_has_the_study(rig: Rig) -> None:

@@ -56,7 +56,10 @@ def warnings(
 ) -> list[str]:
     """Return the warnings where these workers are announced, known for so many seconds."""
     executor = SimpleNamespace(
-        known_for=known_for, notices=list, other_code=list, workers=live or {}, unsigned=0, trouble=None
+        known_for=known_for,
+        notices=list,
+        workers=SimpleNamespace(announced=live or {}, refused=0, with_other_code=lambda *_: []),
+        trouble=None,
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
     scheduler = SimpleNamespace(notices=lambda: notices)
@@ -103,7 +106,8 @@ def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
 
 def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second() -> None:
     looks = [["a"], ["a", "b", "b"]]
-    executor = SimpleNamespace(trouble=None, known_for=0.0, notices=lambda: looks.pop(0), other_code=list)
+    workers = SimpleNamespace(announced={}, with_other_code=list)
+    executor = SimpleNamespace(trouble=None, known_for=0.0, notices=lambda: looks.pop(0), workers=workers)
     found = watch(executor, SimpleNamespace(trouble=None, best=None, deletions=list))
     said: list[str] = []
     for now in (0.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 0.1):
@@ -113,7 +117,7 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
     executor.known_for, executor.notices, found.embedded = MISSING_SECONDS, list, Mock(workers={"cpu": 1})
     found.has_named_workers = True
     for second in range(2, 12):
-        executor.workers = {} if second < 4 else {"w": Worker(compute_class="cpu")}
+        executor.workers.announced = {} if second < 4 else {"w": Worker(compute_class="cpu")}
         said += found.news(float(second))
     missing = "the embedded worker of class cpu does not answer"
     assert [line.partition(";")[0] for line in said[3:]] == [
@@ -124,7 +128,9 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = SimpleNamespace(is_silent=True, trouble=ServiceError("Redis cannot be used"))
+    executor = SimpleNamespace(
+        silence=ServiceError("Redis cannot be used"), trouble=ServiceError("Redis cannot be used")
+    )
     session: Any = SimpleNamespace(
         executor=executor,
         study=SimpleNamespace(trouble=None, in_flight=2, name="s"),
@@ -140,7 +146,7 @@ def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(m
     now += 1.0
     with pytest.raises(ServiceError, match=r"Redis cannot be used; .* without the results of 2 trials .* --resume s"):
         Session._give_up_at_limit(session)
-    executor.is_silent = False
+    executor.silence = None
     Session._give_up_at_limit(session)
     assert session._stuck_since == now
 
@@ -148,7 +154,7 @@ def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(m
 def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reason() -> None:
     """No other worker can come. It waits for a worker that has just been started, and once a trial has ended."""
     found = ["a gets no trials: why"]
-    executor = SimpleNamespace(has_workers=False, other_code=lambda: found)
+    executor = SimpleNamespace(has_workers=False, workers=SimpleNamespace(with_other_code=lambda: found))
     session: Any = SimpleNamespace(
         executor=executor,
         embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
@@ -211,7 +217,8 @@ def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
 
 
 def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = SimpleNamespace(has_workers=True, notices=list, other_code=lambda: ["w gets no trials"])
+    workers = SimpleNamespace(with_other_code=lambda: ["w gets no trials"])
+    executor = SimpleNamespace(has_workers=True, notices=list, workers=workers)
     found = watch(executor, SimpleNamespace(best=None, deletions=list, name="s"))
     assert [each.text for each in found.present() if each.kind is Kind.CODE] == ["w gets no trials"]
     monkeypatch.setattr(found.disk, "edited", lambda code: "m.py")
