@@ -19,8 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.executor import LEASE_SECONDS, Change
-from shadho_celery.simulation.expression import Expression, Value
-from shadho_celery.simulation.params import PARAMS, Param
+from shadho_celery.simulation.params import PARAMS, Expression, Param, Value
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):

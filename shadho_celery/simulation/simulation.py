@@ -23,7 +23,7 @@ from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
-from shadho_celery.simulation.expression import Value
+from shadho_celery.simulation.params import Value
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore

@@ -1,7 +1,7 @@
 """The search space: hyperopt's language, compiled once.
 
 May use: core. `compile` is the only module that reads hyperopt's graphs, and makes a `Space`. `domains` are the
-distributions of leaves, `split` makes subspaces, `tree` computes the objective's values, `blocks` determines when each
+distributions of leaves, `split` makes subspaces, `tree` computes the objective's values, `space` determines when each
 label is active, and `describe` describes a space as text.
 
 hyperopt is the space language and the reference in tests. Its evaluation is slow and recursive. Expressions are

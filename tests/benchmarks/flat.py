@@ -28,8 +28,7 @@ from shadho_celery.core.trial import Attempt, Outcome, Params, TrialState
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.simulation.cluster_file import Cluster, Family, parse
-from shadho_celery.simulation.expression import Expression
-from shadho_celery.simulation.params import Choice, Integer, LogUniform, Param, Uniform
+from shadho_celery.simulation.params import Choice, Expression, Integer, LogUniform, Param, Uniform
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.compile import compile_space
 

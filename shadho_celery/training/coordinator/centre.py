@@ -74,7 +74,8 @@ class ModelCentre:
             raise UsageError(f"ema is {average}; give the weight of the past, at least 0 and less than 1")
         self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
         _check_optimizer(model, optimizer)
-        self.size = self.shape.parameters.size
+        parameters = self.shape.parameters
+        self.size, self.read, self.write = parameters.size, parameters.read, parameters.write
         #: factor on the learning rate of every parameter group in the current step
         self.scale = 1.0
         self._decay = average
@@ -143,14 +144,6 @@ class ModelCentre:
         """Put the averaged parameters, if there are any, into the model permanently."""
         if self._averaged is not None:
             self.write(self._averaged)
-
-    def read(self, out: Vector) -> None:
-        """Copy the parameters to `out`."""
-        self.shape.parameters.read(out)
-
-    def write(self, vector: Vector) -> None:
-        """Replace the parameters by `vector`."""
-        self.shape.parameters.write(vector)
 
     def state(self) -> CentreState:
         """Return the state for a checkpoint. Its tensors share memory with the model."""

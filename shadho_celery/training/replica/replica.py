@@ -90,6 +90,7 @@ class ConnectedReplica:
         self.size, self.place = layout.size, welcome.place
         self._workload, self._shape, self._layout, self._bucket = workload, shape, layout, bucket
         self._client = client
+        self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
         batches = Batches(
             workload.data,
             batch=welcome.batch,
@@ -101,9 +102,6 @@ class ConnectedReplica:
         self._encoder = workload.codec.encoder()
         self._generator = np.random.default_rng(mixed(welcome.seed, self.place, client.epoch, 2))
         self._buffers = shape.vector(layout.buffers)
-
-    def wait(self, after: int) -> int:
-        return self._client.wait(after)
 
     def newest(self) -> int:
         return self._client.newest
@@ -118,12 +116,6 @@ class ConnectedReplica:
             self._shape.buffers.write(buffers)
 
         return self._client.read_params(write)
-
-    def read(self, out: Vector) -> None:
-        self._shape.parameters.read(out)
-
-    def write(self, vector: Vector) -> None:
-        self._shape.parameters.write(vector)
 
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
         loss = self._backward(draw, abandon)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from shadho_celery.errors import UsageError
 from shadho_celery.simulate import main
 from shadho_celery.simulation.cluster_file import parse
-from shadho_celery.simulation.expression import Expression
+from shadho_celery.simulation.params import Expression
 from shadho_celery.simulation.simulation import simulate
 
 PARAMS: dict[str, float | str] = {"w": 0.5, "d": 4, "model": "net"}
