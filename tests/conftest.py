@@ -164,7 +164,8 @@ def unique() -> Callable[[str], str]:
 def machine_time(monkeypatch: pytest.MonkeyPatch) -> MachineTime:
     """The time that every `SystemClock` tells; it passes only in their `sleep`, and the time of day can be set."""
     found = MachineTime()
-    monkeypatch.setattr(clock, "time", found)
+    for name, read in {"now": found.monotonic, "wall": found.time, "sleep": found.sleep}.items():
+        monkeypatch.setattr(clock.SystemClock, name, staticmethod(read))
     return found
 
 

@@ -75,9 +75,9 @@ def studies(store: str, as_json: bool) -> None:
 
     table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
     for each in found:
-        ended = sum(each.counts.get(state, 0) for state in COUNTED)
-        facts = (ended, each.counts.get(TrialState.FAILED, 0), _number(each.best_loss))
-        state = f"running on {each.running_on}" if each.running_on else "ended"
+        facts = (each.count(*COUNTED), each.count(TrialState.FAILED), _number(each.best_loss))
+        running_on = each.running_on
+        state = f"running on {running_on}" if running_on else "ended"
         table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
     _print(table)
 

@@ -26,14 +26,9 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of the machine."""
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    sleep = staticmethod(time.sleep)
 
 
 class ManualClock:

@@ -53,8 +53,9 @@ def call(
     for the whole process.
     """
     outcome = _call(objective, make_params, context, clock or SystemClock(), fatal, objectives=objectives)
-    thinned = context.thinning.warning
-    return outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
+    if context.thinning.sent == context.thinning.made:
+        return outcome
+    return replace(outcome, warning=joined(outcome.warning, context.thinning.warning))
 
 
 def _call(
@@ -85,8 +86,10 @@ def _call(
             text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
         seconds, lacking = max(0.0, clock.now() - began), exhausted(error)
         return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
-    cut_off = f"stopped at its time limit of {context.timeout or 0:g} s" if context.timed_out() else None
-    return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
+    if context.timed_out():
+        cut_off = f"stopped at its time limit of {context.timeout or 0:g} s"
+        return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
+    return replace(outcome, seconds=seconds)
 
 
 def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outcome:

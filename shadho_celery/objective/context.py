@@ -116,15 +116,16 @@ class Thinning:
     """
 
     def __init__(self) -> None:
-        self._made = self._sent = self._kept = 0
+        #: reports that were made, and those of them that were sent
+        self.made = self.sent = self._kept = 0
         self._stride = 1
 
     def keeps_next(self) -> bool:
         """Count a report. Return whether to send it."""
-        self._made += 1
-        if (self._made - 1) % self._stride:
+        self.made += 1
+        if (self.made - 1) % self._stride:
             return False
-        self._sent += 1
+        self.sent += 1
         self._kept += 1
         if self._kept >= MAX_REPORTS:
             self._kept, self._stride = (MAX_REPORTS + 1) // 2, 2 * self._stride
@@ -133,9 +134,9 @@ class Thinning:
     @property
     def warning(self) -> str | None:
         """Numbers of reports made and sent, or None if all were sent."""
-        if self._sent == self._made:
+        if self.sent == self.made:
             return None
-        return f"of {self._made} reports {self._sent} were sent, at the end every {self._stride}th"
+        return f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th"
 
 
 #: names that other tools use for a part of the context

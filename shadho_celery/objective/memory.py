@@ -42,7 +42,16 @@ class PeakMemory:
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
                 cuda.reset_peak_memory_stats()
-        self._was_reset = _reset_resident()
+        # The system sets the peak to the current resident memory (Linux).
+        self._was_reset = False
+        with suppress(OSError):
+            # Not with `open`, which takes several times as long for each trial.
+            descriptor = os.open(_RESET, os.O_WRONLY)
+            try:
+                os.write(descriptor, b"5")
+                self._was_reset = True
+            finally:
+                os.close(descriptor)
 
     def read(self, memory: Memory) -> int | None:
         """Return a peak in bytes, or None without a GPU or if the system only knows the peak of the whole process."""
@@ -60,19 +69,6 @@ def _cuda() -> Any:
     """Return torch.cuda if this process uses a GPU with it. torch is never imported for this."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
-
-
-def _reset_resident() -> bool:
-    """Reset the peak to the current resident memory. Return whether the system can do this (Linux)."""
-    with suppress(OSError):
-        # Not with `open`, which takes several times as long for each trial.
-        descriptor = os.open(_RESET, os.O_WRONLY)
-        try:
-            os.write(descriptor, b"5")
-        finally:
-            os.close(descriptor)
-        return True
-    return False
 
 
 def exhausted(error: BaseException) -> Memory | None:

@@ -87,14 +87,17 @@ class DiskWatch:
     """Compares sources with their current files. It reads only files whose time or size has changed."""
 
     def __init__(self) -> None:
-        #: state of the file in which it had the digest, by path and digest
+        #: by path and digest, what changes when a file is written, as it was when the file had the digest
         self._same: dict[tuple[Path, str], tuple[int, ...] | None] = {}
 
     def edited(self, code: CodeVersion) -> str | None:
         """Return the path of the first file that differs from `code`, or None."""
         for name, digest in code.files.items():
             path = Path(code.root, name)
-            state = _state(path)
+            state = None
+            with suppress(OSError):
+                found = os.stat(path)  # noqa: PTH116 -- called every second
+                state = found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
             if (path, digest) in self._same and self._same[path, digest] == state:
                 continue
             content = _content(path)
@@ -272,12 +275,4 @@ def _is_edited_since_compiled(module: ModuleType, path: Path) -> bool:
 def _content(path: Path) -> bytes | None:
     with suppress(OSError):
         return path.read_bytes()
-    return None
-
-
-def _state(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written, or None if there is no file."""
-    with suppress(OSError):
-        found = os.stat(path)  # noqa: PTH116 -- called every second
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
     return None

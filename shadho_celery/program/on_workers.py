@@ -9,15 +9,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from shadho_celery.cli import tables
+from shadho_celery.cli.messages import say
+from shadho_celery.cli.run import view_of
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, Surface, UsageError, told
 from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
-from shadho_celery.program.progress import say, view_of
 from shadho_celery.results.on_trial import OnTrial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.session.session import Options, Session
@@ -73,12 +76,16 @@ def search_on_workers(
 
 def _run(options: Options) -> StudyResults:
     file = study_file.load(options.study)
-    with told(Surface.WORKERS, {*file.stated}.difference(options.given)), Session(options, file, say) as session:
-        code = session.run(view_of(session))
+    with (
+        told(Surface.WORKERS, {*file.stated}.difference(options.given)),
+        Session(options, file, partial(say, err=True)) as session,
+    ):
+        code = session.run(view_of(session, tables.make_console()))
     if code == STOPPED[signal.SIGTERM]:
         # It is meant for the whole program; Ctrl-C for the search alone.
         raise SystemExit(code)
-    results = session.opened.results
+    opened = session.opened
+    results = StudyResults(opened.store, opened.study.record, opened.plan.space.evaluate)
     if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results

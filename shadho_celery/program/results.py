@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shadho_celery.errors import Surface, told
 from shadho_celery.results import study
-from shadho_celery.results.study import StudyResults, StudySummary
+from shadho_celery.results.study import StudyResults
 
 
 @told(Surface.PYTHON)
@@ -18,6 +18,6 @@ def load_study(store: str, name: str) -> StudyResults:
 
 
 @told(Surface.PYTHON)
-def list_studies(store: str) -> list[StudySummary]:
+def list_studies(store: str) -> list[StudyResults]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
     return study.list_studies(store)

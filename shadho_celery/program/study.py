@@ -31,6 +31,7 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.base import MakeSampler
+from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
@@ -164,7 +165,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # Its shares and samplers count the trials when it is created.
             self._loop = None
-            return self._opened.enqueue(points)
+            return known_points.enqueue(self._study, self._plan, points)
 
     @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
@@ -178,7 +179,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # It learns from them when it is created.
             self._loop = None
-            self._opened.add(points, outcomes)
+            known_points.adopt(self._study, self._plan, points, outcomes)
 
     @told(Surface.PYTHON)
     def ask(self) -> AskedTrial:
@@ -465,14 +466,9 @@ def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], Non
     if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
         scheduler.run(on_turn)
         return
-    from shadho_celery.program.progress import make_bar
+    from shadho_celery.program.progress import ProgressBar
 
-    bar = make_bar(scheduler, wanted=progress)
-    if bar is None:
-        scheduler.run(on_turn)
-        return
-
-    with bar as update:
+    with ProgressBar(scheduler) as update:
 
         def shown() -> None:
             update()

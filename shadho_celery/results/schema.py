@@ -12,7 +12,7 @@ from shadho_celery.core.checks import plain
 from shadho_celery.core.columns import names
 from shadho_celery.core.trial import MAX_LEVELS, TrialState
 from shadho_celery.results.report import Ended, Run, StudyReport
-from shadho_celery.results.study import StudySummary
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 
 _S = TrialState
@@ -78,7 +78,7 @@ def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
     return {"trials": ended, "open": numbers(_S.WAITING, _S.QUEUED, _S.RUNNING)}
 
 
-def listed_json(study: StudySummary) -> dict[str, Any]:
+def listed_json(study: StudyResults) -> dict[str, Any]:
     """Return a study in a list: part of `study_json`, and only the best loss."""
     return {
         "study": study.name,

@@ -31,23 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class StudySummary(Struct, frozen=True, kw_only=True):
-    """One line about a study in a list."""
-
-    name: str
-    key: str
-    #: module with SPACE and objective; "" for a search without one
-    module: str
-    #: seconds since the epoch
-    created_at: float
-    #: number of its trials by state
-    counts: Mapping[str, int]
-    #: the best loss; with several losses that of the first one
-    best_loss: float | None
-    #: host and process of the scheduler that runs it, or None
-    running_on: str | None
-
-
 class Deleted(Struct, frozen=True, kw_only=True):
     """What the deletion of a study removed, and what it could not remove."""
 
@@ -178,18 +161,20 @@ class StudyResults:
         """Return the trial on the rung below that a promoted one continues, or None."""
         if trial.origin is None or trial.rung is None:
             return None
-        number = trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
-        found = None if number is None else next(iter(self._store.trials(self.key, [number])), None)
-        return None if found is None else self._result(found)
+        return self._numbered(
+            trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
+        )
 
     def above(self, trial: TrialResult) -> TrialResult | None:
         """Return the trial on the rung above to which a trial was promoted, or None."""
         if trial.rung is None:
             return None
         origin = trial.number if trial.origin is None else trial.origin
-        number = self._store.on_rung(self.key, origin, trial.rung + 1)
-        found = None if number is None else next(iter(self._store.trials(self.key, [number])), None)
-        return None if found is None else self._result(found)
+        return self._numbered(self._store.on_rung(self.key, origin, trial.rung + 1))
+
+    def _numbered(self, number: int | None) -> TrialResult | None:
+        """Return the trial with a number, or None if there is none or it cannot be read."""
+        return next(map(self._result, () if number is None else self._store.trials(self.key, [number])), None)
 
     @property
     def best(self) -> TrialResult:
@@ -221,6 +206,12 @@ class StudyResults:
         """The loss of `best` as its objective returned it, as other tools call it."""
         loss = self.best.loss
         return None if loss is None else turned_first(loss, self.objectives)
+
+    @property
+    def best_loss(self) -> float | None:
+        """The loss of `best` as its objective returned it, of several the first one; None without a feasible trial."""
+        best = self.best_or_none
+        return None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss)
 
     def why_no_best(self) -> str | None:
         """Return the reason why the study has no best trial, with its most frequent failure, or None if it has one."""
@@ -354,20 +345,7 @@ def load_study(store: str, name: str, *, told: Callable[[str], None] | None = No
     return StudyResults(opened, opened.find(name, told=told))
 
 
-def list_studies(store: str) -> list[StudySummary]:
+def list_studies(store: str) -> list[StudyResults]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
-    with closing(SqlStore(store, read_only=True)) as opened:
-        return [_summary(StudyResults(opened, record)) for record in opened.records()]
-
-
-def _summary(study: StudyResults) -> StudySummary:
-    best = study.best_or_none
-    return StudySummary(
-        name=study.name,
-        key=study.key,
-        module=study.module,
-        created_at=study.created_at,
-        counts=study.counts,
-        best_loss=None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss),
-        running_on=study.running_on,
-    )
+    opened = SqlStore(store, read_only=True)
+    return [StudyResults(opened, record) for record in opened.records()]

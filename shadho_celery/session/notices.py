@@ -49,7 +49,7 @@ class Conditions:
 
     def __init__(self) -> None:
         #: by kind and subject, the notices that were said, and the moment at which one of them was last true
-        self._said: dict[tuple[Kind, str], list[Notice]] = {}
+        self.said: dict[tuple[Kind, str], list[Notice]] = {}
         self._seen_at: dict[tuple[Kind, str], float] = {}
 
     def see(self, found: Iterable[Notice], now: float) -> Iterator[str]:
@@ -57,9 +57,9 @@ class Conditions:
         for notice in found:
             key = notice.kind, notice.about
             self._seen_at[key] = now
-            if notice not in (said := self._said.setdefault(key, [])):
+            if notice not in (said := self.said.setdefault(key, [])):
                 said.append(notice)
                 yield str(notice)
         for key in [key for key, seen_at in self._seen_at.items() if now - seen_at >= OVER_SECONDS]:
             del self._seen_at[key]
-            yield f"over: {self._said.pop(key)[-1].text.partition(';')[0]}"
+            yield f"over: {self.said.pop(key)[-1].text.partition(';')[0]}"

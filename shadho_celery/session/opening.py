@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -14,12 +14,11 @@ from shadho_celery.core.arguments import ARGUMENTS
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
-from shadho_celery.core.trial import Outcome
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.on_trial import OnTrial, TrialCallback
-from shadho_celery.results.study import RunningStudy, StudyResults
+from shadho_celery.results.study import RunningStudy
 from shadho_celery.results.warm_start import WarmStart, WarmStartSource, fit, read_source
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.build import make_scheduler
@@ -172,19 +171,6 @@ class OpenStudy:
     #: a line for what differs from the run before
     changes: Sequence[str]
 
-    @property
-    def results(self) -> StudyResults:
-        """The study as it is recorded; also after its end."""
-        return StudyResults(self.store, self.study.record, self.plan.space.evaluate)
-
-    def enqueue(self, points: Iterable[object]) -> int:
-        """Put known points before all other trials; return their number. Raises UsageError."""
-        return known_points.enqueue(self.study, self.plan, points)
-
-    def add(self, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
-        """Record trials that were evaluated elsewhere. Raises UsageError."""
-        known_points.adopt(self.study, self.plan, points, outcomes)
-
     def scheduler(
         self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
     ) -> Scheduler:
@@ -200,7 +186,15 @@ class OpenStudy:
 
     def other_code(self, now: str) -> str | None:
         """Return a warning if the study has trials of other versions of its code than `now`, "" if that is unknown."""
-        return other_code(self.store.codes(self.study.record.key), now)
+        trials = self.store.codes(self.study.record.key)
+        others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
+        if not now or not others:
+            return None
+        same = f", beside {trials[now]} of this version" if trials.get(now) else ""
+        return (
+            f"the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
+            "all of them share its best trials, sampler and pruner; begin a new study for the new code"
+        )
 
     def close(self) -> None:
         """Record what is left, and unlock the study in any case."""
@@ -221,18 +215,3 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> l
     if trials and was is not None and was != is_now:
         lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
     return [line for line in lines if line is not None]
-
-
-def other_code(trials: Mapping[str, int], now: str) -> str | None:
-    """Return a warning if a study has trials of other versions of its code than `now`, "" for an unknown one.
-
-    `trials` has the number of its trials by version.
-    """
-    others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
-    if not now or not others:
-        return None
-    same = f", beside {trials[now]} of this version" if trials.get(now) else ""
-    return (
-        f"the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
-        "all of them share its best trials, sampler and pruner; begin a new study for the new code"
-    )

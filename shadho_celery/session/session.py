@@ -23,6 +23,7 @@ from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import RunningStudy
+from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import widest
@@ -92,6 +93,9 @@ class Session:
     """Runs one study to its end. A context manager; raises ShadhoError."""
 
     opened: OpenStudy
+    #: state and plan of the study
+    study: StudyState
+    plan: Plan
     executor: QueueExecutor
     scheduler: Scheduler
     watch: Watch
@@ -138,16 +142,6 @@ class Session:
         self._stack.close()
 
     @property
-    def study(self) -> StudyState:
-        """The study's state."""
-        return self.opened.study
-
-    @property
-    def plan(self) -> Plan:
-        """The study's plan."""
-        return self.opened.plan
-
-    @property
     def trials(self) -> int:
         """Number of trials that have ended in this run."""
         return self.study.counted - self.counted_before
@@ -162,6 +156,7 @@ class Session:
         # Before the study is recorded: a server that is down should leave no empty study behind.
         make_executor = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
+        self.study, self.plan = self.opened.study, self.opened.plan
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
         #: trials that had ended before this run
@@ -174,7 +169,7 @@ class Session:
         self.executor = self._execute_with(make_executor)
         stack.callback(self._close_executor)
         # A scheduler counts them, and sends them first.
-        self.opened.enqueue(self.options.points)
+        known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
         self.watch = Watch(
             plan=self.plan,
@@ -256,14 +251,14 @@ class Session:
         self._is_whole = False
         with view:
             try:
-                self.scheduler.run(lambda: self._after_turn(view))
+                self.scheduler.run(partial(self._after_turn, view))
             except _StopNow:
                 # Embedded workers end with this process: their trials are lost, not cancelled, and wait for --resume.
                 self.scheduler.stop(running=self.options.fleet)
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
-        return 0 if self.study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+        return 0 if self.study.best is not None or self._signals.noted else NoSuccessfulTrial.exit_code
 
     def _announce(self) -> None:
         """Say which study runs, and what differs from the run before."""
@@ -277,12 +272,18 @@ class Session:
             self._say(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more")
 
     def _after_turn(self, view: View) -> None:
-        self._handle_signals(view.note)
+        if self._signals.noted:
+            self._handle_signals(view.note)
         if self.embedded is not None:
             self.embedded.raise_if_dead()
-        self._give_up_at_limit()
-        self._refuse_nested_trials()
-        self._refuse_other_code()
+        if self.study.trouble is None and self.executor.silence is None:
+            self._stuck_since = time.monotonic()
+        else:
+            self._give_up_at_limit()
+        if self.study.failures.common():
+            self._refuse_nested_trials()
+        if self.embedded is not None and self.study.counted == self.counted_before:
+            self._refuse_other_code()
         self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
         for line in self.watch.news(time.monotonic()):
             view.note(line)
@@ -294,7 +295,7 @@ class Session:
 
         One ends the wait for a store that is away: --resume finds the results of what was sent, and asks for the rest.
         """
-        is_first = bool(self._signals) and not self.scheduler.stopping
+        is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
             raise self.study.trouble
         if self._signals.are_urgent:

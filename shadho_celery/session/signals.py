@@ -13,7 +13,8 @@ class Signals:
     """The signals that have come; a context manager. The third one ends the process wherever it is."""
 
     def __init__(self) -> None:
-        self._noted: list[int] = []
+        #: numbers of those that have come
+        self.noted: list[int] = []
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -24,22 +25,18 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def __bool__(self) -> bool:
-        """Return whether one has come."""
-        return bool(self._noted)
-
     @property
     def are_urgent(self) -> bool:
         """True if the run is to stop at once: after two of them, or SIGTERM."""
-        return len(self._noted) > 1 or signal.SIGTERM in self._noted
+        return len(self.noted) > 1 or signal.SIGTERM in self.noted
 
     @property
     def exit_code(self) -> int:
         """Exit code of a run that the latest one has stopped."""
-        return STOPPED[signal.Signals(self._noted[-1])]
+        return STOPPED[signal.Signals(self.noted[-1])]
 
     def _note(self, number: int, _: object) -> None:
-        self._noted.append(number)
-        if len(self._noted) > 2:
+        self.noted.append(number)
+        if len(self.noted) > 2:
             # The loop does not come to its next turn, perhaps because of a network that does not answer.
             raise SystemExit(self.exit_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shadho_celery.core.code import CodeVersion
@@ -53,7 +53,14 @@ class Watch:
 
     def news(self, now: float) -> Iterator[str]:
         """Yield a line for each new notice, and for servers and workers that are in order again."""
-        yield from self._outages.see(self._silent_servers(), now)
+        troubles = {"store": self.study.trouble, "servers": self.executor.trouble}
+        outages = [
+            Notice(kind=Kind.SERVERS, about=name, text=f"{trouble}; trying again")
+            for name, trouble in troubles.items()
+            if trouble is not None
+        ]
+        if outages or self._outages.said:
+            yield from self._outages.see(outages, now)
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
@@ -67,26 +74,30 @@ class Watch:
         if is_fleet and not self.disk.edited(self.code):
             # Such a run is not sure that they will not read their files anew.
             others = sorted(self.executor.workers.with_other_code(0.0))
-            yield from self._untold(Notice(kind=Kind.CODE, text=text) for text in others)
-        deleted = (Notice(kind=Kind.DELETIONS, text=str(text)) for text in self.study.deletions(at_end=True))
-        yield from self._untold(deleted)
-        yield from self._untold(Notice(kind=Kind.SEARCH, text=text) for text in self.scheduler.notices())
+            yield from self._untold(_notices({Kind.CODE: others}))
+        found = {Kind.DELETIONS: self.study.deletions(at_end=True), Kind.SEARCH: self.scheduler.notices()}
+        yield from self._untold(_notices(found))
 
-    def present(self) -> Iterator[Notice]:
-        """Yield the present notices of failures, classes and code."""
-        yield from (Notice(kind=Kind.FLEET, text=text) for text in self.executor.notices())
-        yield from (Notice(kind=Kind.DELETIONS, text=str(text)) for text in self.study.deletions())
-        yield from (Notice(kind=Kind.SEARCH, text=text) for text in self.scheduler.notices())
+    def present(self) -> list[Notice]:
+        """Return the present notices of failures, classes and code."""
+        found: dict[Kind, Iterable[object]] = {
+            Kind.FLEET: self.executor.notices(),
+            Kind.DELETIONS: self.study.deletions(),
+            Kind.SEARCH: self.scheduler.notices(),
+        }
         if self.study.best is not None:
             shares, ended = (self.study.record.in_force or {}).get("shares"), ended_by_subspace(self.study)
             counts = {name: (of.failed, of.complete + of.pruned) for name, of in ended.items()}
-            if (starved := starved_words(shares, counts)) is not None:
-                yield Notice(kind=Kind.SHARES, text=starved)
-            yield from _of_failures(self.study, self.plan.limits.failures or math.inf)
-        if edited := self.disk.edited(self.code):
-            yield self._edited(edited)
-        else:
-            yield from (Notice(kind=Kind.CODE, text=text) for text in self.executor.workers.with_other_code())
+            starved = starved_words(shares, counts)
+            found[Kind.SHARES] = [] if starved is None else [starved]
+            most, failures = self.plan.limits.failures or math.inf, self.study.failures.common()
+            # Without their number, which changes: it is said once.
+            found[Kind.FAILURES] = [
+                f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most
+            ]
+        edited = self.disk.edited(self.code)
+        found[Kind.CODE] = [self._edited(edited)] if edited else self.executor.workers.with_other_code()
+        return _notices(found)
 
     def missing(self) -> Iterator[Notice]:
         """Yield a notice for each thing that workers lack at present."""
@@ -121,33 +132,22 @@ class Watch:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, self.module)}"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
 
-    def _silent_servers(self) -> Iterator[Notice]:
-        outages = {"store": self.study.trouble, "servers": self.executor.trouble}
-        for name, trouble in outages.items():
-            if trouble is not None:
-                yield Notice(kind=Kind.SERVERS, about=name, text=f"{trouble}; trying again")
-
-    def _untold(self, notices: Iterator[Notice]) -> Iterator[str]:
+    def _untold(self, notices: Iterable[Notice]) -> Iterator[str]:
         for notice in notices:
             if notice not in self._told:
                 self._told.add(notice)
                 yield str(notice)
 
-    def _edited(self, path: str) -> Notice:
-        """Return the notice that a file of the study is not any more as this run has read it."""
+    def _edited(self, path: str) -> str:
+        """Return the text of a notice that a file of the study is not any more as this run has read it."""
         then = f"stop it with Ctrl-C, and --resume {self.study.name} goes on with the new code"
-        text = f"{path} was edited, no worker has its version of before, and this run waits for one: {then}"
         if self.executor.has_workers:
-            text = f"{path} was edited; this run goes on with its code of before while workers have it: {then}"
-        return Notice(kind=Kind.CODE, text=text)
+            return f"{path} was edited; this run goes on with its code of before while workers have it: {then}"
+        return f"{path} was edited, no worker has its version of before, and this run waits for one: {then}"
 
 
-def _of_failures(study: StudyState, most: float) -> Iterator[Notice]:
-    """Yield a notice for each kind of failure that at least so many trials have had."""
-    for each in study.failures.common():
-        if each.trials >= most:
-            # Without their number, which changes: it is said once.
-            yield Notice(kind=Kind.FAILURES, text=f"{most} trials and more fail with {each.failure}")
+def _notices(found: Mapping[Kind, Iterable[object]]) -> list[Notice]:
+    return [Notice(kind=kind, text=str(text)) for kind, texts in found.items() for text in texts]
 
 
 def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[Notice]:
