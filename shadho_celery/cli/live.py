@@ -17,7 +17,6 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.pace import PACE_SECONDS, Pace
 from shadho_celery.cli.tables import (
     BAD,
-    MESSAGES,
     NAME,
     WARN,
     best_line,
@@ -25,6 +24,7 @@ from shadho_celery.cli.tables import (
     choice_lines,
     cut,
     duration,
+    failure_lines,
     last,
     preference_lines,
     rate_text,
@@ -78,12 +78,17 @@ class Fleet:
         return "no live worker can run this study" if able else f"no live worker has {self.module}"
 
 
+#: that of a study without workers
+NO_FLEET = Fleet()
+
+
 class LostTrials:
     """Trials that were lost with their workers in this run, until they run again or have ended."""
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        self._lost: set[int] = set()
+        #: numbers of those trials
+        self.numbers: set[int] = set()
 
     def news(self) -> Iterator[str]:
         """Yield a line on the trials that each worker has lost since the last call, and on those that run again."""
@@ -93,23 +98,23 @@ class LostTrials:
             where = attempt.worker or attempt.host or attempt.compute_class
             lost[f"on worker {where}: {reason}"].append(attempt.number)
         for why, numbers in lost.items():
-            self._lost.update(numbers)
+            self.numbers.update(numbers)
             yield f"Warning: {_were(numbers)} lost {why}"
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for number in sorted(self._lost):
+        for number in sorted(self.numbers):
             trial = self._study.find_open(number)
             if trial is None:
                 found[f"ended: {self._study.trial(number).state.lower()}"].append(number)
             elif trial.state is _S.RUNNING:
                 found[f"running again on {trial.host} ({trial.compute_class})"].append(number)
         for how, numbers in found.items():
-            self._lost.difference_update(numbers)
+            self.numbers.difference_update(numbers)
             yield f"{listed(numbers)}, lost before, {'is' if len(numbers) == 1 else 'are'} {how}"
 
     @property
     def lines(self) -> list[str]:
         """A line on the lost trials that wait to run again, if there are any."""
-        return [f"{_were(self._lost)} lost; waiting for a free slot to run again"] if self._lost else []
+        return [f"{_were(self.numbers)} lost; waiting for a free slot to run again"] if self.numbers else []
 
 
 def _were(numbers: Iterable[int]) -> str:
@@ -117,20 +122,24 @@ def _were(numbers: Iterable[int]) -> str:
     return f"{listed(found)} {'was' if len(found) == 1 else 'were'}"
 
 
-class LiveView:
-    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
+class _View:
+    """What both views know of a run."""
 
-    def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet | None = None) -> None:
-        self._scheduler = scheduler
-        self._made = Values(scheduler.study.record, space.evaluate)
-        self._console = console
-        self._fleet = fleet or Fleet()
-        self._began = self._shown_at = now = scheduler.study.clock.now()
+    def __init__(self, scheduler: Scheduler, fleet: Fleet) -> None:
+        self._scheduler, self._fleet = scheduler, fleet
+        self._began = self._shown_at = self._looked_at = scheduler.study.clock.now()
         self._pace = Pace(scheduler.study, scheduler.limits)
         self._lost = LostTrials(scheduler.study)
-        #: lines on the placement of late, and the moment of that look
+
+
+class LiveView(_View):
+    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
+
+    def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
+        super().__init__(scheduler, fleet)
+        self._made = Values(scheduler.study.record, space.evaluate)
+        #: lines on the placement of late
         self._preferred: list[str] = []
-        self._looked_at = now
         #: number and values of the best trial
         self._best: tuple[int, str] = (-1, "")
         description = TextColumn("{task.description}", style="bold", markup=False)
@@ -169,10 +178,7 @@ class LiveView:
             self._looked_at = study.clock.now()
             self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
         below = [*self._preferred, *choice_lines(known), *rung_lines(known), *running_lines(study, self._fleet)]
-        failures = study.failures.common()
-        failed = [f"failed: {one_line(each)}" for each in failures[:MESSAGES]]
-        if len(failures) > MESSAGES:
-            failed += [f"failed in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+        failed = failure_lines(study.failures.common())
         table = class_table(self._scheduler, self._fleet)
         return Group(
             self._progress, *_lines(lines), table, *_lines(below), *_lines(self._lost.lines, WARN), *_lines(failed, BAD)
@@ -190,15 +196,11 @@ def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
     yield from (Text(line, style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
 
 
-class PlainView:
+class PlainView(_View):
     """View without a terminal: a line every few seconds."""
 
-    def __init__(self, scheduler: Scheduler, fleet: Fleet | None = None) -> None:
-        self._scheduler = scheduler
-        self._fleet = fleet or Fleet()
-        self._began = self._shown_at = self._noted_at = scheduler.study.clock.now()
-        self._pace = Pace(scheduler.study, scheduler.limits)
-        self._lost = LostTrials(scheduler.study)
+    def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
+        super().__init__(scheduler, fleet)
 
     def __enter__(self) -> PlainView:
         return self
@@ -209,11 +211,12 @@ class PlainView:
     def update(self) -> None:
         """Print a line if the last one is old enough."""
         now = self._scheduler.study.clock.now()
-        if now - self._noted_at >= REFRESH_SECONDS:
-            self._noted_at = now
+        if now - self._looked_at >= REFRESH_SECONDS:
+            self._looked_at = now
             self._pace.note()
-            for line in self._lost.news():
-                self.note(line)
+            if self._scheduler.study.losses or self._lost.numbers:
+                for line in self._lost.news():
+                    self.note(line)
         if now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
@@ -224,9 +227,9 @@ class PlainView:
         say(text, err=True)
 
 
-def progress_line(scheduler: Scheduler, fleet: Fleet | None = None) -> str:
+def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
     """Return the state of the study in one line."""
-    study, fleet = scheduler.study, fleet or Fleet()
+    study = scheduler.study
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
     busy = [
         f"{row.name} {row.busy}/{row.slots} busy{''.join(f' ({each})' for each in (*row.others, row.leaving) if each)}"
@@ -263,10 +266,10 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
     return rate if math.isinf(shortest) else f"{rate}, about {duration(max(0.0, shortest))} left"
 
 
-def running_lines(study: StudyState, fleet: Fleet | None = None) -> list[str]:
+def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
     """Return a line for each of the first few running trials, and their number if there are more."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
-    workers = fleet.workers() if fleet is not None else {}
+    workers = fleet.workers()
     lines = [_running_line(study, each, workers) for each in running[:RUNNING]]
     more = len(running) - RUNNING
     return lines + [f"and {more} more {'runs' if more == 1 else 'run'}"] * (more > 0)
@@ -329,7 +332,9 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 def _class_row(known: ComputeClass | None, name: str, busy: int, study: StudyState, fleet: Fleet) -> ClassRow:
     shown = known or ComputeClass(name=name, slots=0, workers=0)
     workers = fleet.of(name)
-    slots = held_slots(shown, busy)
+    # With the slots of silent workers whose leases have not run out. Below `busy` if a worker is quarantined or leaves:
+    # its trials go on, and its slots are none for new ones.
+    slots = max(shown.slots + shown.silent, busy)
     others = _other_studies(workers, study.record.key, slots - busy)
     draining = sum(worker.draining for worker in workers)
     state = class_state(shown, busy, workers, fleet)
@@ -364,7 +369,7 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
     return parts + [f"{len(slots) - STUDIES} more"] * (len(slots) > STUDIES)
 
 
-def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet | None = None) -> str:
+def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet = NO_FLEET) -> str:
     """Return the state of a class with `busy` slots of the study, of which these are the live `workers`.
 
     It is busy or idle; else its workers drain, are quarantined, silent (their leases run out), lack the module, or
@@ -379,16 +384,16 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
         return "quarantined"
     if busy:
         return "silent"
-    if workers and fleet is not None and not any(map(fleet.has_module, workers)):
+    if workers and not any(map(fleet.has_module, workers)):
         return f"no worker has {fleet.module}"
     return "no able worker" if workers else "no worker"
 
 
-def class_table(scheduler: Scheduler, fleet: Fleet | None = None) -> Table:
+def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
     """Return one row for each compute class: the live ones, and others with trials."""
     study = scheduler.study
     table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), last("state"))
-    for row in class_rows(scheduler, fleet or Fleet()):
+    for row in class_rows(scheduler, fleet):
         waiting = study.count(_S.QUEUED, compute_class=row.name)
         done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=row.name)
         failed = study.count(_S.FAILED, compute_class=row.name)
@@ -406,9 +411,3 @@ def busy_slots(study: StudyState) -> Counter[str | None]:
         if attempt.state is _S.RUNNING:
             busy[attempt.compute_class] += attempt.slots
     return busy
-
-
-def held_slots(compute_class: ComputeClass, busy: int) -> int:
-    """Return the slots of a class, with those of silent workers whose leases have not run out; never below `busy`."""
-    # Below it if a worker is quarantined or leaves: its trials go on, and its slots are none for new ones.
-    return max(compute_class.slots + compute_class.silent, busy)

@@ -43,9 +43,13 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
             raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
         if yes and study.name != name:
             raise UsageError(f"--yes needs the full name: {study.name}")
-        if not yes and not _confirms(f"Delete study {study.name} with its {study.count()} trials from {study.store}?"):
-            say("nothing was deleted", err=True)
-            raise SystemExit(1)
+        question = f"Delete study {study.name} with its {study.count()} trials from {study.store}?"
+        try:
+            if not yes and not click.confirm(printable(question), err=True):
+                say("nothing was deleted", err=True)
+                raise SystemExit(1)
+        except click.Abort:
+            raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
         deleted = study.delete()
     say(f"deleted: study {deleted.name} with {deleted.trials} trials")
     for folder in deleted.folders:
@@ -74,10 +78,3 @@ def _leave_fleet(deleted: Deleted) -> None:
         return
     if dropped:
         say(f"deleted: {dropped} messages of ended trials that waited in the fleet's queues")
-
-
-def _confirms(question: str) -> bool:
-    try:
-        return click.confirm(printable(question), err=True)
-    except click.Abort:
-        raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None

@@ -254,18 +254,15 @@ def best(name: str, store: str, as_json: bool) -> None:
             return
         warned = "" if found.is_feasible else ", which breaks its constraints: no trial is feasible yet"
         at = "" if found.budget is None else f" at budget {found.budget:g}"
-        say(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{at}{warned}")
+        named: Mapping[str, float | None] = found.losses or {"loss": found.loss}
+        losses = ", ".join(f"{name} {loss!r}" for name, loss in named.items())
+        say(f"study {study.name}, trial {found.number}: {losses}{at}{warned}")
         for line in [
             *_listed("values", found.values),
             *_listed("constraints", found.constraints),
             *_listed("metrics", found.metrics),
         ]:
             say(line)
-
-
-def _losses_in_words(found: TrialResult) -> str:
-    named: Mapping[str, float | None] = found.losses or {"loss": found.loss}
-    return ", ".join(f"{name} {loss!r}" for name, loss in named.items())
 
 
 #: keys by which `trials` sorts

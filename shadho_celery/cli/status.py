@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,14 +102,10 @@ def _look(named: Mapping[str, str]) -> dict[str, Any]:
     for worker in workers.values():
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
     waiting = depths({name for names in queues.values() for name in names})
-    in_class = {name: _sum(waiting[each] for each in names) for name, names in queues.items()}
+    # Ignoring queues that do not exist; None if none exists.
+    known = {name: [waiting[each] for each in names if waiting[each] is not None] for name, names in queues.items()}
+    in_class = {name: sum(filter(None, found)) if found else None for name, found in known.items()}
     return _facts(workers, in_class, studies, registry.refused + wanting.refused)
-
-
-def _sum(depths: Iterable[int | None]) -> int | None:
-    """Return the number of messages in queues, ignoring queues that do not exist, or None if none exists."""
-    known = [depth for depth in depths if depth is not None]
-    return sum(known) if known else None
 
 
 def _facts(

@@ -151,7 +151,10 @@ def summary(
         console.print(placement_table(report))
     if rungs := report.rungs:
         console.print(rung_table(rungs))
-    wrong = failure_lines(report, run)
+    # The failures of this run: its code may have been fixed since earlier ones.
+    failures = (run.failures if run is not None else ()) or report.failures
+    wrong = failure_lines(failures, "failed" if run is None or run.failures else "failed before this run")
+    name = shlex.quote(report.name)
     notices = [*report.notices, *(() if run is None else run.notices)]
     lines = [
         *preference_lines(report.placed_by_params, len(report.subspaces)),
@@ -160,7 +163,10 @@ def summary(
         *budget_lines(report),
         *share_lines(report),
         *wrong,
-        *traceback_lines(report, run),
+        *(
+            f"traceback: shadho-celery trial {name} {each.first}; all: shadho-celery trials {name} --failed"
+            for each in failures[:1]
+        ),
         *notices,
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
         f"study {report.name}: {counts_line(report)}; {best_line(report)}",
@@ -176,28 +182,12 @@ def summary(
         console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
 
 
-def _shown_failures(report: StudyReport, run: Run | None) -> Sequence[FailureCount]:
-    """Return the failures of this run, whose code may have been fixed since earlier ones; without any those of all."""
-    return (run.failures if run is not None else ()) or report.failures
-
-
-def failure_lines(report: StudyReport, run: Run | None = None) -> list[str]:
+def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> list[str]:
     """Return a line for each of the most frequent kinds of failure."""
-    failures = _shown_failures(report, run)
-    when = "failed" if run is None or run.failures else "failed before this run"
     lines = [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     return lines
-
-
-def traceback_lines(report: StudyReport, run: Run | None = None) -> list[str]:
-    """Return a line with the commands that show the errors of failed trials."""
-    name = shlex.quote(report.name)
-    return [
-        f"traceback: shadho-celery trial {name} {each.first}; all: shadho-celery trials {name} --failed"
-        for each in _shown_failures(report, run)[:1]
-    ]
 
 
 def counts_line(report: Overview) -> str:

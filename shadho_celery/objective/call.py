@@ -72,9 +72,14 @@ def _call(
         params = make_params()
         returned = objective(params, context) if wants_context(objective) else objective(params)
         seconds = max(0.0, clock.now() - began)
+        try:
+            outcome = read(returned, objectives)
+        except Unreadable:
+            if not context.stopped():
+                raise
+            outcome = Outcome(state=TrialState.CANCELLED)
         if context.stopped():
-            return _of_stopped(returned, objectives).cancelled(seconds)
-        outcome = read(returned, objectives)
+            return outcome.cancelled(seconds)
     except fatal:
         raise
     except BaseException as error:

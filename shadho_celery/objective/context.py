@@ -204,8 +204,7 @@ class LocalContext:
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()
 
-    def should_prune(self) -> bool:
-        return self.should_stop()
+    should_prune = should_stop
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         self.on_call_replicas(address, token, backups)

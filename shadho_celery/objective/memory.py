@@ -97,7 +97,9 @@ def _told_by(error: BaseException) -> Memory | None:
     if _OF_HOST.search(text):
         return Memory.HOST
     if _OF_ANY.search(text):
-        is_of_gpu = _GPU.search(text) or (_has_gpu() and not isinstance(error, MemoryError))
+        # A slot of a class without GPUs has an empty list.
+        has_gpu = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        is_of_gpu = _GPU.search(text) or (has_gpu and not isinstance(error, MemoryError))
         return Memory.GPU if is_of_gpu else Memory.HOST
     return Memory.HOST if isinstance(error, MemoryError) else None
 
@@ -109,11 +111,6 @@ def _text(error: BaseException) -> str:
     with suppress(Exception):
         return str(error)[:10_000] if isinstance(error, Exception) else ""
     return ""
-
-
-def _has_gpu() -> bool:
-    """Return whether this process's slot has a GPU. A slot of a class without GPUs has an empty list."""
-    return bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def system_kills() -> int:

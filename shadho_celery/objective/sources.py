@@ -38,9 +38,11 @@ def read(module: str, origin: str) -> CodeVersion:
     The version does not include the space. A file that cannot be read has the digest ""; its import will give the
     reason.
     """
-    root = _root(module, Path(origin).absolute())
+    path = Path(origin).absolute()
+    # The folder from which the module is imported: the one that contains the file or folder of its first name.
+    root = path.parents[module.count(".") + (path.name == "__init__.py")]
     # For a study in its own folder, that folder may be searched too.
-    folders = [*dict.fromkeys([*_below(root), root, Path(origin).absolute().parent])]
+    folders = [*dict.fromkeys([*_below(root), root, path.parent])]
     finder = _finder()
     files: dict[str, str] = {}
     waiting, seen = [*_with_parents(module)], set()
@@ -52,11 +54,11 @@ def read(module: str, origin: str) -> CodeVersion:
         if name.endswith(".*"):
             waiting += (each for folder in folders for each in _all_of(name.removesuffix(".*"), folder))
             continue
-        path = next(filter(None, (_path(name, folder, root, module) for folder in folders)), None)
-        if path is not None:
-            content = finder.content(name, path)
-            files[Path(os.path.relpath(path, root)).as_posix()] = "" if content is None else digest_of(content)
-            waiting += _imported(name, path, content or b"")
+        source = next(filter(None, (_path(name, folder, root, module) for folder in folders)), None)
+        if source is not None:
+            content = finder.content(name, source)
+            files[Path(os.path.relpath(source, root)).as_posix()] = "" if content is None else digest_of(content)
+            waiting += _imported(name, source, content or b"")
     return CodeVersion(root=str(root), files=files)
 
 
@@ -180,12 +182,6 @@ def _finder() -> _Finder:
     place = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
     sys.meta_path.insert(place, finder)
     return finder
-
-
-def _root(module: str, origin: Path) -> Path:
-    """Return the folder from which a module is imported: the one that contains the file or folder of its first name."""
-    depth = module.count(".") + (origin.name == "__init__.py")
-    return origin.parents[depth]
 
 
 def _below(root: Path) -> Iterator[Path]:

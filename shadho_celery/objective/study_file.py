@@ -171,12 +171,9 @@ def cores_per_trial(modules: Iterable[str]) -> int:
     A worker's own process imports no study, to save the memory and start-up time of torch and similar libraries.
     """
     origins = [spec.origin for spec in map(_spec, modules) if spec is not None]
-    return max([1, *(_literal_cores(Path(origin)) for origin in origins if origin and origin.endswith(".py"))])
-
-
-def _literal_cores(path: Path) -> int:
-    cores = (value for pairs in _literal_studies(path) for key, value in pairs if key == "cores")
-    return next((value for value in cores if isinstance(value, int)), 1)
+    paths = [Path(origin) for origin in origins if origin and origin.endswith(".py")]
+    stated = [pair for path in paths for pairs in _literal_studies(path) for pair in pairs]
+    return max([1, *(value for key, value in stated if key == "cores" and isinstance(value, int))])
 
 
 def _refuse_twice(path: Path) -> None:

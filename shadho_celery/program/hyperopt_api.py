@@ -131,7 +131,10 @@ class _Search:
         self._told: set[int] = set()
 
     def propose(self, new_ids: Iterable[int], domain: base.Domain, trials: hyperopt.Trials) -> list[Document]:
-        self._learn([each for each in trials._dynamic_trials if each["tid"] not in self._told and _has_ended(each)])
+        # A trial that runs may have been interrupted, and never end.
+        open_states = {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
+        known = [each for each in trials._dynamic_trials if each["tid"] not in self._told]
+        self._learn([each for each in known if each["state"] not in open_states])
         documents = []
         for number in new_ids:
             trial = self._asked[number] = self._study.ask()
@@ -147,11 +150,6 @@ class _Search:
         for document in ended:
             if (trial := self._asked.pop(document["tid"], None)) is not None:
                 self._study.tell(trial, _loss(document))
-
-
-def _has_ended(document: Document) -> bool:
-    # A trial that runs may have been interrupted, and never end.
-    return document["state"] not in {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
 
 
 def _loss(document: Document) -> float:
@@ -231,7 +229,9 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
         early_stop_fn=_saving(early_stop_fn, trials_save_file) if trials_save_file else early_stop_fn,
     )
     values = _found(search, trials)
-    return _argmin(trials) if return_argmin else values
+    if return_argmin and not len(trials):
+        raise _no_trials(trials)
+    return trials.argmin if return_argmin else values
 
 
 def _found(search: Callable[[], Any], trials: hyperopt.Trials) -> Any:
@@ -243,12 +243,6 @@ def _found(search: Callable[[], Any], trials: hyperopt.Trials) -> Any:
             # It is the objective's own.
             raise
         raise _no_trials(trials) from None
-
-
-def _argmin(trials: hyperopt.Trials) -> Any:
-    if not len(trials):
-        raise _no_trials(trials)
-    return trials.argmin
 
 
 class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyperopt has no types

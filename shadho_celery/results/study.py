@@ -150,7 +150,7 @@ class StudyResults:
     def trial(self, number: int) -> TrialResult:
         """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
         for trial in self._store.trials(self.key, [number]):
-            return self._result(trial)
+            return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
         if number in numbers:
             raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
@@ -174,7 +174,7 @@ class StudyResults:
 
     def _numbered(self, number: int | None) -> TrialResult | None:
         """Return the trial with a number, or None if there is none or it cannot be read."""
-        return next(map(self._result, () if number is None else self._store.trials(self.key, [number])), None)
+        return next(map(self.result_of, () if number is None else self._store.trials(self.key, [number])), None)
 
     @property
     def best(self) -> TrialResult:
@@ -233,7 +233,7 @@ class StudyResults:
 
         One dominates another if it is as good in all losses, and better in one.
         """
-        return [self._result(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
+        return [self.result_of(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
         """Return the hypervolume of the front over time, or None for one loss or without a feasible trial.
@@ -252,7 +252,8 @@ class StudyResults:
         """The study at this time."""
         return Recorded(self._store, self._record)
 
-    def _result(self, trial: Trial) -> TrialResult:
+    def result_of(self, trial: Trial) -> TrialResult:
+        """Return one of its trials as the store has it."""
         return TrialResult(trial, self._values, self._store, self._record)
 
     @property
@@ -327,10 +328,6 @@ class RunningStudy(StudyResults):
         """End the study like a limit: nothing new is sent, and running trials finish."""
         self.is_stopped = True
         self._end()
-
-    def result_of(self, trial: Trial) -> TrialResult:
-        """Return one of its trials as the store has it."""
-        return self._result(trial)
 
 
 def load_study(store: str, name: str, *, told: Callable[[str], None] | None = None) -> StudyResults:

@@ -116,7 +116,8 @@ class Session:
         self.disk = DiskWatch()
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
-        self._widest = widest(plan.width, plan.subspaces)
+        #: slots of the widest trial
+        self.widest = widest(plan.width, plan.subspaces)
         #: workers of this machine; None on a fleet
         self.embedded: Embedded | None = None
         #: most slots of each class so far
@@ -171,18 +172,7 @@ class Session:
         # A scheduler counts them, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
-        self.watch = Watch(
-            plan=self.plan,
-            study=self.study,
-            scheduler=self.scheduler,
-            executor=self.executor,
-            module=self.file.module,
-            code=self.code,
-            disk=self.disk,
-            widest=self._widest,
-            embedded=self.embedded,
-            has_named_workers=bool(self.options.workers),
-        )
+        self.watch = Watch(self)
 
     def _fleet(self) -> Callable[..., QueueExecutor]:
         """Connect to the servers of a fleet; return what makes the executor."""
@@ -199,7 +189,7 @@ class Session:
             key,
             self.file.module,
             self.plan.settings,
-            self._widest,
+            self.widest,
             options.workers,
             is_demo=options.demo,
             say=self._say,

@@ -43,7 +43,8 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "code": CodeVersion(),
         "disk": DiskWatch(),
     }
-    return Watch(**{**parts, **more}, module="m", widest=1)
+    parts |= {"file": SimpleNamespace(module="m"), "options": SimpleNamespace(workers={}), "widest": 1}
+    return Watch(SimpleNamespace(**{**parts, **more}))  # type: ignore[arg-type]
 
 
 def warnings(
@@ -63,7 +64,7 @@ def warnings(
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
     scheduler = SimpleNamespace(notices=lambda: notices)
-    found = watch(executor, study, embedded, scheduler=scheduler, has_named_workers=names_workers)
+    found = watch(executor, study, embedded, scheduler=scheduler, options=SimpleNamespace(workers=names_workers))
     return [*found.news(0.0)]
 
 
@@ -114,8 +115,8 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
         executor.trouble = ServiceError("Redis is full") if 0 < now < LOOK_SECONDS else None
         said += found.news(now)
     assert (said, looks) == (["Warning: a", "Warning: Redis is full; trying again", "Warning: b"], [])
-    executor.known_for, executor.notices, found.embedded = MISSING_SECONDS, list, Mock(workers={"cpu": 1})
-    found.has_named_workers = True
+    executor.known_for, executor.notices, found._session.embedded = MISSING_SECONDS, list, Mock(workers={"cpu": 1})
+    found._session.options.workers = {"cpu": 1}  # type: ignore[misc]
     for second in range(2, 12):
         executor.workers.announced = {} if second < 4 else {"w": Worker(compute_class="cpu")}
         said += found.news(float(second))
@@ -221,7 +222,7 @@ def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: 
     executor = SimpleNamespace(has_workers=True, notices=list, workers=workers)
     found = watch(executor, SimpleNamespace(best=None, deletions=list, name="s"))
     assert [each.text for each in found.present() if each.kind is Kind.CODE] == ["w gets no trials"]
-    monkeypatch.setattr(found.disk, "edited", lambda code: "m.py")
+    monkeypatch.setattr(found._session.disk, "edited", lambda code: "m.py")
     [edited] = found.present()
     assert edited.kind is Kind.CODE
     assert edited.text.startswith("m.py was edited; this run goes on with its code of before")
