@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from shadho_celery.core import hardware
-from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.embedded.embedded import Embedded
-from shadho_celery.errors import UsageError
-from shadho_celery.transport.celery_settings import file_of_folder
 
 
-def start_embedded(
-    key: str,
-    module: str,
-    settings: StudySettings,
-    widest: int,
-    given: Mapping[str, int],
-    *,
-    is_demo: bool,
-    say: Callable[[str], None],
-) -> Embedded:
-    """Start the workers of a study, with the slots by class that are `given`, else with those of this machine.
-
-    `key` is the study's, and `widest` the slots of its widest trial. With `is_demo` all default classes are played.
-    Raises UsageError if no class has the slots of that trial.
-    """
-    if file := file_of_folder():
-        say(f"{file} is not read: on this machine alone a study has a broker and workers of its own")
-    machine = hardware.detect()
-    workers = given or _default_workers(machine, settings, widest, is_demo=is_demo, say=say)
-    if max(workers.values()) < widest:
-        raise UsageError(
-            f"STUDY['slots'] gives a trial {widest} slots of one class, and no class has as many here; "
-            f"give --workers {next(iter(workers))}={widest}"
-        )
-    return Embedded(below(EMBEDDED, key), workers, [module], machine.cores)
-
-
-def _default_workers(
+def default_workers(
     machine: hardware.Machine, settings: StudySettings, widest: int, *, is_demo: bool, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Return the slots by class of the workers where none are given."""
+    """Return the slots by class of the workers of this machine. With `is_demo` all default classes are played.
+
+    `widest` are the slots of the widest trial.
+    """
     if is_demo:
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)
     if machine.gpus:

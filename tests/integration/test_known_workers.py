@@ -17,7 +17,7 @@ from services.told import ToldExecutor
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.fleet.executor import QueueExecutor
-from shadho_celery.session.watch import MISSING_SECONDS
+from shadho_celery.session.session import MISSING_SECONDS
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import Registry, Worker
 

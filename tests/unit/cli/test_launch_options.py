@@ -25,7 +25,7 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.launch import main
-from shadho_celery.session import workers as session_workers
+from shadho_celery.session import session as session_module
 from shadho_celery.session.opening import Request, settle
 from shadho_celery.session.session import Session
 from shadho_celery.store.sql import SqlStore
@@ -481,7 +481,7 @@ def workers_by(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -
         seen.append(workers)
         raise Opened
 
-    monkeypatch.setattr(session_workers, "Embedded", embedded)
+    monkeypatch.setattr(session_module, "Embedded", embedded)
     monkeypatch.setattr(hardware, "detect", lambda: machine)
     assert isinstance(CliRunner().invoke(main, words).exception, Opened)
     return seen[0]

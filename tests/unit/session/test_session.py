@@ -18,8 +18,7 @@ from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import refuse_nested, within
 from shadho_celery.session.notices import OVER_SECONDS, Conditions, Kind, Notice
-from shadho_celery.session.session import GIVE_UP_SECONDS, Session
-from shadho_celery.session.watch import LOOK_SECONDS, MISSING_SECONDS, Watch
+from shadho_celery.session.session import GIVE_UP_SECONDS, LOOK_SECONDS, MISSING_SECONDS, Session, Watch
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.limits import Limits
 from shadho_celery.transport.broker import PROTOCOL
