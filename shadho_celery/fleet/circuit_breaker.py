@@ -6,7 +6,7 @@ trial is tried again on another worker. If that worker finishes it, the failure 
 fails in the same way, failures of this kind count as caused by the trials, on any worker. A study whose trials fail for
 their own reasons therefore costs one more run for each kind of failure.
 
-Between two decisions, the strikes in Redis (`transport.quarantine`) open a breaker at once. The decision closes it,
+Between two decisions, the strikes in Redis (`transport.channel`) open a breaker at once. The decision closes it,
 half-opens it (one more trial), or quarantines the worker.
 """
 
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline, kind_of
 from shadho_celery.core.trial import Result, Retry, TrialState
-from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.channel import Quarantine
 
 #: failures of trials that succeeded elsewhere after which a worker is quarantined: in all, and in a row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2

@@ -15,8 +15,7 @@ from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
-from shadho_celery.fleet.shares import MESSAGE_SECONDS
-from shadho_celery.fleet.workers import Workers
+from shadho_celery.fleet.workers import MESSAGE_SECONDS, Workers
 from shadho_celery.transport.broker import Publisher, machine_queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass

@@ -22,8 +22,7 @@ from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel, WorkerChannel
-from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, WorkerChannel
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import ANY_CODE, Progress, of_other_protocols

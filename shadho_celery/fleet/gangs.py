@@ -99,22 +99,17 @@ class Overdue:
     failed: bool
 
 
+@dataclass
 class Gangs:
     """The gangs of one study."""
 
-    def __init__(
-        self,
-        seats: SchedulerSeats,
-        dispatch: Dispatch,
-        workers: Workers,
-        in_flight: Attempts[Sent],
-        wait_seconds: float,
-    ) -> None:
-        self._seats = seats
-        self._dispatch = dispatch
-        self._workers = workers
-        self._in_flight = in_flight
-        self._wait_seconds = wait_seconds
+    seats: SchedulerSeats
+    dispatch: Dispatch
+    workers: Workers
+    in_flight: Attempts[Sent]
+    wait_seconds: float
+
+    def __post_init__(self) -> None:
         #: True once an attempt may have called for replicas: before there is nothing to `tend` or to `close`
         self.is_needed = False
         #: warnings for the operator
@@ -154,24 +149,24 @@ class Gangs:
         does the rest.
         """
         if self._unheard:
-            for call in self._seats.calls(self._unheard):
+            for call in self.seats.calls(self._unheard):
                 self._open(call, now)
             self._unheard.clear()
         is_early = now - self._tended_at < LOOK_SECONDS
-        if not (self._gangs or self._over) or is_early or self._dispatch.is_waiting(now):
+        if not (self._gangs or self._over) or is_early or self.dispatch.is_waiting(now):
             return []
         self._tended_at = now
         flush(self._over)
         self._read_states()
-        spare = {each.name: self._spare(each) for each in self._workers.classes}
+        spare = {each.name: self._spare(each) for each in self.workers.classes}
         for name, slots in spare.items():
             self._ask_back(name, self.backups(name) - slots)
         self._fill(now)
-        for each in self._workers.classes:
-            idles = self._workers.had_free_slot(each.name, -math.inf, now, IDLE_SECONDS)
+        for each in self.workers.classes:
+            idles = self.workers.had_free_slot(each.name, -math.inf, now, IDLE_SECONDS)
             idle = each.slots - each.busy if idles else 0
             self._fill_backups(now, each.name, min(idle, spare[each.name] - self.backups(each.name)))
-        return [] if self._dispatch.is_waiting(now) else self._overdue(now)
+        return [] if self.dispatch.is_waiting(now) else self._overdue(now)
 
     def backups(self, compute_class: str) -> int:
         """Return the number of slots that backup replicas take in a class, or will take with messages under way."""
@@ -179,7 +174,7 @@ class Gangs:
 
     def _open(self, call: Called, now: float) -> None:
         """Record an attempt's call for replicas, or its report that they have arrived."""
-        sent = self._in_flight.find(call.number, call.attempt)
+        sent = self.in_flight.find(call.number, call.attempt)
         if sent is None:
             return
         before = self._gangs.get((call.number, call.attempt))
@@ -195,7 +190,7 @@ class Gangs:
             for rank in range(1, slots + min(call.gang.backups, MAX_SLOTS))
         ]
         # The coordinator's time limit is enough, because all replicas end with it.
-        payload = self._dispatch.payload([sent.attempt], None)
+        payload = self.dispatch.payload([sent.attempt], None)
         name = str(sent.attempt.compute_class)
         gang = _Gang(call, name, payload, now, places, is_complete=call.gang.assembled)
         self._gangs[call.number, call.attempt] = gang
@@ -212,7 +207,7 @@ class Gangs:
         """Return the gangs that have waited too long for replicas, each only once."""
         found = []
         for (number, attempt), gang in self._gangs.items():
-            patience = self._wait_seconds * (READY_FACTOR if gang.is_seated else 1)
+            patience = self.wait_seconds * (READY_FACTOR if gang.is_seated else 1)
             if gang.is_complete or gang.is_given_back or now - gang.since < patience:
                 continue
             gang.is_given_back = True
@@ -223,7 +218,7 @@ class Gangs:
 
     def _spare(self, compute_class: ComputeClass) -> int:
         """Return the slots in this study's part of a class that its trials leave for backup replicas."""
-        attempts = [sent.attempt for sent in self._in_flight if sent.attempt.compute_class == compute_class.name]
+        attempts = [sent.attempt for sent in self.in_flight if sent.attempt.compute_class == compute_class.name]
         return compute_class.limit - sum(attempt.slots for attempt in attempts)
 
     def _backups(self, compute_class: str) -> Iterator[tuple[_Gang, _Place]]:
@@ -233,12 +228,12 @@ class Gangs:
 
     def _forget(self, key: tuple[int, int], seats: Sequence[Seat]) -> None:
         if key not in self._gangs:
-            self._seats.forget([key])
-        self._seats.clear(seats)
+            self.seats.forget([key])
+        self.seats.clear(seats)
 
     def _read_states(self) -> None:
         places = [place for gang in self._gangs.values() for place in gang.places]
-        for place, state in zip(places, self._seats.states([place.seat for place in places]), strict=True):
+        for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
             place.state = state
 
     def _ask_back(self, compute_class: str, count: int) -> None:
@@ -246,14 +241,14 @@ class Gangs:
         taking = [place for _, place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
-        self._seats.ask_back([place.seat for place in new])
+        self.seats.ask_back([place.seat for place in new])
         for place in new:
             place.asked_back = True
 
     def _is_due(self, gang: _Gang, place: _Place, now: float) -> bool:
         """Return whether a seat should be published, for the first time or again."""
         if place.state == "never":
-            had_free_slot = self._workers.had_free_slot(gang.compute_class, place.published_at, now, UNCLAIMED_SECONDS)
+            had_free_slot = self.workers.had_free_slot(gang.compute_class, place.published_at, now, UNCLAIMED_SECONDS)
             return not place.times or place.asked_back or had_free_slot
         return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
 
@@ -270,11 +265,11 @@ class Gangs:
         self._publish(due[: max(0, most)], now)
 
     def _publish(self, due: Sequence[tuple[_Gang, _Place]], now: float) -> None:
-        if not due or self._dispatch.is_waiting(now):
+        if not due or self.dispatch.is_waiting(now):
             return
         # Clear the old states, so that they are not taken for those of the new messages.
-        self._seats.clear([place.seat for _, place in due if place.times or place.state != "never"])
-        if self._dispatch.publish([gang.message(place) for gang, place in due]):
+        self.seats.clear([place.seat for _, place in due if place.times or place.state != "never"])
+        if self.dispatch.publish([gang.message(place) for gang, place in due]):
             for _, place in due:
                 place.state, place.published_at, place.asked_back = "never", now, False
                 place.times += 1

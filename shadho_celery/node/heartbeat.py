@@ -15,7 +15,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.leases import Leases
-from shadho_celery.transport.quarantine import Breaker, Quarantine
+from shadho_celery.transport.channel import Breaker, Quarantine
 from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer

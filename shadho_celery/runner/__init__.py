@@ -1,6 +1,6 @@
 """Runner: the isolated process of a slot, in which its trials run.
 
-May use: core, space, objective. `runner` is the worker's end, `process` the parent's handle of a live process,
+May use: core, space, objective. `runner` is the worker's end, with its handle of a live process,
 `protocol` the records of their pipe, `child` the code inside the process, `cleanup` the reset after a trial, and
 `reaper` the parent process that kills its process tree.
 

@@ -119,7 +119,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
-    #: virtual times of its turns (`fleet.shares`) by compute class, for classes where it wants more slots than it has
+    #: virtual times of its turns (`fleet.workers`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
 
 

@@ -40,11 +40,12 @@ from shadho_celery.transport.channel import (
     ERASED_SECONDS,
     HOLD_SECONDS,
     MAX_STRIKES,
+    Breaker,
     Claim,
+    Quarantine,
     SchedulerChannel,
     unseal,
 )
-from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
 from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats

@@ -26,8 +26,7 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.transport import broker
 from shadho_celery.transport.broker import Publisher, depths, machine_queue, queue
-from shadho_celery.transport.channel import MAX_STRIKES
-from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.channel import MAX_STRIKES, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 

@@ -13,8 +13,7 @@ from services.channels import Channel
 
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, Result, Started, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.channel import Claim, SchedulerChannel
-from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.channel import Claim, Quarantine, SchedulerChannel
 from shadho_celery.transport.redis import connect, own_address
 from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.transport.signing import Signer

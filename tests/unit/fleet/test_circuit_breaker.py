@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import Memory, Outcome, Result, TrialState
 from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
-from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.channel import Quarantine
 from shadho_celery.transport.redis import flush
 
 S = TrialState

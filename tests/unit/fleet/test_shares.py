@@ -19,8 +19,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.dispatch import Pace
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS
-from shadho_celery.fleet.shares import MESSAGE_SECONDS, Turns, allow, parts
-from shadho_celery.fleet.workers import Workers
+from shadho_celery.fleet.workers import MESSAGE_SECONDS, Turns, Workers, allow, parts
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import StudyWants, Worker

@@ -12,8 +12,7 @@ import pytest
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.fleet.shares import allow
-from shadho_celery.fleet.workers import Workers
+from shadho_celery.fleet.workers import Workers, allow
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import Progress, StudyWants, Worker
 
