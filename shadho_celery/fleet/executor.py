@@ -203,8 +203,8 @@ class QueueExecutor:
             if unclaimed and self._dispatch.refusal is None:
                 # They are sent again as new attempts, at no charge for their trials; the old messages will be refused.
                 self._take_back(unclaimed, running=False)
-            for gang in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
-                self.channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
+            for lost in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
+                self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
             # At the first poll all slots are free, so there is nothing to wait for.

@@ -12,8 +12,8 @@ other gangs, and its replicas may take ten times as long to get ready. A replica
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
-from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import MAX_SLOTS, Called, GangEvent, ReplicaFailed, ReplicaSeat
+from shadho_celery.core.trial import MAX_SLOTS, Called, GangEvent, Lost, ReplicaSeat
 from shadho_celery.fleet.dispatch import Dispatch
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, UNCLAIMED_SECONDS
 from shadho_celery.fleet.workers import Workers
@@ -42,8 +41,9 @@ READY_FACTOR = 10
 
 @dataclass
 class _Place:
-    """A seat and its state."""
+    """A seat of a gang and its state."""
 
+    gang: _Gang = field(repr=False)
     seat: Seat
     is_backup: bool
     #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
@@ -58,6 +58,12 @@ class _Place:
     def takes_a_slot(self) -> bool:
         return self.state == "taken" or (self.state == "never" and self.times > 0 and not self.asked_back)
 
+    def message(self) -> tuple[str, Payload]:
+        """Return the name of the queue and the message for it."""
+        call = self.gang.call
+        seat = ReplicaSeat(address=call.gang.address, token=call.gang.token, call=call.call, rank=self.seat.rank)
+        return self.gang.compute_class, replace(self.gang.payload, replica=seat)
+
 
 @dataclass
 class _Gang:
@@ -69,7 +75,7 @@ class _Gang:
     payload: Payload
     #: time of its call
     since: float
-    places: list[_Place]
+    places: list[_Place] = field(default_factory=list)
     #: True once its coordinator has reported that its replicas have arrived
     is_complete: bool = False
     #: True once its time has run out
@@ -81,22 +87,6 @@ class _Gang:
     def is_seated(self) -> bool:
         """Return whether all its seats, except those of backups, are taken."""
         return all(place.state in ("taken", "done") for place in self.places if not place.is_backup)
-
-    def message(self, place: _Place) -> tuple[str, Payload]:
-        gang, rank = self.call.gang, place.seat.rank
-        seat = ReplicaSeat(address=gang.address, token=gang.token, call=self.call.call, rank=rank)
-        return self.compute_class, replace(self.payload, replica=seat)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overdue:
-    """A gang that was not complete in time."""
-
-    number: int
-    attempt: int
-    reason: str
-    #: True if its replicas fail, which counts against the trial
-    failed: bool
 
 
 @dataclass
@@ -133,7 +123,12 @@ class Gangs:
         if isinstance(event, Called):
             self._open(event, now)
         else:
-            self._note_failure(event)
+            # Its seat is published again after a while.
+            failure = one_line(headline(event.error))
+            text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {failure}"
+            self.notices.append(text)
+            if (gang := self._gangs.get((event.number, event.attempt))) is not None:
+                gang.failure = text
         self._tended_at = -math.inf
         self.is_needed = True
 
@@ -142,7 +137,7 @@ class Gangs:
         for key in [key for key in self._gangs if key[0] == number and attempt in (None, key[1])]:
             self._over.append(partial(self._forget, key, [place.seat for place in self._gangs.pop(key).places]))
 
-    def tend(self, now: float) -> list[Overdue]:
+    def tend(self, now: float) -> list[Lost]:
         """Read the states of seats, ask back those that are wanted, and publish free ones, every LOOK_SECONDS.
 
         Returns the gangs that are overdue: their attempts must be given up. Raises redis-py's errors; the next call
@@ -157,11 +152,19 @@ class Gangs:
             return []
         self._tended_at = now
         flush(self._over)
-        self._read_states()
-        spare = {each.name: self._spare(each) for each in self.workers.classes}
+        places = [place for gang in self._gangs.values() for place in gang.places]
+        for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
+            place.state = state
+        # Slots in this study's part of a class that its trials leave for backup replicas.
+        spare = {each.name: each.limit for each in self.workers.classes}
+        for sent in self.in_flight:
+            if (name := str(sent.attempt.compute_class)) in spare:
+                spare[name] -= sent.attempt.slots
         for name, slots in spare.items():
             self._ask_back(name, self.backups(name) - slots)
-        self._fill(now)
+        # The free seats of all gangs that are not given back; those of backups follow.
+        free = [place for place in places if not (place.is_backup or place.gang.is_given_back)]
+        self._publish([place for place in free if self._is_due(place, now)], now)
         for each in self.workers.classes:
             idles = self.workers.had_free_slot(each.name, -math.inf, now, IDLE_SECONDS)
             idle = each.slots - each.busy if idles else 0
@@ -170,7 +173,7 @@ class Gangs:
 
     def backups(self, compute_class: str) -> int:
         """Return the number of slots that backup replicas take in a class, or will take with messages under way."""
-        return sum(place.takes_a_slot for _, place in self._backups(compute_class))
+        return sum(place.takes_a_slot for place in self._backups(compute_class))
 
     def _open(self, call: Called, now: float) -> None:
         """Record an attempt's call for replicas, or its report that they have arrived."""
@@ -185,25 +188,15 @@ class Gangs:
             # The trial trains a second time, so the seats of its first gang are over.
             self.close(call.number, call.attempt)
         slots = sent.attempt.slots
-        places = [
-            _Place(Seat(number=call.number, attempt=call.attempt, call=call.call, rank=rank), rank >= slots)
-            for rank in range(1, slots + min(call.gang.backups, MAX_SLOTS))
-        ]
         # The coordinator's time limit is enough, because all replicas end with it.
         payload = self.dispatch.payload([sent.attempt], None)
-        name = str(sent.attempt.compute_class)
-        gang = _Gang(call, name, payload, now, places, is_complete=call.gang.assembled)
+        gang = _Gang(call, str(sent.attempt.compute_class), payload, now, is_complete=call.gang.assembled)
+        for rank in range(1, slots + min(call.gang.backups, MAX_SLOTS)):
+            seat = Seat(number=call.number, attempt=call.attempt, call=call.call, rank=rank)
+            gang.places.append(_Place(gang, seat, rank >= slots))
         self._gangs[call.number, call.attempt] = gang
 
-    def _note_failure(self, event: ReplicaFailed) -> None:
-        """Record a replica's failure. Its seat is published again after a while."""
-        text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {one_line(headline(event.error))}"
-        self.notices.append(text)
-        gang = self._gangs.get((event.number, event.attempt))
-        if gang is not None:
-            gang.failure = text
-
-    def _overdue(self, now: float) -> list[Overdue]:
+    def _overdue(self, now: float) -> list[Lost]:
         """Return the gangs that have waited too long for replicas, each only once."""
         found = []
         for (number, attempt), gang in self._gangs.items():
@@ -213,63 +206,48 @@ class Gangs:
             gang.is_given_back = True
             reason = f"its gang was not complete within {patience:g} s"
             reason += f"; {gang.failure}" if gang.failure else ""
-            found.append(Overdue(number=number, attempt=attempt, reason=reason, failed=bool(gang.failure)))
+            # Replicas that fail count against the trial.
+            found.append(Lost(number=number, attempt=attempt, reason=reason, claimed=bool(gang.failure)))
         return found
 
-    def _spare(self, compute_class: ComputeClass) -> int:
-        """Return the slots in this study's part of a class that its trials leave for backup replicas."""
-        attempts = [sent.attempt for sent in self.in_flight if sent.attempt.compute_class == compute_class.name]
-        return compute_class.limit - sum(attempt.slots for attempt in attempts)
-
-    def _backups(self, compute_class: str) -> Iterator[tuple[_Gang, _Place]]:
-        for gang in self._gangs.values():
-            if gang.compute_class == compute_class:
-                yield from ((gang, place) for place in gang.places if place.is_backup)
+    def _backups(self, compute_class: str) -> list[_Place]:
+        gangs = [gang for gang in self._gangs.values() if gang.compute_class == compute_class]
+        return [place for gang in gangs for place in gang.places if place.is_backup]
 
     def _forget(self, key: tuple[int, int], seats: Sequence[Seat]) -> None:
         if key not in self._gangs:
             self.seats.forget([key])
         self.seats.clear(seats)
 
-    def _read_states(self) -> None:
-        places = [place for gang in self._gangs.values() for place in gang.places]
-        for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
-            place.state = state
-
     def _ask_back(self, compute_class: str, count: int) -> None:
         """Ask `count` backups to leave, the last ones first. Those that were asked before are among them."""
-        taking = [place for _, place in self._backups(compute_class) if place.takes_a_slot]
+        taking = [place for place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
         self.seats.ask_back([place.seat for place in new])
         for place in new:
             place.asked_back = True
 
-    def _is_due(self, gang: _Gang, place: _Place, now: float) -> bool:
+    def _is_due(self, place: _Place, now: float) -> bool:
         """Return whether a seat should be published, for the first time or again."""
         if place.state == "never":
-            had_free_slot = self.workers.had_free_slot(gang.compute_class, place.published_at, now, UNCLAIMED_SECONDS)
+            name = place.gang.compute_class
+            had_free_slot = self.workers.had_free_slot(name, place.published_at, now, UNCLAIMED_SECONDS)
             return not place.times or place.asked_back or had_free_slot
         return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
 
-    def _fill(self, now: float) -> None:
-        """Publish the free seats of all gangs that are not given back, except those of backups."""
-        gangs = [gang for gang in self._gangs.values() if not gang.is_given_back]
-        free = ((gang, place) for gang in gangs for place in gang.places if not place.is_backup)
-        self._publish([(gang, place) for gang, place in free if self._is_due(gang, place, now)], now)
-
     def _fill_backups(self, now: float, name: str, most: int) -> None:
         """Publish at most this many seats of backups in a class."""
-        complete = ((gang, place) for gang, place in self._backups(name) if gang.is_complete)
-        due = [(gang, place) for gang, place in complete if self._is_due(gang, place, now)]
+        complete = [place for place in self._backups(name) if place.gang.is_complete]
+        due = [place for place in complete if self._is_due(place, now)]
         self._publish(due[: max(0, most)], now)
 
-    def _publish(self, due: Sequence[tuple[_Gang, _Place]], now: float) -> None:
+    def _publish(self, due: Sequence[_Place], now: float) -> None:
         if not due or self.dispatch.is_waiting(now):
             return
         # Clear the old states, so that they are not taken for those of the new messages.
-        self.seats.clear([place.seat for _, place in due if place.times or place.state != "never"])
-        if self.dispatch.publish([gang.message(place) for gang, place in due]):
-            for _, place in due:
+        self.seats.clear([place.seat for place in due if place.times or place.state != "never"])
+        if self.dispatch.publish([place.message() for place in due]):
+            for place in due:
                 place.state, place.published_at, place.asked_back = "never", now, False
                 place.times += 1

@@ -97,6 +97,8 @@ class Heartbeat:
 
     def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
         """Announce from now on the code of the study modules, and why shipped code cannot run here."""
+        if (codes, unfit) == (self._worker.codes, self._worker.unfit):
+            return
         with self._lock:
             self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
         if self._is_announced.is_set():

@@ -7,9 +7,9 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -109,10 +109,10 @@ class Slots:
         self._clock = SystemClock()
         self._lines = TrialLines()
         self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
-        #: warnings about incomplete logs that were already logged
-        self._complaints: set[str] = set()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
-        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, self._complain) for each in environments]
+        # Each warning about incomplete logs is logged once.
+        complain = cache(partial(log.warning, "%s"))
+        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, complain) for each in environments]
         self._core_share = CoreShare(machine, count)
         #: those at the last beat
         self._neighbours: Collection[Worker] | None = None
@@ -130,8 +130,6 @@ class Slots:
         #: the attempts and replicas that run
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
-        #: the announced code, and why shipped code cannot run here
-        self._told: tuple[Mapping[str, CodeVersion], Mapping[str, str]] = {}, {}
         self._shipped_code = (
             None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
         )
@@ -278,11 +276,8 @@ class Slots:
         return reason
 
     def _tell_codes(self) -> None:
-        """Announce which code this worker has and which it cannot run, if that has changed."""
-        found = self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit
-        if found != self._told:
-            self._told = found
-            self.heartbeat.tell_codes(*found)
+        """Announce which code this worker has and which it cannot run."""
+        self.heartbeat.tell_codes(self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
@@ -453,12 +448,6 @@ class Slots:
             objectives=payload.objectives,
             encrypted=bool(self.signer.fingerprint),
         )
-
-    def _complain(self, text: str) -> None:
-        """Log once why logs of trials are incomplete."""
-        if text not in self._complaints:
-            self._complaints.add(text)
-            log.warning("%s", text)
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Repeat `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""

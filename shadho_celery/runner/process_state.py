@@ -25,7 +25,7 @@ import threading
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -213,7 +213,8 @@ def _of_system() -> Iterator[_Rule]:
     # Path costs more than everything else that is read. In a folder that was deleted this raises an error.
     yield "working directory", os.getcwd, os.chdir
     # Compare the bytes that os.environ keeps: decoding them takes longer than everything else here.
-    yield "environment", os.environ._data.copy, _restore_environment  # type: ignore[attr-defined]
+    restore = partial(_refill, os.environb)
+    yield "environment", os.environ._data.copy, restore  # type: ignore[attr-defined]
     for number in _SIGNALS:
         # Not with signal.getsignal, which takes several times as long because it creates enums.
         yield f"handler of {number.name}", partial(_signal.getsignal, number), partial(signal.signal, number)
@@ -364,7 +365,7 @@ def _list(module: ModuleType, name: str) -> _Rule:
     return f"{module.__name__}.{name}", read, write
 
 
-def _refill(names: dict[str, Any], before: Mapping[str, Any]) -> None:
+def _refill(names: MutableMapping[Any, Any], before: Mapping[Any, Any]) -> None:
     for name in names.keys() - before.keys():
         del names[name]
     names.update(before)
@@ -378,11 +379,6 @@ def _set_up_streams(before: Sequence[Any]) -> None:
     count = len(_STREAM_SETTINGS)
     for stream, settings in ((sys.stdout, before[:count]), (sys.stderr, before[count:])):
         stream.reconfigure(**dict(zip(_STREAM_SETTINGS, settings, strict=True)))  # type: ignore[union-attr]
-
-
-def _restore_environment(before: dict[bytes, bytes]) -> None:
-    os.environb.clear()
-    os.environb.update(before)
 
 
 def _cannot(before: object) -> None:

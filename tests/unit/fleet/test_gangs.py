@@ -14,10 +14,10 @@ from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Called, GangCall, ReplicaFailed, ReplicaSeat
+from shadho_celery.core.trial import Attempt, Called, GangCall, Lost, ReplicaFailed, ReplicaSeat
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import RETRY_SECONDS, Dispatch
-from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs, Overdue
+from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs
 from shadho_celery.transport.seats import SchedulerSeats, Seat
 
 
@@ -113,7 +113,7 @@ class Rig:
         taken = sum(sent.attempt.slots for sent in self.in_flight)
         self.slots.classes = [ComputeClass(name="cpu", slots=idle, allowance=taken + spare)]
 
-    def tend(self, at: float) -> list[Overdue]:
+    def tend(self, at: float) -> list[Lost]:
         self.clock.advance_to(at)
         return self.gangs.tend(self.clock.now())
 
@@ -222,7 +222,7 @@ def test_a_gang_that_has_not_come_together_in_time_is_given_back_once(rig: Rig, 
     table.sit("taken", 2)
     assert rig.tend(59.9) == []
     [given_back] = rig.tend(61)
-    assert (given_back.number, given_back.attempt, given_back.failed) == (0, 1, False)
+    assert (given_back.number, given_back.attempt, given_back.claimed) == (0, 1, False)
     assert given_back.reason == "its gang was not complete within 60 s"
     assert rig.tend(62) == []
     table.ranks()
@@ -273,7 +273,7 @@ def test_replicas_that_fail_are_told_of_and_are_why_their_gang_is_given_back(rig
     said = "failed on node7: ValueError: no such thing"
     assert rig.gangs.notices == [f"replica 2 of trial {number} {said}" for number in (0, 8)]
     [given_back] = rig.tend(60)
-    assert given_back.failed
+    assert given_back.claimed
     assert given_back.reason == f"its gang was not complete within 60 s; replica 2 of trial 0 {said}"
 
 
