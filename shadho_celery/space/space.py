@@ -21,7 +21,7 @@ from shadho_celery.errors import SpaceError
 from shadho_celery.space import describe as text
 from shadho_celery.space.domains import Categorical, Discrete, Domain
 from shadho_celery.space.literals import digest
-from shadho_celery.space.tree import Node, Switch, Value, postorder
+from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 
 H = TypeVar("H", bound=Hashable)
 
@@ -62,7 +62,7 @@ class Branch:
         """Return the index of the option that these params choose."""
         if self.label is not None and self.label in params:
             return self.switch.position(params[self.label])
-        return self.switch.position(self.switch.index.evaluate(params, {}))
+        return self.switch.position(evaluate(self.switch.index, params, {}))
 
 
 def merge(blocks: Iterable[Block]) -> Block:
@@ -145,7 +145,7 @@ class Space:
 
         Labels that are not active may be missing. Raises SpaceError if an active one is missing.
         """
-        return self.root.evaluate(params, {})
+        return evaluate(self.root, params, {})
 
     def walk(self, params: Params) -> Iterator[Block]:
         """Yield the blocks that are active under these params."""

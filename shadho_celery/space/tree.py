@@ -42,21 +42,12 @@ class Literal:
     #: True if each evaluation gets a copy, so that an objective which changes it changes only its own
     is_copied: bool
 
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        return copied(self.value, memo) if self.is_copied else self.value
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Param:
     """A hyperparameter's raw draw."""
 
     label: str
-
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        try:
-            return params[self.label]
-        except KeyError:
-            raise SpaceError(f"The params lack {self.label!r}, which is active in them; give it a value.") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -65,25 +56,12 @@ class Sequence:
 
     items: tuple[Node, ...]
 
-    # The loops below are written out because each comprehension would use one more frame per level before Python 3.12.
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        values = []
-        for item in self.items:
-            values.append(item.evaluate(params, memo))
-        return tuple(values)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dict:
     """A dict with string keys."""
 
     items: tuple[tuple[str, Node], ...]
-
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        values = {}
-        for key, item in self.items:
-            values[key] = item.evaluate(params, memo)
-        return values
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -97,16 +75,6 @@ class Call:
     #: computes the node's value from the function's result and the params; None if the result is the value
     finish: Callable[[Value, Params], Value] | None
 
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        args = []
-        for argument in self.args:
-            args.append(argument.evaluate(params, memo))
-        kwargs = {}
-        for name, argument in self.kwargs:
-            kwargs[name] = argument.evaluate(params, memo)
-        value = self.function(*args, **kwargs)
-        return value if self.finish is None else self.finish(value, params)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Switch:
@@ -114,9 +82,6 @@ class Switch:
 
     index: Node
     options: tuple[Node, ...]
-
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        return self.options[self.position(self.index.evaluate(params, memo))].evaluate(params, memo)
 
     def position(self, index: Value) -> int:
         """Return the option's index. Only whole numbers are accepted, as in hyperopt (no numpy bool, no 1.0)."""
@@ -135,15 +100,8 @@ class Shared:
 
     node: Node
 
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        if self in memo:
-            return memo[self]
-        value = memo[self] = self.node.evaluate(params, memo)
-        return value
 
-
-#: one step of the computation from a trial's params to the objective's values. ``evaluate(params, memo)`` returns the
-#: same value as hyperopt's `space_eval`. `memo` keeps shared nodes' values for one evaluation.
+#: one step of the computation from a trial's params to the objective's values
 Node = Literal | Param | Sequence | Dict | Call | Switch | Shared
 
 
@@ -161,6 +119,41 @@ def children(node: Node) -> tuple[Node, ...]:
         case Shared(shared):
             return (shared,)
     return ()
+
+
+def evaluate(node: Node, params: Params, memo: Memo) -> Value:  # noqa: C901 - one frame for each level
+    """Return the same value as hyperopt's space_eval. `memo` keeps shared nodes' values for one evaluation."""
+    # The loops are written out because each function, and before Python 3.12 each comprehension, would use one more
+    # frame for each level of the space.
+    if isinstance(node, Param):
+        if node.label not in params:
+            raise SpaceError(f"The params lack {node.label!r}, which is active in them; give it a value.")
+        return params[node.label]
+    if isinstance(node, Literal):
+        return copied(node.value, memo) if node.is_copied else node.value
+    if isinstance(node, Call):
+        args, kwargs = [], {}
+        for argument in node.args:
+            args.append(evaluate(argument, params, memo))
+        for name, argument in node.kwargs:
+            kwargs[name] = evaluate(argument, params, memo)
+        value = node.function(*args, **kwargs)
+        return value if node.finish is None else node.finish(value, params)
+    if isinstance(node, Switch):
+        return evaluate(node.options[node.position(evaluate(node.index, params, memo))], params, memo)
+    if isinstance(node, Dict):
+        named = {}
+        for key, item in node.items:
+            named[key] = evaluate(item, params, memo)
+        return named
+    if isinstance(node, Sequence):
+        values = []
+        for item in node.items:
+            values.append(evaluate(item, params, memo))
+        return tuple(values)
+    if node not in memo:
+        memo[node] = evaluate(node.node, params, memo)
+    return memo[node]
 
 
 def unshared(node: Node) -> Node:

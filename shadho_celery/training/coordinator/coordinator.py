@@ -108,23 +108,22 @@ class Quorum:
         return f"{reason}: a step now takes {size} gradients"
 
 
+@dataclass(eq=False)
 class Snapshot:
     """Copy of one step's parameters, kept while it is being sent to any replica."""
 
-    def __init__(self, layout: Layout) -> None:
-        #: parameters, then buffers
-        self.vector: Vector = np.zeros(layout.size + layout.buffers, dtype=np.float32)
-        #: reference count; at 0 the snapshot may be written again
-        self.users = 0
-        self.frame: Frame | None = None
+    #: parameters, then buffers
+    vector: Vector
+    #: reference count; at 0 the snapshot may be written again
+    users: int = 0
+    frame: Frame | None = None
 
 
 class SnapshotPool:
     """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
 
-    def __init__(self, layout: Layout, *, encrypted: bool = False) -> None:
-        """`encrypted` says that the frames are sent encrypted and need no checksum."""
-        self._layout, self._encrypted = layout, encrypted
+    def __init__(self, layout: Layout) -> None:
+        self._size = layout.size + layout.buffers
         self._lock = threading.Lock()
         self._all: list[Snapshot] = []
 
@@ -133,7 +132,7 @@ class SnapshotPool:
         with self._lock:
             free = next((each for each in self._all if not each.users), None)
             if free is None:
-                free = Snapshot(self._layout)
+                free = Snapshot(np.zeros(self._size, dtype=np.float32))
                 self._all.append(free)
             free.users = 1
             return free
@@ -147,12 +146,6 @@ class SnapshotPool:
         """Remove a user."""
         with self._lock:
             snapshot.users -= 1
-
-    def frame(self, snapshot: Snapshot, epoch: int, step: int) -> Frame:
-        """Return the frame that sends a snapshot. Its checksum is computed once for all replicas."""
-        header = Header(kind=Kind.PARAMS, epoch=epoch, step=step)
-        frame = Frame(header, snapshot.vector.data)
-        return frame if self._encrypted else frame.checksummed()
 
 
 class Coordinator:
@@ -190,7 +183,8 @@ class Coordinator:
         #: vectors in a row that were not finite, by rank
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
-        self._snapshots = SnapshotPool(layout, encrypted=encrypted)
+        self._snapshots = SnapshotPool(layout)
+        self._encrypted = encrypted
         self._current: Snapshot | None = None
         self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
         self._decoded = run.centre.shape.vector()
@@ -398,7 +392,10 @@ class Coordinator:
         parameters, buffers = self._layout.split(self._current.vector)
         self.run.centre.read(parameters)
         self.run.centre.shape.buffers.read(buffers)
-        self._current.frame = self._snapshots.frame(self._current, self._epoch, self.run.step)
+        header = Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step)
+        frame = Frame(header, self._current.vector.data)
+        # The checksum is computed once for all replicas. Encrypted frames need none.
+        self._current.frame = frame if self._encrypted else frame.checksummed()
 
     def _publish(self, peer: Peer) -> None:
         """Send the current parameters to a replica."""

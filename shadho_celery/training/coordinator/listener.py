@@ -254,14 +254,14 @@ class Listener:
             received, sent = self._gone_bytes
         return received + sum(w.bytes_in for w in wires), sent + sum(w.bytes_out for w in wires)
 
-    def close(self, reason: str, *, error: bool = False, seconds: float = 2.0) -> None:
+    def close(self, reason: str, *, seconds: float = 2.0) -> None:
         """Dismiss all replicas and close. Connections that are still open after `seconds` are dropped."""
         self._closing.set()
         close_socket(self._server)
         with self._lock:
             peers, handshakes = self._all_peers(), list(self._handshakes)
         for peer in peers:
-            peer.dismiss(reason, error=error)
+            peer.dismiss(reason)
         for wire in handshakes:
             wire.close()
         until = time.monotonic() + seconds
