@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock
-from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
@@ -19,7 +19,6 @@ from shadho_celery.fleet.workers import MESSAGE_SECONDS, Workers
 from shadho_celery.transport.broker import Publisher, machine_queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
-from shadho_celery.transport.registry import ANY_CODE
 
 #: maximum seconds of work in one message of short trials, and maximum number of attempts in it
 BUNDLE_SECONDS = 0.02
@@ -71,24 +70,15 @@ class Pace:
 class Dispatch:
     """Sends the attempts of one study."""
 
-    study: str
-    module: str
+    #: what all messages of the study have
+    template: Payload
     publisher: Publisher
     channel: SchedulerChannel
     workers: Workers
     in_flight: Attempts[Sent]
     clock: Clock
-    _: KW_ONLY
-    #: seconds after which a trial is stopped
-    timeout: float | None
     #: False if all workers are on one machine, where a trial that fails on one would fail on the others too
     may_watch: bool
-    #: the study's name
-    name: str = ""
-    #: version of the study's code
-    code: CodeVersion = ANY_CODE
-    #: losses of the study, if they have names
-    objectives: Objectives | None = None
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
@@ -139,7 +129,7 @@ class Dispatch:
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds.get(name, math.inf), slots.get(name, 1)), *alone]:
-                yield queue_of(bundle[0]), self.payload(bundle, self.timeout)
+                yield queue_of(bundle[0]), self.payload(bundle, self.template.timeout)
 
     def _other_host(self, attempt: Attempt) -> str | None:
         """Return the machine on which another attempt of the trial runs, or None if there is none."""
@@ -152,17 +142,7 @@ class Dispatch:
         """Return the message for attempts of one queue, which are stopped after `timeout` seconds."""
         # With a single worker, its failures cannot be compared with those of others.
         watched = self.may_watch and len(self.workers.able) > 1
-        return Payload(
-            study=self.study,
-            name=self.name,
-            module=self.module,
-            code=self.code.digest,
-            is_shipped=self.code.is_shipped,
-            attempts=list(attempts),
-            timeout=timeout,
-            watched=watched,
-            objectives=self.objectives,
-        )
+        return replace(self.template, attempts=list(attempts), timeout=timeout, watched=watched)
 
 
 def queue_of(attempt: Attempt) -> str:

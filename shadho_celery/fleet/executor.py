@@ -14,6 +14,7 @@ from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import Objectives
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
@@ -82,14 +83,17 @@ class QueueExecutor:
         self.workers = workers = Workers(client, study, module, weight, signer, code=code, name=name, progress=progress)
         self._in_flight = live
         live.on_end = self._note_end
-        self._dispatch = Dispatch(
-            *(study, module, publisher, channel, workers, live, self._clock),
-            timeout=trial_timeout,
-            may_watch=adopt,
+        template = Payload(
+            study=study,
             name=name,
-            code=code,
+            module=module,
+            code=code.digest,
+            is_shipped=code.is_shipped,
+            attempts=[],
+            timeout=trial_timeout,
             objectives=objectives,
         )
+        self._dispatch = Dispatch(template, publisher, channel, workers, live, self._clock, adopt)
         self._leases = LeaseMonitor(channel, workers, live, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(seats, self._dispatch, workers, live, gang_wait_seconds)

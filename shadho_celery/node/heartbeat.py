@@ -215,17 +215,14 @@ class CoreShare:
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
-        self._neighbours: list[tuple[Machine, int]] = []
 
     def follow(self, neighbours: Collection[Worker]) -> bool:
         """Divide the cores again if other workers of the host started or ended. Return whether the threads have
         changed.
         """
-        before, known = self.threads, self._neighbours
-        self._neighbours = [(each.machine, each.slots) for each in neighbours]
-        if self._neighbours != known:
-            self._sharing = self._slots + sum(slots for machine, slots in self._neighbours if not machine.is_limited)
-            self.threads = self._machine.threads(self._slots, self._neighbours)
+        before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
+        self._sharing = self._slots + sum(slots for machine, slots in others if not machine.is_limited)
+        self.threads = self._machine.threads(self._slots, others)
         return self.threads != before
 
     def tell(self) -> None:

@@ -52,15 +52,13 @@ class Rig:
         self.workers: Any = MagicMock(classes=[ComputeClass(name="cpu", slots=2)], able={"a"})
         services: Any = self.services
         self.dispatch = Dispatch(
-            "s",
-            "m",
+            Payload(study="s", module="m", attempts=[], timeout=2.5),
             services,
             services,
             self.workers,
             self.in_flight,
             self.clock,
-            timeout=2.5,
-            may_watch=may_watch,
+            may_watch,
         )
 
     def send(self, *attempts: int | Attempt) -> None:

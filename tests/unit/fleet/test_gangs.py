@@ -87,7 +87,13 @@ class Rig:
         services: Any = self.table
         workers: Any = self.slots
         dispatch = Dispatch(
-            "s", "m", services, services, workers, self.in_flight, self.clock, timeout=None, may_watch=False
+            Payload(study="s", module="m", attempts=[]),
+            services,
+            services,
+            workers,
+            self.in_flight,
+            self.clock,
+            may_watch=False,
         )
         self.gangs = Gangs(cast("SchedulerSeats", self.table), dispatch, workers, self.in_flight, 60.0)
 
