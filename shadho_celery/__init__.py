@@ -27,9 +27,9 @@ if TYPE_CHECKING:
         space_eval,
         tpe,
     )
-    from shadho_celery.program.results import list_studies, load_study
     from shadho_celery.program.search import minimize
     from shadho_celery.program.study import Study
+    from shadho_celery.results.study import list_studies, load_study
 
 __version__ = "0.5.0"
 
@@ -59,7 +59,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
     **dict.fromkeys(("auto", "cma", "fmin", "gp", "local", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
-    **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.results"),
+    **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.results.study"),
     "minimize": "shadho_celery.program.search",
     "Study": "shadho_celery.program.study",
     # `celery -A shadho_celery` looks for this name first, and hides the error if its import fails.

@@ -88,7 +88,10 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()
-    name = _compute_class(options.get("queues"), machine)
+    names = _listed(options.get("queues"))
+    if len(names) > 1:
+        raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
+    name = names[0] if names else machine.compute_class
     conf.task_default_queue = name
     conf.task_queues = [broker.queue(name)]
     if not conf.worker_concurrency:
@@ -192,14 +195,6 @@ def _close(sender: Any, **_: object) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
-
-
-def _compute_class(queues: str | Iterable[str] | None, machine: hardware.Machine) -> str:
-    """Return the only class in the worker's options, otherwise the machine's own."""
-    names = _listed(queues)
-    if len(names) > 1:
-        raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
-    return names[0] if names else machine.compute_class
 
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:

@@ -61,16 +61,6 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     return slots
 
 
-def _no_file(resume: str | None) -> click.UsageError:
-    """Return the error for a command without a study file, which `--resume FILE` takes for the name of a study."""
-    if not resume:
-        return click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
-    return click.UsageError(
-        f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its latest "
-        "study, or shadho-celery resume NAME"
-    )
-
-
 @connection_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
     """Return the points of a file."""
@@ -153,8 +143,13 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
         # A trial may print any character, and a terminal's encoding may lack it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if study_module is None and not resume:
+        raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
     if study_module is None:
-        raise _no_file(resume)
+        raise click.UsageError(
+            f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its "
+            "latest study, or shadho-celery resume NAME"
+        )
     connection = ("broker", "redis", "url_file", "signing_key_file")
     options = [given.pop(name) for name in connection]
     if local and any(options[:3]):

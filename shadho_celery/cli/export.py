@@ -95,14 +95,10 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
             write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        _write(output, lambda file: write(study, file))
+        # An existing file is replaced when the new one is complete.
+        try:
+            with replacing(output) as file:
+                write(study, file)
+        except OSError as error:
+            raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
         say(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
-
-
-def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file completely or not at all: an existing file is replaced when the new one is complete."""
-    try:
-        with replacing(path) as file:
-            write(file)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give -o another FILE") from None

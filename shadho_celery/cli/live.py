@@ -321,34 +321,28 @@ class ClassRow:
 
 def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
     """Return what is known of each compute class: the live ones, and others with trials."""
-    live = {c.name: c for c in scheduler.classes}
-    busy = busy_slots(scheduler.study)
-    return [
-        _class_row(live.get(name), name, busy[name], scheduler.study, fleet)
-        for name in dict.fromkeys([*live, *scheduler.study.compute_classes])
-    ]
-
-
-def _class_row(known: ComputeClass | None, name: str, busy: int, study: StudyState, fleet: Fleet) -> ClassRow:
-    shown = known or ComputeClass(name=name, slots=0, workers=0)
-    workers = fleet.of(name)
-    # With the slots of silent workers whose leases have not run out. Below `busy` if a worker is quarantined or leaves:
-    # its trials go on, and its slots are none for new ones.
-    slots = max(shown.slots + shown.silent, busy)
-    others = _other_studies(workers, study.record.key, slots - busy)
-    draining = sum(worker.draining for worker in workers)
-    state = class_state(shown, busy, workers, fleet)
-    leaving = f"{draining} {'worker is' if draining == 1 else 'workers are'} draining" if draining else ""
-    return ClassRow(
-        name=name,
-        is_live=known is not None,
-        workers=shown.workers,
-        busy=busy,
-        slots=slots,
-        state=state,
-        others=tuple(others),
-        leaving="" if state == "draining" else leaving,
-    )
+    study, live = scheduler.study, {c.name: c for c in scheduler.classes}
+    busy, rows = busy_slots(study), []
+    for name in dict.fromkeys([*live, *study.compute_classes]):
+        shown, workers = live.get(name) or ComputeClass(name=name, slots=0, workers=0), fleet.of(name)
+        # With the slots of silent workers whose leases have not run out. Never below `busy`: a worker that is
+        # quarantined or drains finishes its trials, but its slots take no new ones.
+        slots = max(shown.slots + shown.silent, busy[name])
+        draining = sum(worker.draining for worker in workers)
+        state = class_state(shown, busy[name], workers, fleet)
+        leaving = f"{draining} {'worker is' if draining == 1 else 'workers are'} draining" if draining else ""
+        row = ClassRow(
+            name=name,
+            is_live=name in live,
+            workers=shown.workers,
+            busy=busy[name],
+            slots=slots,
+            state=state,
+            others=tuple(_other_studies(workers, study.record.key, slots - busy[name])),
+            leaving="" if state == "draining" else leaving,
+        )
+        rows.append(row)
+    return rows
 
 
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:

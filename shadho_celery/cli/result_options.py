@@ -56,10 +56,12 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
     A module stands for its latest study, which is then named on standard error; not so `exactly`.
     """
     # Late: the database's library takes a third of a second.
-    from shadho_celery.results.study import load_study
+    from shadho_celery.results.study import StudyResults
+    from shadho_celery.store.sql import SqlStore
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    study = load_study(store, name, told=None if exactly else partial(say, err=True))
+    found = SqlStore(store, read_only=True)
+    study = StudyResults(found, found.find(name, told=None if exactly else partial(say, err=True)))
     yield study
     if study.values_note:
         say(f"Warning: {study.values_note}", err=True)

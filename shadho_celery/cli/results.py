@@ -59,10 +59,12 @@ Examples:
 @refusals()
 def studies(store: str, as_json: bool) -> None:
     """List the studies of a store, the latest first."""
-    from shadho_celery.results.study import list_studies
+    from shadho_celery.results.study import StudyResults
+    from shadho_celery.store.sql import SqlStore
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    found = list_studies(store)
+    opened_store = SqlStore(store, read_only=True)
+    found = [StudyResults(opened_store, record) for record in opened_store.records()]
     if as_json:
         from shadho_celery.results.schema import listed_json
 

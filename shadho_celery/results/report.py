@@ -229,7 +229,11 @@ def report_of(
         coverage=coverage(trials, known.record.objectives),
         classes={name: Ended(**_counts(trials, compute_class=name)) for name in sorted(trials.compute_classes)},
         subspaces={
-            name: _of_subspace(known, name, placed.get(name, {}))
+            name: OfSubspace(
+                **_counts(trials, subspace=name),
+                best=None if (best := trials.best_of(name)) is None else turned_first(best, known.record.objectives),
+                classes=placed.get(name, {}),
+            )
             for name in dict.fromkeys([*subspaces, *sorted(placed)])
         },
         rungs=trials.rungs(),
@@ -285,12 +289,6 @@ def _result(trial: Trial, known: StudyState | Recorded, values: Values) -> Trial
 
 def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
     return {state.lower(): trials.count(state, **where) for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED)}
-
-
-def _of_subspace(known: StudyState | Recorded, name: str, classes: Mapping[str, OnClass]) -> OfSubspace:
-    best = known.trials.best_of(name)
-    own = None if best is None else turned_first(best, known.record.objectives)
-    return OfSubspace(**_counts(known.trials, subspace=name), best=own, classes=classes)
 
 
 def _failures(known: StudyState | Recorded) -> list[FailureCount]:

@@ -15,7 +15,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below, is_locked
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, Surface, UsageError, told
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.report import Recorded, StudyReport, report_of
@@ -330,18 +330,20 @@ class RunningStudy(StudyResults):
         self._end()
 
 
-def load_study(store: str, name: str, *, told: Callable[[str], None] | None = None) -> StudyResults:
-    """Return the study called `name`, or the only one whose name begins with it, from the store at a URL.
+@told(Surface.PYTHON)
+def load_study(store: str, name: str) -> StudyResults:
+    """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    With `told`, a module means its latest study, and `told` is called with a line that names it. Raises StudyNotFound,
-    which names the candidates if there are several, or StoreError.
+    The study may run meanwhile; each look at it reads what is recorded at that moment. Raises StudyNotFound, which
+    names the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")
     opened = SqlStore(store, read_only=True)
-    return StudyResults(opened, opened.find(name, told=told))
+    return StudyResults(opened, opened.find(name))
 
 
+@told(Surface.PYTHON)
 def list_studies(store: str) -> list[StudyResults]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
     opened = SqlStore(store, read_only=True)

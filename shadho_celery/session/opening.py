@@ -114,11 +114,14 @@ class Opening:
 
     def open(self) -> OpenStudy:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
-        request, space = self._request, self.plan.space
+        request, space, settings = self._request, self.plan.space, self.plan.settings
         with ExitStack() as opened:
             store = SqlStore(request.store)
             opened.callback(store.close)
-            warm_start = self._lessons(store)
+            warm_start = None
+            if request.warm_start is not None:
+                given = (request.warm_start, space, store, settings.least_budget, settings.objectives)
+                warm_start = fit(read_source(*given), self.plan.subspaces, settings.objectives)
             study = open_study(
                 store,
                 space.describe(),
@@ -149,14 +152,6 @@ class Opening:
             self.plan = self.plan.with_settings(settings, self._request.limits)
         self._before = in_force
         return settings.in_force()
-
-    def _lessons(self, store: SqlStore) -> WarmStart | None:
-        """Return the results of earlier studies that fit this one; None without a warm start."""
-        given, settings = self._request.warm_start, self.plan.settings
-        if given is None:
-            return None
-        source = read_source(given, self.plan.space, store, settings.least_budget, settings.objectives)
-        return fit(source, self.plan.subspaces, settings.objectives)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,12 +92,6 @@ class Options(Given):
     #: environment variable that names the broker of a fleet; "" if an option or a file does
     broker_from: str = ""
 
-    def request(self, file: StudyFile, say: Say) -> Request:
-        """Return how the study of a file is to be opened."""
-        given = {each.name: getattr(self, each.name) for each in fields(Given)}
-        repaired = say if self.repair else None
-        return Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, **given)
-
 
 class _StopNow(Exception):
     """Leave the loop."""
@@ -120,7 +114,11 @@ class Session:
         #: moment of its beginning
         self.began = time.monotonic()
         self._say = say
-        self._opening = Opening(options.request(file, say))
+        given = {each.name: getattr(options, each.name) for each in fields(Given)}
+        repaired = say if options.repair else None
+        self._opening = Opening(
+            Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, **given)
+        )
         self._on_trial = options.on_trial or file.on_trial
         if self._on_trial is not None:
             check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
