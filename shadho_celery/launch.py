@@ -10,7 +10,7 @@ from shadho_celery.cli.interrupts import end_quietly
 if __name__ == "__main__":
     end_quietly()
 
-# Only what --help needs: the scheduler's own modules take seconds to import.
+# Only the modules that --help needs, because the modules of the scheduler take seconds to import.
 import io
 import os
 import re
@@ -41,8 +41,8 @@ Examples:
   shadho-celery run tasks.svm                          # everything on this machine
   shadho-celery run tasks.svm --trials 40 --seed 0
   shadho-celery run tasks.svm --workers cpu=4          # four trials at a time
-  shadho-celery run tasks.svm --demo                   # three classes, played on this machine
-  shadho-celery run tasks.svm --resume --trials 80     # carry the latest study on
+  shadho-celery run tasks.svm --demo                   # three simulated classes on this machine
+  shadho-celery run tasks.svm --resume --trials 80     # continue the latest study
   shadho-celery run tasks.svm --warm-start svm-3f2a    # learn from an earlier study
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
       shadho-celery run tasks.svm                      # on the fleet
@@ -54,7 +54,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     slots: dict[str, int] = {}
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
-        # Python reads no number of thousands of digits.
+        # Python refuses to convert a number of thousands of digits.
         if not (re.match(CLASS_NAME, name) and count.isdecimal() and len(count) < 10 and int(count)):
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
@@ -77,14 +77,14 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     is_flag=False,
     flag_value="",
     metavar="[NAME]",
-    help="Resume the study of that name, else the study file's latest. Options that are not given are those of its "
-    "earlier runs, but for --workers.",
+    help="Resume the study with this name, by default the latest study of the study file. Options that are not given "
+    "are those of its earlier runs, except --workers.",
 )
 @click.option(
     "--repair",
     is_flag=True,
     help="With --resume: copy the store, move trials that are missing or cannot be read to its table `unreadable`, and "
-    "go on.",
+    "continue.",
 )
 @store_option
 @click.option(
@@ -92,9 +92,9 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     multiple=True,
     callback=_workers,
     metavar="CLASS=SLOTS",
-    help="Workers to embed; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
+    help="Workers on this machine; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
 )
-@click.option("--demo", is_flag=True, help=f"Play the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
+@click.option("--demo", is_flag=True, help=f"Simulate the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
 @click.option(
     "--code",
     type=click.Choice(["check", "ship"]),
@@ -106,7 +106,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 @click.option(
     "--show-output",
     is_flag=True,
-    help="Print what the trials print, each line after its trial's number, such as [12]; on this machine only.",
+    help="Print the output of the trials. Each line begins with the number of its trial; on this machine only.",
 )
 @click.option(
     "--enqueue",
@@ -114,23 +114,26 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     type=click.Path(path_type=Path),
     callback=_points,
     metavar="FILE",
-    help='Run known points first: a JSON object a line, or a JSON list, such as {"rate": 0.1}; a choice by its '
-    "option's index or name. What a point leaves out is proposed by the sampler.",
+    help='File of known points to run first: one JSON object per line, such as {"rate": 0.1}, or a JSON list. A choice '
+    "is given by the index or the name of its option. The sampler proposes missing labels.",
 )
 @click.option(
     "--warm-start",
     metavar="SOURCE",
-    help="Let a new study learn from finished trials from elsewhere, which do not count as its own: of a study of the "
-    "store, such as svm-3f2a, or of another store, such as sqlite:///old.db#svm, or of a CSV file, such as trials.csv "
-    "of shadho-celery export, or one with a column for each label and one named loss or as the objective, with what "
-    "the objective returns. What does not fit is left out, and said.",
+    help="Finished trials from which a new study learns; they are not counted as its own. A study of the store, such "
+    "as svm-3f2a, of another store, such as sqlite:///old.db#svm, or a CSV file, such as trials.csv of shadho-celery "
+    "export, or one with a column for each label and one for the loss that the objective returns, named loss or as "
+    "the objective. Trials that do not fit are left out with a message.",
 )
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Print the log lines of the workers, each after its class; on this machine."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print the log of the workers. Each line begins with its class; on this machine only.",
 )
-@click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress; warnings and the result stay.")
+@click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress, only warnings and the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
-@click.option("--local", is_flag=True, help="Run on this machine alone, whatever broker the environment names.")
+@click.option("--local", is_flag=True, help="Run on this machine, even if the environment names a broker.")
 @connection_options.options
 @connection_options.refusals()
 def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
@@ -140,7 +143,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     finish, twice stops at once; --resume continues in both cases.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A trial may print any character, and a terminal's encoding may lack it.
+        # A trial may print characters that the encoding of the terminal lacks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if study_module is None and not resume:

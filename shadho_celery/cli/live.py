@@ -1,4 +1,4 @@
-"""Views of a study while it runs: a picture on a terminal, and a line now and then without one."""
+"""Views of a running study: a picture in a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from shadho_celery.space.space import Space
 from shadho_celery.study.state import StudyState, listed
 from shadho_celery.transport.registry import Worker
 
-#: seconds between two lines of the plain view, between two pictures, and between two looks at the placement of late
+#: seconds between two lines of the plain view, between two pictures, and between two checks of recent placement
 PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0
 
-#: running trials that the picture names, and other studies in the state of a class
+#: maximum number of running trials in the picture, and of other studies in the state of a class
 RUNNING, STUDIES = 4, 2
 
 _S = TrialState
@@ -53,10 +53,10 @@ _S = TrialState
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The live workers as they announce themselves, also those that cannot run the study."""
+    """The live workers as they announce themselves, including those that cannot run the study."""
 
     workers: Callable[[], Mapping[str, Worker]] = dict
-    #: the module that the study's workers must have
+    #: module that the workers of the study need
     module: str = ""
 
     def of(self, compute_class: str) -> list[Worker]:
@@ -64,12 +64,12 @@ class Fleet:
         return [worker for worker in self.workers().values() if worker.compute_class == compute_class]
 
     def has_module(self, worker: Worker) -> bool:
-        """Return whether a worker has the study's module, or takes it from the study."""
+        """Return whether a worker has the module of the study, or accepts shipped code."""
         return self.module in worker.imports or worker.accepts_code
 
     @property
     def lack(self) -> str:
-        """The reason why no live worker may run the study's trials."""
+        """Reason why no live worker can run trials of the study."""
         live = self.workers().values()
         taking = [worker for worker in live if not worker.draining]
         if not taking:
@@ -78,20 +78,20 @@ class Fleet:
         return "no live worker can run this study" if able else f"no live worker has {self.module}"
 
 
-#: that of a study without workers
+#: fleet of a study without workers
 NO_FLEET = Fleet()
 
 
 class LostTrials:
-    """Trials that were lost with their workers in this run, until they run again or have ended."""
+    """Trials of this run that were lost with their workers and have neither restarted nor ended."""
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: numbers of those trials
+        #: their numbers
         self.numbers: set[int] = set()
 
     def news(self) -> Iterator[str]:
-        """Yield a line on the trials that each worker has lost since the last call, and on those that run again."""
+        """Yield a line about the trials that each worker has lost since the last call, and about restarted ones."""
         lost: defaultdict[str, list[int]] = defaultdict(list)
         while self._study.losses:
             attempt, reason = self._study.losses.popleft()
@@ -113,7 +113,7 @@ class LostTrials:
 
     @property
     def lines(self) -> list[str]:
-        """A line on the lost trials that wait to run again, if there are any."""
+        """A line about the lost trials that wait for a slot, if there are any."""
         return [f"{_were(self.numbers)} lost; waiting for a free slot to run again"] if self.numbers else []
 
 
@@ -123,7 +123,7 @@ def _were(numbers: Iterable[int]) -> str:
 
 
 class _View:
-    """What both views know of a run."""
+    """Attributes of both views."""
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet) -> None:
         self._scheduler, self._fleet = scheduler, fleet
@@ -133,12 +133,12 @@ class _View:
 
 
 class LiveView(_View):
-    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
+    """View in a terminal: progress, the best trial so far, the state of each class, running trials and failures."""
 
     def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
         self._made = Values(scheduler.study.record, space.evaluate)
-        #: lines on the placement of late
+        #: lines about recent placement
         self._preferred: list[str] = []
         #: number and values of the best trial
         self._best: tuple[int, str] = (-1, "")
@@ -155,7 +155,7 @@ class LiveView(_View):
         self._live.stop()
 
     def update(self) -> None:
-        """Show the present state."""
+        """Show the current state."""
         now = self._scheduler.study.clock.now()
         if now - self._shown_at >= REFRESH_SECONDS:
             self._shown_at = now
@@ -164,11 +164,11 @@ class LiveView(_View):
             self._live.update(self.picture())
 
     def note(self, text: str) -> None:
-        """Print a message once, above the view; soft, so that a command in it can be copied."""
+        """Print a message above the view, without line breaks, so that a command in it can be copied."""
         self._live.console.print(Text(text, style=WARN if text.startswith("Warning") else ""), soft_wrap=True)
 
     def picture(self) -> Group:
-        """Return the view of the present state."""
+        """Return the picture of the current state."""
         study = self._scheduler.study
         self._pace.note()
         self._progress.update(self._task, completed=study.counted)
@@ -192,12 +192,12 @@ class LiveView(_View):
 
 
 def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
-    """Yield lines that are cut at the terminal's edge: a wrapped one would make the view jump."""
+    """Yield lines that are cut at the edge of the terminal, because the view would jump if one were wrapped."""
     yield from (Text(line, style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
 
 
 class PlainView(_View):
-    """View without a terminal: a line every few seconds."""
+    """View without a terminal: one line every few seconds."""
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
@@ -223,7 +223,7 @@ class PlainView(_View):
             self.note(f"{progress_line(self._scheduler, self._fleet)}; {pace}")
 
     def note(self, text: str) -> None:
-        """Print a line on standard error: standard output is for results."""
+        """Print a line on standard error, because standard output is for results."""
         say(text, err=True)
 
 
@@ -248,7 +248,7 @@ def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
-    """Return trials a minute, and the time until the first limit of a run since `began`, as far as it is known."""
+    """Return the trials per minute and, if known, the time until the first limit of a run that started at `began`."""
     study, limits = scheduler.study, scheduler.limits
     if not pace.ended:
         rate = "no trial has ended yet" + (" in this run" if study.counted else "")
@@ -267,7 +267,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
 
 
 def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
-    """Return a line for each of the first few running trials, and their number if there are more."""
+    """Return a line for each of the first few running trials, and one with the number of the others."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
     workers = fleet.workers()
     lines = [_running_line(study, each, workers) for each in running[:RUNNING]]
@@ -292,35 +292,35 @@ def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Wor
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRow:
-    """What is known of a compute class."""
+    """State of a compute class."""
 
     name: str
-    #: True if its workers take trials of the study
+    #: True if live workers of the class take trials of the study
     is_live: bool
     workers: int
-    #: slots that run trials of the study, and all of them
+    #: number of slots that run trials of the study, and of all slots
     busy: int
     slots: int
-    #: what its workers do in one word or a few
+    #: state in one word or a few
     state: str
-    #: slots that other studies have, and how many workers leave
+    #: texts about the slots of other studies, and about workers that are draining
     others: tuple[str, ...] = ()
     leaving: str = ""
 
     @property
     def words(self) -> str:
-        """Its state, with what else is to be known; slots that others have are not idle."""
+        """State with all further texts. A class whose slots are used by other studies is not called idle."""
         state = "" if self.state == "idle" and self.others else self.state
         return "; ".join(filter(None, (state, *self.others, self.leaving)))
 
     @property
     def style(self) -> str:
-        """Colour of its state."""
+        """Colour of the state."""
         return "" if self.state in ("busy", "idle") else WARN if self.busy or self.state == "draining" else BAD
 
 
 def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
-    """Return what is known of each compute class: the live ones, and others with trials."""
+    """Return the state of each compute class that is live or has trials."""
     study, live = scheduler.study, {c.name: c for c in scheduler.classes}
     busy, rows = busy_slots(study), []
     for name in dict.fromkeys([*live, *study.compute_classes]):
@@ -346,9 +346,9 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 
 
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
-    """Return how many slots of these workers, `most` at most, run trials of the first few studies but `ours`.
+    """Return how many slots of these workers run trials of other studies than `ours`, for the first few studies.
 
-    Announcements are seconds old: a slot that has changed hands is ours by what we know of our own trials.
+    Announcements are seconds old. At most `most` slots are attributed to others, because the study knows its own ones.
     """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:
@@ -364,10 +364,10 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
 
 
 def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet = NO_FLEET) -> str:
-    """Return the state of a class with `busy` slots of the study, of which these are the live `workers`.
+    """Return the state of a class with `busy` slots of the study and these live `workers`.
 
-    It is busy or idle; else its workers drain, are quarantined, silent (their leases run out), lack the module, or
-    there is none.
+    If it has able workers, it is busy or idle. Otherwise its workers are draining, quarantined or silent (their leases
+    run out), they lack the module, or there are none.
     """
     if shown.workers:
         return "busy" if busy else "idle"
@@ -384,7 +384,7 @@ def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), 
 
 
 def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
-    """Return one row for each compute class: the live ones, and others with trials."""
+    """Return a table with one row for each compute class that is live or has trials."""
     study = scheduler.study
     table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), last("state"))
     for row in class_rows(scheduler, fleet):
@@ -399,7 +399,7 @@ def class_table(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> Table:
 
 
 def busy_slots(study: StudyState) -> Counter[str | None]:
-    """Return the busy slots by class: each running attempt counts with the width of its trial."""
+    """Return the number of busy slots by class. A running attempt uses the slots of its trial."""
     busy: Counter[str | None] = Counter()
     for attempt in study.attempts:
         if attempt.state is _S.RUNNING:

@@ -39,35 +39,35 @@ MAX_POOL = 1000
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100
 
-#: what is shown in place of a setting in force that is None
+#: text that replaces None where settings in force are shown
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of one setting, beside its type."""
+    """Description of one setting, besides its type."""
 
     name: str
-    #: what its value should be, for refusals
+    #: description of valid values, for error messages
     meaning: str
     default: Any = None
     #: text of the command's option; "" for a setting that has no option
     help: str = ""
-    #: the default as help shows it, where it is not `default`; "" for none
+    #: text of the default in help, if it differs from `default`; "" for none
     shown_default: str | None = None
-    #: name of the option where it is not the setting's
+    #: name of the option, if it differs from the name of the setting
     option: str = ""
     #: the option in one letter, with its hyphen; "" without one
     short: str = ""
     #: the value that its option stands for; None for an option that is given a value
     value: str | None = None
-    #: what stands for the value in help
+    #: placeholder of the value in help
     metavar: str | None = None
-    #: all values that there are; empty for any of the type
+    #: all valid values; empty if any value of the type is valid
     choices: Collection[str] = ()
-    #: True if a study keeps it as it is in force, defaults too, and so goes on as it began under a version with others
+    #: True if a study keeps the value in force, even a default, so that it continues unchanged under other defaults
     in_force: bool = False
-    #: True if it gives trials budgets; such a setting is kept where it is given
+    #: True if it gives trials budgets; such a setting is kept if it is given
     is_budgets: bool = False
     #: True if `minimize` or `Study` has an argument of this name
     in_python: bool = False
@@ -80,12 +80,12 @@ class Setting:
 
     @property
     def kept(self) -> bool:
-        """True if a study keeps what its option was given, for the study's resumption."""
+        """True if a study keeps the value of its option for later runs."""
         return bool(self.help)
 
     @property
     def words(self) -> Words:
-        """How messages name it."""
+        """Names of the setting in messages."""
         in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
         return Words(
             f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,
@@ -108,7 +108,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Count | None,
         _about(
             "limit on the trials of the study, a whole number from 1",
-            help="Trials of the whole study, failed ones too.",
+            help="Maximum number of trials of the study, including failed ones.",
             shown_default=str(DEFAULT_TRIALS),
             short="-n",
             in_python=True,
@@ -118,7 +118,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Finite | None,
         _about(
             "limit on the seconds of one run, a number",
-            help="Send no new trial after this many seconds.",
+            help="Seconds after which no new trial is sent.",
             in_python=True,
         ),
     ] = None
@@ -134,8 +134,8 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Count | None,
         _about(
             "trials without a better feasible loss after which the study ends, a whole number from 1",
-            help="Stop after N trials without a better feasible loss than before, a lower one, or a higher one if it "
-            "is maximised; of several losses, without a change of the front.",
+            help="Stop after N trials without a better feasible loss; with several losses, without a change of the "
+            "front.",
             metavar="N",
             in_python=True,
         ),
@@ -152,7 +152,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Direction | None,
         _about(
             'whether the loss is to be small or large: "minimize" or "maximize"; short for one of the objectives',
-            help="The loss is to be large, such as an accuracy: the best trial has the largest one.",
+            help="Maximise the loss, such as an accuracy, instead of minimising it.",
             shown_default="",
             option="maximize",
             value="maximize",
@@ -163,7 +163,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about(
             "such as auto, gp, tpe or random, or a class in the study file",
-            help="Proposes params; optuna:CmaEsSampler, hyperopt:anneal: theirs of that name.",
+            help="Sampler that proposes params; optuna:CmaEsSampler or hyperopt:anneal for those of other tools.",
             metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME|hyperopt:NAME]",
             in_force=True,
             in_python=True,
@@ -173,7 +173,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _Name,
         _about(
             "name of the placement policy",
-            help="Places trials on classes.",
+            help="Policy that decides which compute class runs a trial.",
             choices=POLICIES,
             in_force=True,
             in_python=True,
@@ -183,9 +183,9 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _Name | None,
         _about(
             "how trials are divided among subspaces",
-            help="Trials of each subspace: even, but a tenth where all trials fail; exactly uniform; more by promise "
-            "of a better loss; or by the ranks of --policy paper, where the mix depends on timing and not on the seed "
-            "alone.",
+            help="Division of trials among subspaces. uniform: by the probabilities of the space. even: the same, but "
+            "a tenth where all trials fail. promise: more where a better loss is likely. paper: by the ranks of "
+            "--policy paper, where the mix depends on timing and not only on the seed.",
             shown_default="promise with the sampler auto, else even; with --policy paper: paper",
             choices=SHARES,
             in_force=True,
@@ -196,7 +196,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=0, le=MAX_POOL)] | None,
         _about(
             "trials drawn ahead for policy cost to place by their params, 0 for none",
-            help="Trials that policy cost draws ahead, to give each slot one that its class is good at; 0 for none.",
+            help="Number of trials that policy cost draws ahead, to choose a suitable one for each slot; 0 for none.",
             shown_default="by the number of slots",
             metavar="N",
             in_force=True,
@@ -206,9 +206,9 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about(
             "what stops a trial early by its reports: median, percentile:25, asha or the like, or a dict",
-            help="Stops a trial early by its reports: worse than the median, or not in the best percentile:25, of the "
-            "complete trials; after patience:10 steps without gain; worse than threshold:100; or if it is not in the "
-            "best third at steps 1, 3, 9, ..., asha:3.",
+            help="Rule that stops a trial early by its reports. median: worse than the median of the complete trials. "
+            "percentile:25: not in their best quarter. patience:10: ten steps without gain. threshold:100: worse than "
+            "100. asha:3: not in the best third at steps 1, 3, 9, ...",
             shown_default=NO_PRUNER,
             metavar=f"[{'|'.join((*PRUNERS, NO_PRUNER))}]",
             in_force=True,
@@ -228,7 +228,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         _about(
             "whether late trials are copied to idle slots: True or False",
-            help="Copy a late trial to an idle slot of another machine; the first result counts.",
+            help="Copy a late trial to an idle slot of another machine. The first result counts.",
             shown_default="speculation",
             option="speculation",
         ),
@@ -237,7 +237,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Positive,
         _about(
             "the study's part of the slot seconds beside other studies, a number above 0",
-            help="Share of the slot seconds beside other studies, also of a single slot.",
+            help="Weight of the study when several studies share slots.",
             shown_default="1",
         ),
     ] = 1.0
@@ -245,7 +245,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Positive | None,
         _about(
             "seconds after which a trial is stopped, more than 0",
-            help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
+            help="Time limit of a trial. The objective then gets a TrialTimeout, and is killed five seconds later.",
             metavar="SECONDS",
             in_python=True,
         ),
@@ -254,7 +254,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Number,
         _about(
             "first trials that may all fail in one way before the study stops, 0 for any number",
-            help="Stop if the first N trials all fail in one way and none has succeeded; 0 for never.",
+            help="Stop if the first N trials all fail in the same way; 0 for never.",
             metavar="N",
             in_python=True,
         ),
@@ -331,9 +331,9 @@ def _described() -> dict[str, Setting]:
     }
 
 
-#: every setting by name, in the order of help
+#: all settings by name, in the order of help
 SETTINGS: Mapping[str, Setting] = _described()
-#: settings that a study keeps for its resumption, where an option gave them
+#: settings that a study keeps for later runs if an option gave them
 KEPT = tuple(name for name, each in SETTINGS.items() if each.kept)
 #: settings that decide which trials a study runs, and where
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
@@ -341,7 +341,7 @@ IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
-#: what the former setting rungs is now
+#: replacement of the former setting rungs
 AS_FIDELITY = 'write STUDY["fidelity"] = {"least": 1, "most": 9, "eta": 3, "how": "halving"} with the same budgets'
 
 
@@ -359,7 +359,7 @@ def read_settings(given: Mapping[str, object]) -> StudySettings:
             raise no_setting(unknown[0]) from None
         key, what = misfit(error, given, StudySettings)
         name, _, part = key.partition(".")
-        # A pattern says less than the meaning does.
+        # The description says more than a regular expression.
         what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
         raise UsageError("%s: %s; %s", words(name), what, SETTINGS[name].meaning) from None
 
@@ -374,7 +374,7 @@ def with_settings(function: F) -> F:
 
 
 def _directed(settings: StudySettings) -> StudySettings:
-    """Return settings with the objective that their direction stands for."""
+    """Return settings in which the direction is replaced by an objective."""
     if settings.direction is None:
         return settings
     objectives: Objectives | None = {"loss": "maximize"} if settings.direction == "maximize" else None
@@ -409,12 +409,12 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
         raise StudyError(
             f"this study was begun with rungs, which this version lacks: begin another one, and {AS_FIDELITY}"
         )
-    # A limit is that of one run: it is kept to be shown.
+    # The limit applies to one run, and is only kept to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
 
 
 def other_sampler(before: Any, now: Any, trials: int) -> str | None:
-    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
+    """Return a line if a study continues with another sampler after this many trials. None is a user's own sampler."""
     if before == now:
         return None
     before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))

@@ -25,11 +25,11 @@ from shadho_celery.core.code import Digest
 #: label -> drawn value, of every active label
 Params = Mapping[str, Any]
 
-#: more than any study has trials, and still exact in every reader of JSON
+#: largest number of a trial: larger than in any study, and exact in every JSON reader
 MAX_COUNT = 2**53 - 1
-#: slots that a trial may take, and replicas that a gang may have
+#: maximum number of slots of a trial, and of replicas of a gang
 MAX_SLOTS = 1024
-#: attempts of one trial, claimed or not; after the last one it is FAILED
+#: maximum number of attempts of a trial, claimed or not; after the last one the trial is FAILED
 MAX_ATTEMPTS = 1000
 
 Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -39,26 +39,26 @@ Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: such numbers by name
 Losses = Mapping[str, Finite]
-#: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
+#: largest time limit in seconds, and largest weight, in a message; sums of such numbers are finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
-#: a signed integer of 64 bits, the largest of a database
+#: a signed integer of 64 bits, the largest type of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-#: seconds of a trial, at most 300 years; and since the epoch, before the year 5138
+#: duration of a trial in seconds, at most 300 years; and a moment in seconds since the epoch, before the year 5138
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
-#: a moment in a store: of whatever clock, but one that can be shown
+#: a moment in a store, of any clock, that can be shown as a date
 StoredMoment = Annotated[float, Meta(ge=-1e11, le=1e11)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-#: text without characters that stores and queues refuse; and a name, as a store's column takes it
+#: text without characters that stores and queues refuse; and a name that fits a column of a store
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
 Name = Annotated[Clean, Meta(max_length=255)]
-#: most characters of an error or a warning: more than `objective.call` makes
+#: maximum number of characters of an error or a warning, more than `objective.call` creates
 MAX_TEXT = 16_000
-#: most characters of the last lines of a trial's output
+#: maximum number of characters of the last lines of a trial's output
 MAX_LOG = 4000
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-#: most levels of metrics: more than `objective.result` lets through, and few enough to encode them anywhere
+#: maximum nesting of metrics: more than `objective.result` accepts, and few enough for every encoder
 MAX_LEVELS = 120
 
 
@@ -91,7 +91,7 @@ class TrialState(str, Enum):
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
 #: ways to end that count against the `trials` limit
 COUNTED = FINISHED - {TrialState.CANCELLED}
-#: ways to end well; `attempts.Attempts` has the rule for the trial's other attempts
+#: ways to end well; `attempts.Attempts` decides what happens to the other attempts of the trial
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
@@ -111,8 +111,8 @@ class Memory(str, Enum):
 
 
 _S = TrialState
-#: The lawful transitions. A result may arrive before the event that its trial started or was lost, so QUEUED and
-#: WAITING may finish at once.
+#: Valid transitions. A result may arrive before the event that its trial was started or lost, so QUEUED and WAITING
+#: may finish directly.
 LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
     _S.WAITING: frozenset({_S.QUEUED}) | FINISHED,
     _S.QUEUED: frozenset({_S.RUNNING, _S.LOST}) | FINISHED,
@@ -122,7 +122,7 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
 }
 
 
-#: sorts labels: a database may return them in another order
+#: encodes labels in sorted order, because a database may return them in another order
 _encode = msgspec.json.Encoder(order="deterministic", enc_hook=plain).encode
 
 
@@ -131,7 +131,7 @@ def digest_of(params: Params) -> str:
     try:
         text = _encode(params)
     except UnicodeEncodeError:
-        # Half a surrogate pair.
+        # An unpaired surrogate.
         text = json.dumps(params, sort_keys=True).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -142,16 +142,16 @@ def violation_of(constraints: Losses) -> float:
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome of one call of an objective. Trial, result and pipe contain this record and copy no field."""
+    """Outcome of one call of an objective. Trials, results and the pipe contain this record."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: set if the state is COMPLETE; of several losses the first one. Of a PRUNED trial that of its last report, None if
-    #: that is not finite
+    #: set if the state is COMPLETE; the first one of several losses. For a PRUNED trial the loss of its last report, or
+    #: None if that is not finite
     loss: Finite | None = None
-    #: by name, the losses of a study with `objectives`, as they are minimised: one to maximise is negative here
+    #: losses by name in a study with `objectives`, in minimised form: a loss to maximise has the opposite sign
     losses: Losses = {}
-    #: by name, the constraints that the objective returned; it is feasible if none is above 0
+    #: constraints by name, as the objective returned them; the trial is feasible if none is above 0
     constraints: Losses = {}
     #: further results of the objective
     metrics: Mapping[str, Any] = {}
@@ -159,21 +159,21 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     #: seconds the objective itself took, by the monotonic clock of its process
     seconds: Seconds | None = None
-    #: peak bytes of the process's resident memory; None if not measured. Stores up to version 0.5 have the GPU's bytes
-    #: here of a trial that ran on one
+    #: peak bytes of the process's resident memory; None if not measured. In stores up to version 0.5, these are bytes
+    #: of GPU memory if the trial ran on a GPU
     memory: Bytes | None = None
-    #: peak bytes of GPU memory; None if it used none, or they were not measured
+    #: peak bytes of GPU memory; None if the trial used no GPU, or if they were not measured
     gpu_memory: Bytes | None = None
-    #: the memory that ran out, if it FAILED for that: a fact about its class as much as about its params
+    #: the memory that ran out, if this is why the trial FAILED; it depends on the compute class and on the params
     out_of_memory: Memory | None = None
-    #: message to the user although it ended well, for instance about a dropped metric
+    #: message to the user about a trial that ended well, for example about a dropped metric
     warning: str | None = None
-    #: the last lines of its output if it FAILED, with time stamps
+    #: last lines of the output with time stamps, if the trial FAILED
     log: str | None = None
-    #: digest of the code that it ran under
+    #: digest of the code that ran
     code: Digest | None = None
-    #: True if the checkpoint folder of a promoted trial held files when it began, False if not; None for a trial that
-    #: continues no other one, and where it is not known
+    #: True if the checkpoint folder of a promoted trial contained files at its start, False if not; None for a trial
+    #: that is not promoted, or if this is not known
     continued: bool | None = None
 
     @property
@@ -183,10 +183,10 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_an_end(self) -> bool:
-        """Membership of the state in `FINISHED`, with what belongs to it.
+        """True if the state is in `FINISHED` and the other fields fit it.
 
-        COMPLETE comes with a loss, FAILED and CANCELLED without. Metrics are finite, and not nested too deep for an
-        encoder; texts have at most MAX_TEXT characters, and MAX_LOG of its output.
+        COMPLETE requires a loss, FAILED and CANCELLED must not have one. Metrics must be finite and not nested too
+        deeply for an encoder. Texts have at most MAX_TEXT characters, and the output at most MAX_LOG.
         """
         fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
         is_short = all(len(text or "") <= MAX_TEXT for text in (self.error, self.warning))
@@ -194,19 +194,19 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
-        """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
+        """Return the outcome without a loss of an attempt that was stopped after this many seconds."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
         facts = {"error": "cancelled", "seconds": seconds, "out_of_memory": None, "log": None}
         return replace(self, state=state, loss=None, losses={}, constraints={}, **facts)
 
 
-#: that of a trial that has not ended
+#: outcome of a trial that has not ended
 NO_OUTCOME = Outcome(state=TrialState.WAITING)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields that a trial and each of its attempts share: the evaluation, and its progress."""
+    """Fields that a trial and its attempts have in common."""
 
     #: position of the trial in its study, from 0, in the order of asking
     number: Number
@@ -215,13 +215,13 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     params: Params
     #: seed for the objective's own random draws, the same in every attempt
     seed: int = 0
-    #: part of the fidelity for the trial; None for all of it
+    #: budget of the trial; None for the full fidelity
     budget: Finite | None = None
-    #: slots of one class for the trial, all or none
+    #: number of slots of one class that the trial takes, all at once
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
-    #: names of the workers on which it has failed, while others may not: they are not to run it again
+    #: names of the workers on which the trial has failed, and which must not run it again
     failed_on: Annotated[tuple[Name, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
-    #: number of the trial on rung 0 whose params, seed and checkpoints it continues; None if they are its own
+    #: number of the trial on rung 0 with whose params, seed and checkpoints it continues; None for its own
     origin: Number | None = None
     compute_class: str | None = None
     #: name of its present or last machine
@@ -233,7 +233,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     """Sending of a trial to a worker."""
 
-    #: its place among the attempts of its trial, from 1
+    #: number of the attempt within its trial, from 1
     attempt: Place
     #: QUEUED until a worker claims it, then RUNNING
     state: TrialState = TrialState.QUEUED
@@ -241,7 +241,7 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     worker: str = ""
     #: machine of another attempt of the trial, which must not run this one
     not_on: str | None = None
-    #: machine that is to run this attempt, through the machine's own queue; None for any of its class
+    #: machine that must run this attempt, through its own queue; None for any machine of the class
     only_on: Name | None = None
 
     def evolve(self, **changes: Any) -> Attempt:
@@ -260,20 +260,20 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
     #: claimed attempts that were lost
     lost: int = 0
-    #: `NO_OUTCOME` until it ends
+    #: `NO_OUTCOME` until the trial ends
     outcome: Outcome = NO_OUTCOME
     #: seconds since the epoch
     asked_at: StoredMoment | None = None
     finished_at: StoredMoment | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
-    #: step of the last report of a trial that is PRUNED, or is to be once its attempts have ended; None for others
+    #: step of the last report of a trial that is PRUNED, or will be when its attempts have ended; None for others
     step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
-    #: the memory that each of them had too little of, joined by commas; up to version 0.5 it was not recorded
+    #: kinds of memory that these classes lacked, joined by commas; not recorded up to version 0.5
     outgrown_memory: _Memories | None = None
-    #: live attempts, unless they are just the latest one
+    #: live attempts, unless the latest attempt is the only one
     live: Sequence[Attempt] | None = None
 
     def evolve(self, **changes: Any) -> Trial:
@@ -305,16 +305,16 @@ def taught(
     losses: Losses | None = None,
     constraints: Losses | None = None,
 ) -> Trial:
-    """Return a COMPLETE trial from elsewhere, which teaches a study: params, losses and constraints.
+    """Return a COMPLETE trial of another study, from which a study learns: params, losses and constraints.
 
-    The seconds of other machines, in particular, would mislead.
+    Other facts, such as the seconds on other machines, would mislead.
     """
     outcome = Outcome(state=TrialState.COMPLETE, loss=loss, losses=losses or {}, constraints=constraints or {})
     return Trial(number=number, subspace=subspace, params=params, state=outcome.state, outcome=outcome)
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """Event in the life of one attempt."""
+    """Event of one attempt."""
 
     number: Number
     attempt: Place
@@ -340,14 +340,14 @@ class Report(_Event, frozen=True, kw_only=True):
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """Reason to try a trial again although its attempt has ended in a result."""
+    """Reason to repeat a trial although its attempt has returned a result."""
 
     reason: str
     #: compute class with too little memory
     outgrown: str | None = None
-    #: the memory that it has too little of
+    #: kind of memory that this class lacks
     memory: Memory | None = None
-    #: name of the worker on which it has failed, and which is not to run it again
+    #: name of the worker on which the trial has failed, and which must not run it again
     failed_on: str | None = None
 
 
@@ -361,13 +361,13 @@ class Result(_Event, frozen=True, kw_only=True):
     at: Moment
     #: name of the worker that ran it
     worker: Name = ""
-    #: `digest_of` the params that it ran with; None from an executor in the scheduler's own process
+    #: `digest_of` of its params; None from an executor in the process of the scheduler
     digest: Annotated[str, Meta(max_length=16)] | None = None
-    #: set by the scheduler: the trial is to be tried again
+    #: set by the scheduler if the trial is repeated
     retry: Retry | None = None
 
     def is_of(self, params: Params) -> bool:
-        """Return whether it is the result of these params: another store may have a trial of the same number."""
+        """Return whether this is a result of these params. Another store may have a trial of the same number."""
         return self.digest is None or self.digest == digest_of(params)
 
 
@@ -375,8 +375,7 @@ class Lost(_Event, frozen=True, kw_only=True):
     """An attempt was lost: its worker fell silent, or it was cancelled before a worker claimed it."""
 
     reason: Text
-    #: True if the loss counts against the trial: a worker had claimed the attempt, and nothing but the trial may be the
-    #: cause
+    #: True if the loss counts against the trial: a worker had claimed the attempt, and the trial may be the cause
     claimed: bool = True
 
 
@@ -397,11 +396,11 @@ class _Coordinator(Struct, frozen=True, kw_only=True):
 
 
 class GangCall(_Coordinator, frozen=True, kw_only=True):
-    """Call of a trial of several slots for the replicas of its gang, or the news that they have come."""
+    """Request of a trial with several slots for the replicas of its gang, or the message that they have joined."""
 
     #: backup replicas beyond those of the trial's slots
     backups: Annotated[int, Meta(ge=0, le=MAX_SLOTS)] = 0
-    #: True once enough replicas for the gang have said hello
+    #: True when enough replicas have joined the gang
     assembled: bool = False
 
 
@@ -415,9 +414,9 @@ class ReplicaSeat(_Coordinator, frozen=True, kw_only=True):
 
 
 class Called(_Event, frozen=True, kw_only=True):
-    """An attempt called for the replicas of its gang, or announced that they have come."""
+    """An attempt requested the replicas of its gang, or announced that they have joined."""
 
-    #: number of the call in this attempt, from 1; it ends the seats of earlier ones
+    #: number of the request in this attempt, from 1; it ends the seats of earlier requests
     call: Count
     gang: GangCall
     #: seconds since the epoch
@@ -428,7 +427,7 @@ class ReplicaFailed(_Event, frozen=True, kw_only=True):
     """A replica failed; its seat is free again."""
 
     call: Count
-    #: its place in the gang, from 1: the coordinator's own is 0
+    #: rank of the replica in the gang, from 1; the coordinator has rank 0
     rank: Count
     error: Text
     host: Name
@@ -440,7 +439,7 @@ class ReplicaFailed(_Event, frozen=True, kw_only=True):
 
 Event = Started | Report | Result | Lost
 
-#: events inside a trial's gang: the executor handles them, a study does not see them
+#: events within the gang of a trial, which the executor handles; a study does not see them
 GangEvent = Called | ReplicaFailed
 
 # Several threads decode them: those of a worker's slots, and those of what reads the channel.
@@ -448,7 +447,7 @@ resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
 
 
 def _is_storable(value: object, levels: int) -> bool:
-    """Return whether a value that came as JSON has at most so many `levels`, and numbers that every store takes."""
+    """Return whether a value from JSON has at most this many `levels`, and only numbers that every store accepts."""
     if isinstance(value, float):
         return math.isfinite(value)
     if not isinstance(value, (Mapping, list)):

@@ -37,7 +37,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 def coverage(
     trials: FinishedTrials, objectives: Mapping[str, str], reference: Mapping[str, float] | None = None
 ) -> Coverage | None:
-    """Return the hypervolume of the front over time, or None for less than two objectives or without a feasible trial.
+    """Return the hypervolume of the front over time, or None for fewer than two objectives or without a feasible trial.
 
     By default the `reference` point is beyond the worst of each loss so far by a tenth of its range. Raises UsageError
     unless it has a finite number for each of them.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 #: columns before the labels and the metrics
 FACTS = names(Shown.FRONT)
-#: beginning of the column with the drawn values of a label, where they are not what the objective got
+#: prefix of the column with the drawn values of a label, if they differ from what the objective got
 DRAWN = "drawn."
-#: columns behind them, seconds since the epoch in the store, and dates here; and texts at the end
+#: columns after them: dates, which a store keeps as seconds since the epoch; and texts at the end
 MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
 #: types of pandas for columns of facts, by their kinds in a store

@@ -20,7 +20,7 @@ OnTrial = Callable[[RunningStudy, TrialResult], Any]
 
 
 class TrialCallback:
-    """Calls it with each trial. An exception is reported once for each line of code, and stops nothing."""
+    """Calls the function with each trial. An exception is reported once per line of code, and the study continues."""
 
     def __init__(self, function: OnTrial, study: RunningStudy, say: Callable[[str], None]) -> None:
         self._function = function
@@ -55,7 +55,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of the traceback that is in the user's code, else the last one."""
+    """Return the last line of the traceback in the user's code, or the last line if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
     last = (own or frames)[-1]

@@ -31,7 +31,7 @@ OPTIONS = 4
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """Trials with alike values of the param."""
+    """Trials with similar values of the param."""
 
     #: these values as text, such as ``24 to 64``
     values: str
@@ -73,7 +73,7 @@ def _strongest(
     classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
     if len(trials) < LEAST_TRIALS or len(classes) < 2:
         return None
-    # A label that only some trials have stands for the choice above it, which is examined itself.
+    # A label that only some trials have depends on a choice, which is examined itself.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])

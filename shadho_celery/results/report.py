@@ -1,7 +1,7 @@
-"""Report of a study: one record that the live view, the closing summary, `show` and their JSON render.
+"""Report of a study: the record from which the live view, the closing summary, `show` and their JSON are made.
 
-It is made from the state of the scheduler that runs the study, or from its store; of a study that has ended both are
-equal.
+It is made from the state of the scheduler that runs the study, or from the store. After the end of the study both give
+the same report.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Recorded:
         #: latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers
         self.choices = self.record.choices if (record.in_force or {}).get("sampler") == "auto" else {}
         self.warm_start = store.warm_start(record.key)
-        #: those of the current run, which a reader does not know
+        #: failures of the current run, which a reader does not know
         self.failures = Failures()
 
     @property
@@ -90,7 +90,7 @@ class Recorded:
 class Overview:
     """The counters of a study. It is cheap to create, and the live view creates one for each picture."""
 
-    #: the study, with the latest choices of its sampler for the subspaces with the most trials first
+    #: record of the study; the choices of its sampler are sorted, subspaces with the most trials first
     record: StudyRecord
     #: URL of the store without a password
     store: str
@@ -292,7 +292,7 @@ def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
 
 
 def _failures(known: StudyState | Recorded) -> list[FailureCount]:
-    """Return the failures of all runs. They are read from the store unless all are of this run."""
+    """Return the failures of all runs, from the store unless all of them occurred in this run."""
     ours = known.failures.common()
     is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
     return ours if is_all else Failures(known.trials.of_state(_S.FAILED)).common()

@@ -1,4 +1,4 @@
-"""JSON of studies and trials: all commands that print a study or a trial print these objects."""
+"""JSON of studies and trials, the same in all commands."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
 
 
 def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
-    """Return numbers of trials: ended ones, of which cancelled ones are not in `total`, and the others."""
+    """Return the numbers of ended and of open trials by state. Cancelled trials are not part of `total`."""
 
     def numbers(*states: TrialState) -> dict[str, int]:
         return {state.lower(): counts.get(state, 0) for state in states}
@@ -92,7 +92,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value that JSON can represent: a number that is not finite becomes null, an object its repr."""
+    """Return a value that JSON can represent. A number that is not finite becomes null, and an object its repr."""
     return _known(plain(value, MAX_LEVELS))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """What the deletion of a study removed, and what it could not remove."""
+    """Result of the deletion of a study."""
 
     name: str
     #: the study's key
@@ -52,12 +52,10 @@ class Deleted(Struct, frozen=True, kw_only=True):
 
 
 class StudyResults:
-    """A study as its store has it at the time of each call. Reading takes no lock, and works while it runs."""
+    """A study as its store has it at the time of each call. Reading takes no lock, so it works during a run."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is that of the space, if it is available; otherwise values are computed from what the store
-        has.
-        """
+        """`evaluate` is the method of the space, if it is available. Otherwise values are computed from the store."""
         self._store = store
         self._record = record
         self._values = Values(record, evaluate)
@@ -99,7 +97,7 @@ class StudyResults:
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """What the sampler `auto` chose last, and why, by subspace; empty with other samplers."""
+        """Latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers."""
         return self._store.find(self.name).choices
 
     @property
@@ -198,12 +196,12 @@ class StudyResults:
 
     @property
     def best_params(self) -> Mapping[str, Any]:
-        """The params of `best`, as other tools call them."""
+        """Params of `best`, under the name that other tools have for them."""
         return self.best.params
 
     @property
     def best_value(self) -> float | None:
-        """The loss of `best` as its objective returned it, as other tools call it."""
+        """Loss of `best` as its objective returned it, under the name that other tools have for it."""
         loss = self.best.loss
         return None if loss is None else turned_first(loss, self.objectives)
 
@@ -321,7 +319,7 @@ class RunningStudy(StudyResults):
     def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate, end: Callable[[], None]) -> None:
         super().__init__(store, record, evaluate)
         self._end = end
-        #: True if it should end
+        #: True once `stop` was called
         self.is_stopped = False
 
     def stop(self) -> None:

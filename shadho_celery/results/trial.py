@@ -40,7 +40,7 @@ class TrialResult(TrialFacts):
 
     @property
     def merit(self) -> Merit:
-        """Sort key, least for the best trial; see `core.best.merit`."""
+        """Sort key that is smallest for the best trial; see `core.best.merit`."""
         return merit(self._trial)
 
     @property

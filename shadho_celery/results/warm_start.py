@@ -1,8 +1,8 @@
-"""Warm start: finished trials of another search, as far as they fit a space, teach a new study.
+"""Warm start: a new study learns from the finished trials of another search that fit its space.
 
-They come from recorded studies, tables as `export` writes them, hyperopt's Trials or a list, and are none of the
-study's own trials. A label that they lack is drawn from its law, one that the space lacks is dropped, and a trial with
-a value outside the space is left out.
+The trials come from a recorded study, a table as `export` writes it, hyperopt's Trials or a list. They are not part of
+the study. If a trial lacks a label of the space, its value is drawn. A label that the space lacks is dropped. A trial
+with a value outside the space is left out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Lesson:
 class Source:
     """Trials of another search."""
 
-    #: what they are, such as "study svm-1a2b"
+    #: description, such as "study svm-1a2b"
     name: str
     trials: Sequence[Lesson]
     #: number of its other trials, such as failed ones, by reason
@@ -87,7 +87,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Trials of earlier studies from which a study learns, and what happened to the others."""
+    """Trials of earlier studies from which a study learns, and a description of the trials left out."""
 
     trials: Sequence[Trial]
     #: one line about them
