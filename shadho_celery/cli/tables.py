@@ -263,21 +263,14 @@ def placement_table(report: StudyReport) -> Table:
     The best subspaces come first.
     """
     found = report.subspaces
-    placed = {
-        name: {where: each for where, each in of.classes.items() if each.complete or each.pruned}
-        for name, of in found.items()
-    }
-    classes = sorted({where for each in placed.values() for where in each})
-    has_pruned = any(each.pruned for by_class in placed.values() for each in by_class.values())
-    title = "complete x median time" + (" + pruned" if has_pruned else "")
     first, direction = next(iter(report.objectives.items()), ("loss", "minimize"))
     sign = -1.0 if direction == "maximize" else 1.0
-    table = Table(title, *map(right, [*classes, f"best {one_line(first, NAME)}"]))
-    for name in sorted(found, key=lambda name: (found[name].best is None, sign * (found[name].best or 0.0)))[:PLACED]:
-        cells = ["-" if where not in placed[name] else _placed(placed[name][where]) for where in classes]
+    rows = {}
+    for name in sorted(found, key=lambda name: (found[name].best is None, sign * (found[name].best or 0.0))):
+        placed = {where: each for where, each in found[name].classes.items() if each.complete or each.pruned}
         best = found[name].best
-        table.add_row(Text(name), *cells, "-" if best is None else f"{best:.6g}")
-    return table
+        rows[name] = placed, ["-" if best is None else f"{best:.6g}"]
+    return _by_class(rows, [f"best {one_line(first, NAME)}"], PLACED)
 
 
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
@@ -285,16 +278,25 @@ def rung_table(rungs: Sequence[RungSummary]) -> Table:
 
     The agreement is Kendall's rank correlation, 0 where it is negative: `auto` trusts a budget so far.
     """
-    classes = sorted({name for rung in rungs for name in rung.classes})
-    has_pruned = any(each.pruned for rung in rungs for each in rung.classes.values())
-    title = "complete x median time" + (" + pruned" if has_pruned else "")
-    table = Table(title, *map(right, [*classes, "failed", "ranks agree"]))
+    rows = {}
     for rung in rungs:
-        placed = [rung.classes.get(name) for name in classes]
-        cells = ["-" if each is None else _placed(each) for each in placed]
         failed = sum(each.failed for each in rung.classes.values())
         trust = "-" if rung.agreement is None else f"{rung.agreement:.0%}"
-        table.add_row(f"budget {rung.budget:.6g}", *cells, str(failed), trust)
+        rows[f"budget {rung.budget:.6g}"] = rung.classes, [str(failed), trust]
+    return _by_class(rows, ["failed", "ranks agree"])
+
+
+def _by_class(
+    rows: Mapping[str, tuple[Mapping[str, OnClass], Sequence[str]]], more: Sequence[str], most: int | None = None
+) -> Table:
+    """Return a table of trials by class with `more` columns; `rows` have the classes and the cells of these columns."""
+    classes = sorted({name for placed, _ in rows.values() for name in placed})
+    has_pruned = any(each.pruned for placed, _ in rows.values() for each in placed.values())
+    title = "complete x median time" + (" + pruned" if has_pruned else "")
+    table = Table(title, *map(right, [*classes, *more]))
+    for name, (placed, cells) in [*rows.items()][:most]:
+        shown = ["-" if where not in placed else _placed(placed[where]) for where in classes]
+        table.add_row(Text(name), *shown, *cells)
     return table
 
 

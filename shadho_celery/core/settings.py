@@ -79,11 +79,6 @@ class Setting:
         return frozenset(get_args(hint) or (hint,))
 
     @property
-    def kept(self) -> bool:
-        """True if a study keeps the value of its option for later runs."""
-        return bool(self.help)
-
-    @property
     def words(self) -> Words:
         """Names of the setting in messages."""
         in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
@@ -334,7 +329,7 @@ def _described() -> dict[str, Setting]:
 #: all settings by name, in the order of help
 SETTINGS: Mapping[str, Setting] = _described()
 #: settings that a study keeps for later runs if an option gave them
-KEPT = tuple(name for name, each in SETTINGS.items() if each.kept)
+KEPT = tuple(name for name, each in SETTINGS.items() if each.help)
 #: settings that decide which trials a study runs, and where
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 #: settings that give trials budgets

@@ -52,21 +52,7 @@ def call(
     `objectives` are those of the study, if its losses have names. Only `fatal` exceptions are raised: Ctrl-C is meant
     for the whole process.
     """
-    outcome = _call(objective, make_params, context, clock or SystemClock(), fatal, objectives=objectives)
-    if context.thinning.sent == context.thinning.made:
-        return outcome
-    return replace(outcome, warning=joined(outcome.warning, context.thinning.warning))
-
-
-def _call(
-    objective: Objective,
-    make_params: Callable[[], object],
-    context: LocalContext,
-    clock: Clock,
-    fatal: tuple[type[BaseException], ...],
-    *,
-    objectives: Mapping[str, str] | None,
-) -> Outcome:
+    clock = clock or SystemClock()
     began = clock.now()
     try:
         params = make_params()
@@ -79,30 +65,29 @@ def _call(
                 raise
             outcome = Outcome(state=TrialState.CANCELLED)
         if context.stopped():
-            return outcome.cancelled(seconds)
+            outcome = outcome.cancelled(seconds)
+        elif context.timed_out():
+            cut_off = f"stopped at its time limit of {context.timeout or 0:g} s"
+            outcome = replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
+        else:
+            outcome = replace(outcome, seconds=seconds)
     except fatal:
         raise
     except BaseException as error:
-        # An unreadable return value needs no traceback, which would only show this package's code.
-        text = str(error) if isinstance(error, Unreadable) else describe(error)
-        if isinstance(error, AttributeError) and str(error.name).startswith("suggest_"):
-            text = f"{text.rstrip()}; {OTHER_SPACE}"
-        if context.timed_out():
-            text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
-        seconds, lacking = max(0.0, clock.now() - began), exhausted(error)
-        return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
+        outcome = _failed(error, context, max(0.0, clock.now() - began))
+    if context.thinning.sent == context.thinning.made:
+        return outcome
+    return replace(outcome, warning=joined(outcome.warning, context.thinning.warning))
+
+
+def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:
+    # An unreadable return value needs no traceback, which would only show this package's code.
+    text = str(error) if isinstance(error, Unreadable) else describe(error)
+    if isinstance(error, AttributeError) and str(error.name).startswith("suggest_"):
+        text = f"{text.rstrip()}; {OTHER_SPACE}"
     if context.timed_out():
-        cut_off = f"stopped at its time limit of {context.timeout or 0:g} s"
-        return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
-    return replace(outcome, seconds=seconds)
-
-
-def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outcome:
-    """Return what a stopped objective has returned, or nothing if that cannot be read."""
-    try:
-        return read(returned, objectives)
-    except Exception:
-        return Outcome(state=TrialState.CANCELLED)
+        text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
+    return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=exhausted(error))
 
 
 def joined(*warnings: str | None) -> str | None:

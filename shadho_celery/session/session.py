@@ -179,7 +179,23 @@ class Session:
             os.environ.update(embedded.urls)
             client = connect(embedded.urls[urls.REDIS])
             make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
-        self.executor = self._execute_with(make_executor)
+        settings = self.plan.settings
+        self.executor = make_executor(
+            self.study.record.key,
+            self.file.module,
+            self.study.live,
+            weight=settings.weight,
+            adopt=self.options.fleet,
+            trial_timeout=settings.trial_timeout,
+            gang_wait_seconds=settings.gang_wait_seconds,
+            signer=Signer.configured(),
+            fence=self.study.fence,
+            name=self.study.name,
+            progress=self._progress,
+            code=self.code,
+            sources=self._sources,
+            objectives=settings.objectives,
+        )
         stack.callback(self._close_executor)
         # A scheduler counts them, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
@@ -212,25 +228,6 @@ class Session:
                 f"give --workers {next(iter(workers))}={most}"
             )
         return Embedded(below(EMBEDDED, self.study.record.key), workers, [self.file.module], machine.cores)
-
-    def _execute_with(self, make_executor: Callable[..., QueueExecutor]) -> QueueExecutor:
-        settings = self.plan.settings
-        return make_executor(
-            self.study.record.key,
-            self.file.module,
-            self.study.live,
-            weight=settings.weight,
-            adopt=self.options.fleet,
-            trial_timeout=settings.trial_timeout,
-            gang_wait_seconds=settings.gang_wait_seconds,
-            signer=Signer.configured(),
-            fence=self.study.fence,
-            name=self.study.name,
-            progress=self._progress,
-            code=self.code,
-            sources=self._sources,
-            objectives=settings.objectives,
-        )
 
     def _progress(self) -> Progress:
         """Return the study's progress, to be announced."""
