@@ -1,6 +1,6 @@
 """The role of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses.
 
-`Learner` is the base of those that learn from each trial.
+`Stream` is the base of those whose trials have places in a seeded stream, `Learner` of those that learn from each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,27 @@ def spans_space(make: MakeSampler) -> bool:
     return getattr(called(make), "spans_space", False) is True
 
 
-class Learner:
+class Stream:
+    """Has a place for each trial of a subspace, in the order of asking, and a seed."""
+
+    adaptive = False
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        #: number of trials told, including cancelled ones
+        self._told = 0
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._told += len(trials)
+
+    def _places(self, n: int, pending: Collection[Trial]) -> range:
+        """Return the places of the next n trials in the subspace's stream."""
+        first = self._told + len(pending)
+        return range(first, first + n)
+
+
+class Learner(Stream):
     """Learns from each trial of a subspace that was not cancelled, and remembers the params that were tried.
 
     What it has learned depends only on the trials in the order in which they were told. Each proposal has its own
@@ -65,10 +85,7 @@ class Learner:
     adaptive = True
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
-        #: number of trials told, including cancelled ones
-        self._told = 0
+        super().__init__(subspace, entropy)
         self._tried: set[Key] = set()
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -80,11 +97,6 @@ class Learner:
 
     def _learn(self, trial: Trial) -> None:
         """Learn from an ended trial."""
-
-    def _places(self, n: int, pending: Collection[Trial]) -> range:
-        """Return the places of the next n trials in the subspace's stream."""
-        first = self._told + len(pending)
-        return range(first, first + n)
 
     def _generator(self, place: int) -> np.random.Generator:
         """Return the generator of a proposal."""

@@ -61,7 +61,8 @@ class GpSampler(Learner):
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         is_numeric = [domain.is_numeric for domain in self._domains.values()]
         self._process, self._constraints = GaussianProcess(is_numeric), ConstraintModel(is_numeric)
-        self._climbed = np.array([_is_continuous(domain) for domain in self._domains.values()], dtype=bool)
+        continuous = [each.is_numeric and each.cardinality(UNIT_MASS) is None for each in self._domains.values()]
+        self._climbed = np.array(continuous, dtype=bool)
         self._sequence = QmcSampler(subspace, entropy)
         self._avoidance = FailureAvoidance(subspace)
         self._rows: list[Array] = []
@@ -345,7 +346,3 @@ def log_improvement(z: Array) -> Array:
     tail = np.where(far > -1e4, np.log(np.maximum(rest, 1e-300)), -2.0 * np.log(np.maximum(-far, 1.0)))
     found[~near] = -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + tail
     return found
-
-
-def _is_continuous(domain: Domain) -> bool:
-    return domain.is_numeric and domain.cardinality(UNIT_MASS) is None

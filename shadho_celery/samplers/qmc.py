@@ -11,30 +11,23 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial
+from shadho_celery.samplers.base import Stream
 from shadho_celery.space.split import Subspace
 
 #: number of points computed at a time
 BLOCK = 64
 
 
-class QmcSampler:
+class QmcSampler(Stream):
     """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are asked for at a time."""
 
-    adaptive = False
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._seed = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._points = np.empty((0, len(subspace.domains)))
         self._sequence: Any = None
-        self._told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._told + len(pending)
-        return [self.point(index) for index in range(first, first + n)]
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        self._told += len(trials)
+        return [self.point(place) for place in self._places(n, pending)]
 
     def point(self, index: int) -> Params:
         """Return the params at a place of the sequence: each label's quantile, then the active ones."""
@@ -42,7 +35,7 @@ class QmcSampler:
         if not domains:
             return self.centre()
         if index >= len(self._points):
-            self._sequence = self._sequence or _sobol(len(domains), self._seed)
+            self._sequence = self._sequence or _sobol(len(domains), self._entropy)
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])
         return self._subspace.at(self._points[index])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial
+from shadho_celery.samplers.base import Stream
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
 
@@ -14,28 +15,21 @@ from shadho_celery.space.tree import Value
 BLOCK = 64
 
 
-class RandomSampler:
+class RandomSampler(Stream):
     """Random search. A subspace's trials are a prefix of one stream, however many are asked for at a time."""
 
-    adaptive = False
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._block = -1
         self._draws: list[dict[str, Value]] = []
-        self._told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._told + len(pending)
         asked: list[Params] = []
-        for index in range(first, first + n):
-            block, place = divmod(index, BLOCK)
+        for place in range(first, first + n):
+            block, row = divmod(place, BLOCK)
             if block != self._block:
                 self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)
                 self._block = block
-            asked.append(self._draws[place])
+            asked.append(self._draws[row])
         return asked
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        self._told += len(trials)

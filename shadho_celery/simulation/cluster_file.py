@@ -19,7 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.executor import LEASE_SECONDS, Change
-from shadho_celery.simulation.params import PARAMS, Expression, Param, Value
+from shadho_celery.simulation.params import PARAMS, Expression, Param, Value, by_name
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):
@@ -126,12 +126,8 @@ class Slow(Law, frozen=True, kw_only=True):
         return np.where(generator.random(size) < self.probability, self.factor, 1.0)
 
 
-def _by_name(*laws: type[Law]) -> Mapping[str, type[Law]]:
-    return {str(law.__struct_config__.tag): law for law in laws}
-
-
-_SIZES = _by_name(Constant, Uniform, LogNormal, Samples)
-_STRAGGLERS = _by_name(NoStraggler, HalfNormal, Slow)
+_SIZES: Mapping[str, type[Law]] = by_name(Constant, Uniform, LogNormal, Samples)
+_STRAGGLERS: Mapping[str, type[Law]] = by_name(NoStraggler, HalfNormal, Slow)
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

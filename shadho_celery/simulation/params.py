@@ -9,7 +9,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from hyperopt import hp
 from msgspec import Meta, Struct
@@ -22,6 +22,7 @@ Value = float | str
 #: bound on the ends of a distribution
 LARGEST = 1e15
 
+L = TypeVar("L", bound=Struct)
 _End = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Whole = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 
@@ -106,10 +107,12 @@ class Choice(Param, frozen=True, kw_only=True):
         return self.options[int(drawn)]
 
 
-#: distributions by name
-PARAMS: Mapping[str, type[Param]] = {
-    str(law.__struct_config__.tag): law for law in (Uniform, LogUniform, Integer, Choice)
-}
+def by_name(*laws: type[L]) -> Mapping[str, type[L]]:
+    """Return distributions by their names in the file."""
+    return {str(law.__struct_config__.tag): law for law in laws}
+
+
+PARAMS = by_name(Uniform, LogUniform, Integer, Choice)
 
 #: a compiled part of an expression
 Part = Callable[[Mapping[str, Value]], Value]

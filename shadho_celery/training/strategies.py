@@ -87,9 +87,6 @@ class Gradient:
 class Centre(Protocol):
     """Model and optimizer of the coordinator."""
 
-    #: count of the model's parameters
-    size: int
-
     def descend(self, gradient: Vector) -> None:
         """Take one step of the optimizer along `gradient`. The rate is lower while replicas are missing."""
 

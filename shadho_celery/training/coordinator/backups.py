@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,8 @@ RUNS, STEPS = 32, 96
 TOLERANCE = 0.05
 #: steps from one choice of b to the next
 TUNE_EVERY = 100
+#: minimum number of backups up to which the report predicts step times
+PREDICT_UP_TO = 4
 #: a replica with fewer response times is not used
 MIN_TIMES = 5
 
@@ -264,3 +266,13 @@ class Tuner:
             seed=self.seed,
         )
         return self.choice
+
+    def predictions(self) -> Sequence[Prediction]:
+        """Return the predictions of the last choice, else from the recorded times; empty if those are too few."""
+        if self.choice is not None:
+            return self.choice.predictions
+        law = self.times.law()
+        if law is None:
+            return ()
+        most = max(PREDICT_UP_TO, self.max_backups)
+        return choose(law, replicas=self.replicas, max_backups=most, cancel_seconds=self.cancel_seconds).predictions

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from shadho_celery.errors import ShadhoError
-from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner, choose
+from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner
 from shadho_celery.training.coordinator.centre import Mean
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined, Left, Listener, Peer
 from shadho_celery.training.coordinator.run import Run
@@ -38,8 +38,6 @@ QUARANTINE_AFTER = 3
 TICK = 0.1
 #: seconds within which a replica abandons a stale gradient
 CANCEL_SECONDS = 0.01
-#: minimum number of backups up to which the report predicts step times
-PREDICT_UP_TO = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,23 +217,8 @@ class Coordinator:
             self._start_next_step(self._assignments.idle)
 
     def predictions(self) -> Sequence[Prediction]:
-        """Return the predicted step time for each b: of the last choice, else from the times recorded so far.
-
-        Empty if too few times are recorded, and for strategies other than `Sync`.
-        """
-        if not isinstance(self.strategy, Sync):
-            return ()
-        if self.tuner.choice is not None:
-            return self.tuner.choice.predictions
-        law = self.tuner.times.law()
-        if law is None:
-            return ()
-        return choose(
-            law,
-            replicas=self.strategy.replicas,
-            max_backups=max(PREDICT_UP_TO, self.backups),
-            cancel_seconds=CANCEL_SECONDS if self._cancels else None,
-        ).predictions
+        """Return the predicted step time for each b; empty if too few times are recorded, and without `Sync`."""
+        return self.tuner.predictions() if isinstance(self.strategy, Sync) else ()
 
     # Events
 

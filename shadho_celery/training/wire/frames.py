@@ -243,7 +243,12 @@ class Wire:
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        enable_keepalive(connection)
+        # No delay by Nagle's algorithm; and keepalive, so that the kernel detects a dead host.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, frame: Frame, *, wait: bool = True) -> bool:
         """Send a whole frame. Return False if another thread is sending and `wait` is False. Raises OSError."""
@@ -333,15 +338,6 @@ class Wire:
         """Shut down the sending direction, so that the last frame arrives before the connection closes."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-
-def enable_keepalive(connection: socket.socket) -> None:
-    """Turn on TCP keepalive, so that the kernel detects a dead host, and turn off Nagle's delay."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def control_limits(*kinds: Kind) -> dict[Kind, int]:
