@@ -69,7 +69,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
 def _leave_fleet(deleted: Deleted) -> None:
     """Remove what the fleet has of a deleted study. Print what could not be removed."""
     # Imported late: Celery's libraries take half a second, and read the environment.
-    from shadho_celery.fleet.removal import remove
+    from shadho_celery.fleet.executor import remove
 
     try:
         dropped = remove(deleted.key, deleted.numbers, deleted.classes)

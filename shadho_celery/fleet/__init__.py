@@ -2,7 +2,7 @@
 
 May use: core to transport. `executor` uses all other modules. `dispatch` sends attempts, `lease_monitor` finds
 lost ones, `workers` records the live workers, `circuit_breaker` quarantines failing ones, `gangs` fills the seats of
-gangs, and `removal` ends the trials of a deleted study. The live attempts are the study's (`core.attempts`).
+gangs. The live attempts are the study's (`core.attempts`).
 
 Classes are discovered from announcements, and a queue has the name of its class. Each machine also has a queue per
 class, for attempts that must run on that machine. Publishing is batched, and short trials share a message, because a

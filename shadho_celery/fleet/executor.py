@@ -1,4 +1,7 @@
-"""Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel."""
+"""Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel.
+
+`remove` ends what a deleted study has left: its keys in Redis and its messages in the queues.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from shadho_celery.fleet.dispatch import Dispatch, queue_of
 from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
+from shadho_celery.transport import broker, urls
 from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, WorkerChannel
-from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
+from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
+from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import ANY_CODE, Progress, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
-from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds after which a study's sources are shipped again, in case Redis has lost them
@@ -319,3 +322,18 @@ class QueueExecutor:
         if not is_over:
             # Another attempt may not be claimed yet: for Redis this one has ended the trial.
             self._dispatch.reopened.append((event.number, event.attempt))
+
+
+def remove(study: str, numbers: int, classes: Sequence[str]) -> int:
+    """Stop the trials of a study that was deleted from the store, and delete its messages. Return the number of deleted
+    messages.
+
+    `study` is its key. It had no trials from `numbers` on. `classes` are those that got its trials. Raises ServiceError
+    if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
+    """
+    with connect(urls.url(urls.REDIS)) as client:
+        with refusals():
+            where = SchedulerChannel(client, study).remove(numbers)
+        if where:
+            raise ServiceError(f"the scheduler on {where} runs the study from another copy of the store")
+        return remove_refused(broker.configured(), classes, WorkerChannel(client).are_refused)

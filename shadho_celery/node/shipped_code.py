@@ -18,7 +18,7 @@ from shadho_celery.core.folders import below
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.sources import DiskWatch
-from shadho_celery.transport.shipping import Shipping
+from shadho_celery.transport.channel import Shipping
 
 log = logging.getLogger(__name__)
 

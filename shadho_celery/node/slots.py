@@ -49,12 +49,11 @@ from shadho_celery.runner.output import log_path
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import Claim, WorkerChannel
+from shadho_celery.transport.channel import Claim, Shipping, WorkerChannel
 from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
-from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)

@@ -278,7 +278,7 @@ class StudyResults:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
         Raises StudyLocked if it runs. The result lists what is on the disks of other machines. A fleet may still have
-        messages of its trials, which `fleet.removal` and `rm` remove.
+        messages of its trials, which `fleet.executor` and `rm` remove.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)

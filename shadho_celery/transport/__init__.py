@@ -1,8 +1,8 @@
 """Transport of attempts to workers and of events back: broker, Redis channel, signing, TLS.
 
 May use: core (and the rooms before runner). `broker` publishes messages. `channel` has both ends of the connection for
-events, `seats` both ends for gangs, and `lua/` their scripts. `shipping` sends a study's sources, and
-`registry` the live workers and studies. `redis_queues` is for Redis as the broker. `refused_messages` deletes messages.
+events, `seats` both ends for gangs, and `lua/` their scripts. `registry` records the live workers and studies.
+`redis_queues` is for Redis as the broker. `refused_messages` deletes messages.
 
 The broker only delivers. A claim in Redis decides which worker runs an attempt, and a lease for how long. One script
 accepts its result. The store is the authority: if Redis loses its data, trials run again, but none is counted twice.

@@ -27,8 +27,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
-from shadho_celery.transport.tls import is_untrusted, remedy
-from shadho_celery.transport.urls import BROKER, DEFAULTS
+from shadho_celery.transport.urls import BROKER, DEFAULTS, is_untrusted, remedy
 
 #: version of the protocol: the format of messages and of the channel's records; scheduler and worker must have the same
 PROTOCOL = 11

@@ -18,7 +18,7 @@ from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 from shadho_celery.core.checks import line_of, mask, short
 from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
-from shadho_celery.transport.tls import tls
+from shadho_celery.transport.urls import tls
 
 #: settings that an environment variable overrides: the variable is set for this run, or by an option of the command
 _NAMED: Mapping[str, str] = {

@@ -8,7 +8,7 @@ accepted (`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row, the worker'
 cannot claim trials until the study's scheduler has examined its failures (`fleet.circuit_breaker`). A quarantined
 worker gets no further trials of the study.
 
-Keys of a study, under ``shadho:{study}:``; `seats` and `shipping` describe the others:
+Keys of a study, under ``shadho:{study}:``; `seats` describes the others:
 
 ========  ======  ===================================================================================
 events    stream  events not confirmed by the scheduler; an entry has one JSON record per line
@@ -20,6 +20,7 @@ leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's 
 cancel    set     numbers of running trials that should stop; ``N:pruned`` if trial N was pruned
 breakers  hash    worker -> failures in a row that no other worker has had, or ``quarantined``
 known     set     kinds of failures that are the trials' own: more than one worker has had them
+sources   string  sealed sources of the study's code, if it ships them
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
@@ -39,6 +40,7 @@ from itertools import chain
 import redis
 
 from shadho_celery.core.arguments import STUDY
+from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
@@ -108,6 +110,11 @@ _EVENTS = Sealed[Event | GangEvent](Event | GangEvent, MAX_EVENT)
 
 #: strikes in a row that open a worker's circuit breaker
 MAX_STRIKES = 2
+
+#: maximum number of characters of sealed sources: their bytes in base64, with paths and signature
+MAX_SEALED = 2 * MAX_SOURCES
+
+_SOURCES = Sealed[Sources](Sources, MAX_SEALED)
 
 
 def configured_lease() -> float:
@@ -503,3 +510,27 @@ class Quarantine:
         """Close all breakers."""
         for worker in self._client.hkeys(self._breakers):
             self.close(worker)
+
+
+class Shipping:
+    """Both ends of shipping a study's sources to workers that accept code.
+
+    Code that runs on workers is always signed. Without a key, nothing is sent and nothing is accepted.
+    """
+
+    def __init__(self, client: Redis, signer: Signer) -> None:
+        """Raise UsageError without a signing key."""
+        if not signer.fingerprint:
+            raise UsageError("code is shipped to workers on a signed fleet only; give --signing-key-file on both sides")
+        self._client = client
+        self._signer = signer
+
+    def send(self, study: str, sources: Sources) -> None:
+        """Store the sources for the workers, again if Redis has lost its data."""
+        [key] = keys(study, "sources")
+        self._client.set(key, self._signer.seal(key, sources), ex=ERASED_SECONDS)
+
+    def fetch(self, study: str) -> Sources | None:
+        """Return a study's sources, or None if there are none with our signature."""
+        [key] = keys(study, "sources")
+        return _SOURCES.read(key, self._client.get(key) or "", self._signer)

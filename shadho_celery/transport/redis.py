@@ -21,8 +21,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.bounds import REDIS_CONNECT_SECONDS, REDIS_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.tls import remedy, tls
-from shadho_celery.transport.urls import REDIS
+from shadho_celery.transport.urls import REDIS, remedy, tls
 
 #: With `decode_responses` every answer is text. redis-py's type hints do not know which client they describe.
 Redis = Any

@@ -17,7 +17,7 @@ from services.channels import Channel
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, ReplicaSeat, Result, Started, TrialState
-from shadho_celery.fleet.removal import remove
+from shadho_celery.fleet.executor import remove
 from shadho_celery.transport import refused_messages
 from shadho_celery.transport.broker import Publisher, message, queue
 from shadho_celery.transport.channel import SchedulerChannel

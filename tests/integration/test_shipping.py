@@ -15,8 +15,8 @@ from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import UsageError
 from shadho_celery.node.shipped_code import AGAIN_SECONDS, ShippedCode
+from shadho_celery.transport.channel import Shipping
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")

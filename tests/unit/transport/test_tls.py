@@ -11,7 +11,7 @@ import redis
 
 from shadho_celery.errors import UsageError
 from shadho_celery.transport.celery_settings import configuration
-from shadho_celery.transport.tls import CA, CERTIFICATE, KEY, remedy, tls
+from shadho_celery.transport.urls import CA, CERTIFICATE, KEY, remedy, tls
 
 
 @pytest.fixture(autouse=True)
