@@ -157,7 +157,7 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout.split() == []
 
 
-def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> None:
+def test_a_search_in_the_process_needs_no_fleet_and_no_brackets() -> None:
     code = (
         "import sys, shadho_celery.program.search\n"
         "print(*(name for name in sys.modules if name.startswith('shadho_celery.')))"
@@ -165,7 +165,7 @@ def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> N
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
     assert not rooms & {"runner", "transport", "fleet", "node", "embedded", "cli"}
-    assert "shadho_celery.fidelity.successive_halving" not in done.stdout.split()
+    assert "shadho_celery.fidelity.brackets" not in done.stdout.split()
 
 
 @pytest.mark.parametrize("child", ["runner.child", "runner.reaper", "embedded.supervisor"])

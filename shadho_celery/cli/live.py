@@ -282,8 +282,8 @@ def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Wor
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
     report = study.last_report(attempt)
     if report is not None:
-        name = one_line(next(iter(study.objectives), "loss"), NAME)
-        facts.append(f"step {report.step}, {name} {turned_first(report.loss, study.objectives):.5g}")
+        name = one_line(next(iter(study.record.objectives), "loss"), NAME)
+        facts.append(f"step {report.step}, {name} {turned_first(report.loss, study.record.objectives):.5g}")
     if workers and attempt.worker:
         worker = workers.get(attempt.worker)
         facts += ["its worker is silent"] if worker is None else ["its worker is draining"] * worker.draining

@@ -142,7 +142,7 @@ def _ending(session: Session) -> str | None:
         return f"stopped: {scheduler.hopeless}; {then}"
     if scheduler.is_stale:
         most = session.plan.limits.without_gain or 0
-        gain = "a change of the front" if len(session.study.objectives) > 1 else "a better feasible loss"
+        gain = "a change of the front" if len(session.study.record.objectives) > 1 else "a better feasible loss"
         more = f"--resume {name} --early-stop {2 * most} goes on"
         return f"ended: {most} trials without {gain} (--early-stop); {more}"
     if session.is_stopped:

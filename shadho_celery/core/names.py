@@ -31,10 +31,10 @@ SHARES: Mapping[str, str] = {
 #: ways to give trials budgets: `how` of the setting `fidelity`
 FIDELITIES: Mapping[str, str] = {
     "auto": "fidelity.trusting:TrustingAsha",
-    "halving": "fidelity.successive_halving:SuccessiveHalving",
-    "hyperband": "fidelity.hyperband:Hyperband",
+    "halving": "fidelity.brackets:SuccessiveHalving",
+    "hyperband": "fidelity.brackets:Hyperband",
     "asha": "fidelity.asha:Asha",
-    "bohb": "fidelity.hyperband:Hyperband",
+    "bohb": "fidelity.brackets:Hyperband",
     "dehb": "fidelity.dehb:Dehb",
 }
 #: settings of pruners

@@ -82,13 +82,13 @@ class TrialState(str, Enum):
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
 
-    @property
-    def is_finished(self) -> bool:
-        """Membership in `FINISHED`: the trial cannot change any more."""
-        return self in FINISHED
+    #: True if the trial cannot change any more
+    is_finished: bool
 
 
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
+for _state in TrialState:
+    _state.is_finished = _state in FINISHED
 #: ways to end that count against the `trials` limit
 COUNTED = FINISHED - {TrialState.CANCELLED}
 #: ways to end well; `attempts.Attempts` decides what happens to the other attempts of the trial
@@ -138,7 +138,7 @@ def digest_of(params: Params) -> str:
 
 def violation_of(constraints: Losses) -> float:
     """Return the sum of the constraints above 0: how far a trial is from being feasible."""
-    return min(sum(value for value in constraints.values() if value > 0), sys.float_info.max)
+    return min(sum([value for value in constraints.values() if value > 0]), sys.float_info.max)
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,8 +189,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         deeply for an encoder. Texts have at most MAX_TEXT characters, and the output at most MAX_LOG.
         """
         fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
-        is_short = all(len(text or "") <= MAX_TEXT for text in (self.error, self.warning))
-        is_short = is_short and len(self.log or "") <= MAX_LOG
+        is_short = max(len(self.error or ""), len(self.warning or "")) <= MAX_TEXT and len(self.log or "") <= MAX_LOG
         return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
@@ -453,7 +452,7 @@ def _is_storable(value: object, levels: int) -> bool:
     if not isinstance(value, (Mapping, list)):
         return True
     inside = value.values() if isinstance(value, Mapping) else value
-    return levels > 0 and all(_is_storable(each, levels - 1) for each in inside)
+    return levels > 0 and False not in [_is_storable(each, levels - 1) for each in inside]
 
 
 def whole(budget: float | None) -> float | None:

@@ -1,4 +1,7 @@
-"""Brackets: rungs of trials on a ladder of budgets. The best of a rung are promoted when all its results are known."""
+"""Brackets: rungs of trials on a ladder of budgets. The best of a rung are promoted when all its results are known.
+
+Successive halving has one bracket after another, Hyperband several that start at different budgets.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 
 
@@ -243,6 +247,46 @@ class Brackets:
     @staticmethod
     def _numbered(wanted: Wanted, drawn: int) -> Wanted:
         return wanted if wanted.origin is not None else replace(wanted, drawn=drawn)
+
+
+class SuccessiveHalving(Brackets):
+    """One bracket after another, each from the lowest budget. The next one starts when the last one has ended.
+
+    A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials. The best 1 / eta of a
+    rung are promoted to the next one. Promotion waits for a complete rung, so it depends only on the losses. A failed
+    trial counts as the worst, a cancelled one is ignored. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm
+    Identification and Hyperparameter Optimization", AISTATS 2016; here in the form of bracket s_max of Li et al.,
+    "Hyperband", JMLR 18, 2018.
+
+    With `backups` b every rung gets n + b *different* trials, and the next one starts after the first n results, so
+    slow trials are not awaited. This is biased if good trials are slow, as large models often are: late trials are not
+    promoted, even with a low loss. The study still keeps their results. Copies of late trials (`speculation`) save most
+    of that waiting and are not biased.
+    """
+
+    def __init__(self, ladder: Ladder) -> None:
+        sizes = [ladder.eta**below for below in range(ladder.top, -1, -1)]
+        super().__init__(ladder.budgets, [sizes], backups=ladder.backups)
+
+
+class Hyperband(Brackets):
+    """Brackets s_max, ..., 0 in turn: bracket s starts s rungs below the top. No slot waits for the end of a rung.
+
+    While all started brackets wait for results, the next one starts. Source: Li, Jamieson, DeSalvo, Rostamizadeh,
+    Talwalkar, "Hyperband", JMLR 18, 2018, algorithm 1.
+    """
+
+    def __init__(self, ladder: Ladder) -> None:
+        super().__init__(ladder.budgets, sizes_of(ladder), overlap=True)
+
+
+def sizes_of(ladder: Ladder) -> list[Sequence[int]]:
+    """Return the number of trials on each rung, the lowest first, of the brackets s_max, ..., 0."""
+    return [
+        # n = ceil((s_max + 1) / (s + 1) * eta**s), in whole numbers; rung i keeps floor(n / eta**i) of them.
+        [math.floor(-(-(ladder.top + 1) * ladder.eta**s // (s + 1)) / ladder.eta**rung) for rung in range(s + 1)]
+        for s in range(ladder.top, -1, -1)
+    ]
 
 
 def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:

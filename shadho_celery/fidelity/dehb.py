@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.fidelity.brackets import rung_of
-from shadho_celery.fidelity.hyperband import sizes_of
+from shadho_celery.fidelity.brackets import rung_of, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.space.domains import Domain

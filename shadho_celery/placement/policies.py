@@ -107,10 +107,9 @@ class CostPolicy:
         if open_ and self._pool.is_whole:
             return Choice(WHOLE)
         if open_:
-            row_of = self._model.row_of
-            name = max(open_, key=lambda name: indices[row_of[name]])
-            if indices[row_of[name]] > worth:
-                return Choice(name)
+            worths = [indices[self._model.row_of[name]] for name in open_]
+            if max(worths) > worth:
+                return Choice(open_[worths.index(max(worths))])
         if drawn is None:
             return None
         self._move_prices(drawn, column)
@@ -119,7 +118,7 @@ class CostPolicy:
 
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
         """Return the logarithms of the subspaces' indices on a class, by row; -inf without a backlog."""
-        if self._known != (known := (self._model.version, self._budget)):
+        if self._known != (known := (self._model.durations.version, self._budget)):
             self._known = known
             seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)
             self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()

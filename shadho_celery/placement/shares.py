@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,25 @@ class Shares(Protocol):
         """Return the number of trials by subspace after `trials` have been divided evenly."""
 
 
+@dataclass(kw_only=True)
+class _Part:
+    """A subspace, and the trials that it got."""
+
+    #: its share
+    weight: float
+    #: trials that went to it, and those of them that failed; under promise they decay
+    dealt: float = 0.0
+    failed: float = 0.0
+    #: ended trials: those that failed, and the others
+    failures: int = 0
+    others: int = 0
+    #: True while all of its trials fail, see `only_fails`
+    only_fails: bool = False
+    #: number of its trials in units of its share; and p / (2 d + 1), negative
+    progress: float = 0.0
+    turn: float = 0.0
+
+
 class UniformShares:
     """In proportion to a subspace's probability in the search space: evenly, if its choices are uniform.
 
@@ -63,63 +83,66 @@ class UniformShares:
     """
 
     fixed = True
+    #: True if a subspace whose trials all fail gets less
+    lowers_failing = False
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
-        self._names = list(probabilities)
-        self._place = {name: place for place, name in enumerate(self._names)}
-        self._weights = np.array(list(probabilities.values()), dtype=float)
-        # Plain numbers, because one subspace changes at a time, and numpy's cost is per call.
-        self._dealt = [0.0] * len(self._names)
-        self._failed = [0.0] * len(self._names)
-        #: by subspace: its number of trials in units of its share; and p / (2 d + 1), negative
-        self._progress = [0.0] * len(self._names)
-        self._turns = [0.0] * len(self._names)
+        self._parts = {name: _Part(weight=float(weight)) for name, weight in probabilities.items()}
         #: the last requested quotas, and their number of trials
         self._quotas: tuple[int, dict[str, int]] = (0, {})
-        self._count(*range(len(self._names)))
+        self._count(*self._parts.values())
 
     def deal(self, subspace: str) -> None:
-        if subspace in self._place:
-            self._dealt[self._place[subspace]] += 1
-            self._count(self._place[subspace])
+        if (part := self._parts.get(subspace)) is not None:
+            part.dealt += 1
+            self._count(part)
 
     def tell(self, trial: Trial) -> None:
-        if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
+        part = self._parts.get(trial.subspace)
+        if part is None or trial.state is TrialState.CANCELLED:
             return
-        # A success changes nothing, and most results are successes.
-        if trial.state is TrialState.FAILED:
-            self._failed[self._place[trial.subspace]] += 1
-            self._count(self._place[trial.subspace])
+        has_failed = trial.state is TrialState.FAILED
+        part.failed += has_failed
+        part.failures += has_failed
+        part.others += not has_failed
+        was_failing, part.only_fails = part.only_fails, only_fails(part.failures, part.others)
+        if part.only_fails is not was_failing:
+            self._quotas = (0, {})
+        # Usually a success changes nothing, and most results are successes.
+        if has_failed or was_failing:
+            self._count(part)
 
     def backlogs(self) -> dict[str, float]:
-        furthest = max(self._progress)
-        order = sorted(range(len(self._names)), key=self._turns.__getitem__)
-        return {self._names[place]: furthest - self._progress[place] for place in order}
+        furthest = max([part.progress for part in self._parts.values()])
+        turns = {name: part.turn for name, part in self._parts.items()}
+        return {name: furthest - self._parts[name].progress for name in sorted(turns, key=turns.__getitem__)}
 
-    def _count(self, *places: int) -> None:
+    def _count(self, *parts: _Part) -> None:
         """Update the progress of these subspaces."""
-        for place in places:
-            had, weight = self._had(place), float(self._weights[place])
-            self._progress[place] = had / (weight * len(self._names))
-            self._turns[place] = -weight / (2 * had + 1)
-
-    def _had(self, place: int) -> float:
-        """Return the number of a subspace's trials that count as its own."""
-        dealt, failed = self._dealt[place], self._failed[place]
-        return dealt - max(0.0, min(failed, dealt - failed))
+        for part in parts:
+            if self.lowers_failing and part.only_fails:
+                had = part.dealt / FLOOR
+            else:
+                had = part.dealt - max(0.0, min(part.failed, part.dealt - part.failed))
+            part.progress = had / (part.weight * len(self._parts))
+            part.turn = -part.weight / (2 * had + 1)
 
     def quotas(self, trials: int) -> dict[str, int]:
         if self._quotas[0] != trials or not self._quotas[1]:
-            self._quotas = trials, self._dealt_by(self._weights, trials)
+            self._quotas = trials, self._dealt_by_rule(trials)
         return self._quotas[1]
 
-    def _dealt_by(self, weights: Array, trials: int) -> dict[str, int]:
-        """Return the trials by subspace after the rule has divided this many by `weights`, which add up to 1."""
+    def _dealt_by_rule(self, trials: int) -> dict[str, int]:
+        """Return the trials by subspace after the rule has divided this many."""
+        weights = np.array([part.weight for part in self._parts.values()])
+        if self.lowers_failing:
+            weights *= [FLOOR if part.only_fails else 1.0 for part in self._parts.values()]
+            weights /= weights.sum()
         # The rule reaches a rounded multiple of the weights after as many trials, so start from there.
-        counts = np.floor(weights * max(0, trials - len(self._names)) + 0.5)
+        counts = np.floor(weights * max(0, trials - len(weights)) + 0.5)
         for _ in range(trials - int(counts.sum())):
             counts[np.argmax(weights / (2 * counts + 1))] += 1
-        return {name: int(n) for name, n in zip(self._names, counts, strict=True)}
+        return {name: int(n) for name, n in zip(self._parts, counts, strict=True)}
 
 
 class EvenShares(UniformShares):
@@ -129,30 +152,7 @@ class EvenShares(UniformShares):
     other subspaces get the rest. As long as no subspace counts as failing, these shares are uniform.
     """
 
-    def __init__(self, probabilities: Mapping[str, float]) -> None:
-        #: number of ended trials, by subspace and whether they failed
-        self._ended: Counter[tuple[str, bool]] = Counter()
-        self._only_fails = [False] * len(probabilities)
-        super().__init__(probabilities)
-
-    def tell(self, trial: Trial) -> None:
-        super().tell(trial)
-        if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
-            return
-        name, place = trial.subspace, self._place[trial.subspace]
-        self._ended[name, trial.state is TrialState.FAILED] += 1
-        failing = only_fails(self._ended[name, True], self._ended[name, False])
-        if failing is not self._only_fails[place]:
-            self._only_fails[place] = failing
-            self._quotas = (0, {})
-            self._count(place)
-
-    def _had(self, place: int) -> float:
-        return self._dealt[place] / FLOOR if self._only_fails[place] else super()._had(place)
-
-    def _dealt_by(self, weights: Array, trials: int) -> dict[str, int]:
-        lowered = weights * np.where(self._only_fails, FLOOR, 1.0)
-        return super()._dealt_by(lowered / lowered.sum(), trials)
+    lowers_failing = True
 
 
 class PaperShares(UniformShares):
@@ -161,7 +161,7 @@ class PaperShares(UniformShares):
     fixed = False
 
 
-class PromiseShares(EvenShares):
+class PromiseShares(UniformShares):
     """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share.
 
     A subspace's promise is the probability that its next trial is the best so far of its budget, see `promise`. Past
@@ -172,19 +172,20 @@ class PromiseShares(EvenShares):
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
-        self._even = self._weights.copy()
+        self._even = np.array(list(probabilities.values()), dtype=float)
         #: latest losses by subspace, each with its trial's budget
-        self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in self._names}
+        self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in probabilities}
         #: by budget
         self._best: dict[float | None, float] = {}
         self._new = 0
         self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
 
     def deal(self, subspace: str) -> None:
-        self._dealt = [self._kept * each for each in self._dealt]
-        self._failed = [self._kept * each for each in self._failed]
+        for part in self._parts.values():
+            part.dealt *= self._kept
+            part.failed *= self._kept
         super().deal(subspace)
-        self._count(*range(len(self._names)))
+        self._count(*self._parts.values())
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
@@ -197,10 +198,6 @@ class PromiseShares(EvenShares):
             self._new += 1
             if self._new >= RENEW_RESULTS:
                 self._weigh()
-
-    def _had(self, place: int) -> float:
-        # Failing subspaces have a low weight here.
-        return UniformShares._had(self, place)
 
     def _weigh(self) -> None:
         self._new = 0
@@ -216,10 +213,11 @@ class PromiseShares(EvenShares):
         # A subspace that cannot be judged yet is as promising as the best one. If none is promising, all are equal.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
-        relative = np.where(self._only_fails, 0.0, relative)
+        relative = np.where([part.only_fails for part in self._parts.values()], 0.0, relative)
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
-        self._weights = weights / weights.sum()
-        self._count(*range(len(self._names)))
+        for part, weight in zip(self._parts.values(), (weights / weights.sum()).tolist(), strict=True):
+            part.weight = weight
+        self._count(*self._parts.values())
 
 
 def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +82,8 @@ class CostModel:
         self._own_runs = OwnRuns()
         #: latest trials with budgets, each with its row of features and its work
         self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
-        self._durations = Durations(len(subspaces))
+        #: log seconds by `row_of` and class; its version changes with the estimates of the classes' speeds
+        self.durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
         #: subspaces whose effects of params have been asked for, and those with new trials
@@ -98,15 +98,10 @@ class CostModel:
         self._outgrown: set[tuple[int, str, Memory]] = set()
 
     @property
-    def version(self) -> int:
-        """Number that changes with the estimates of the classes' speeds."""
-        return self._durations.version
-
-    @property
     def effects_version(self) -> int:
         """Number that changes with the estimated effects of params."""
         for name in sorted(self._due & self._asked) if self._due else ():
-            self._effects[name].read(self._durations.estimate().mean[self.row_of[name]])
+            self._effects[name].read(self.durations.estimate().mean[self.row_of[name]])
             self._due.remove(name)
             self._reads += 1
         return self._reads
@@ -117,13 +112,15 @@ class CostModel:
         `following` is the number of trials that come after these in the same history, by subspace.
         """
         rows: dict[int, Array] = {}
-        for name, told in groupby(sorted(trials, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
-            if name in self._subspaces:
-                # Older ones would be dropped again.
-                latest = list(told)
-                latest = latest[max(0, len(latest) + (following or {}).get(name, 0) - MEMORY) :]
-                latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
-                rows.update(zip((t.number for t in latest), latest_rows, strict=True))
+        by_subspace: defaultdict[str, list[Trial]] = defaultdict(list)
+        for trial in trials:
+            by_subspace[trial.subspace].append(trial)
+        for name in by_subspace.keys() & self._subspaces.keys():
+            # Older ones would be dropped again.
+            told = by_subspace[name]
+            latest = told[max(0, len(told) + (following or {}).get(name, 0) - MEMORY) :]
+            latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
+            rows.update(zip([t.number for t in latest], latest_rows, strict=True))
         for trial in trials:
             self._tell(trial, rows.get(trial.number))
 
@@ -156,16 +153,14 @@ class CostModel:
         timing = self._timing(trial, trial.outcome.seconds or 0.0, work)
         if trial.rung is not None:
             self._tell_own_run(trial, row, timing)
-        self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
+        self.durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
             return
-        self._past[trial.subspace].tell(row, timing.whole, timing.column, self._durations.estimate().mean[timing.row])
-        if timing.weight >= TELLING_PART**2:
-            effects = self._effects[trial.subspace]
-            effects.tell(trial.params, timing.column, timing.work)
-            if effects.is_due:
-                self._due.add(trial.subspace)
+        self._past[trial.subspace].tell(row, timing.whole, timing.column, self.durations.estimate().mean[timing.row])
+        is_telling = timing.weight >= TELLING_PART**2
+        if is_telling and self._effects[trial.subspace].tell(trial.params, timing.column, timing.work):
+            self._due.add(trial.subspace)
 
     def _tell_own_run(self, trial: Trial, row: Array | None, timing: _Timing) -> None:
         if row is None or timing.weight < TELLING_PART**2:
@@ -182,7 +177,7 @@ class CostModel:
 
     def _relearn(self) -> None:
         """Learn again from the latest trials, because their start-up estimate has changed."""
-        self._durations.forget()
+        self.durations.forget()
         self._own_runs.forget()
         self._declared_logs[:] = 0.0
         self._due.clear()
@@ -199,7 +194,7 @@ class CostModel:
             for trial, seconds in running
             if trial.subspace in self.row_of and trial.compute_class is not None
         )
-        self._durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
+        self.durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
 
     def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
         """Return a trial's pair, and its log seconds without declared cost and budget.
@@ -214,7 +209,7 @@ class CostModel:
         startup = 0.0 if trial.budget is None else self._startup_of(trial, compute_class, work)
         if not startup > 0:
             return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
-        centre = float(self._durations.estimate().mean[row, column])
+        centre = float(self.durations.estimate().mean[row, column])
         worked = math.exp(centre + offset)
         part = worked / (worked + startup)
         departure = log_seconds - math.log(worked + startup)
@@ -245,7 +240,7 @@ class CostModel:
         are trials, the median is one second.
         """
         row, column = self.row_of[subspace], self._column_of(compute_class)
-        estimate = self._durations.estimate()
+        estimate = self.durations.estimate()
         spread = math.hypot(estimate.noise, float(estimate.deviation[row, column]))
         departures = self._past[subspace].departures(
             self._rows(subspace, params_list, [budget]), np.asarray(quantiles), estimate.mean[row], spread
@@ -304,7 +299,7 @@ class CostModel:
         faster by that many standard deviations, so that pairs with little evidence get tried (a confidence bound).
         """
         columns = [self._column_of(name) for name in classes]
-        estimate = self._durations.estimate()
+        estimate = self.durations.estimate()
         logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
         if not budget or not self._budgets:
             return logs
@@ -346,7 +341,7 @@ class CostModel:
 
     def _rates(self, trial: Trial) -> Array:
         """Return the log seconds per unit of a trial's work by class, predicted from its subspace and params."""
-        rates = self._durations.estimate().mean[self.row_of[trial.subspace]]
+        rates = self.durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
         return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
 
@@ -369,23 +364,23 @@ class CostModel:
         if not budget or not self._budgets:
             return found
         row = self.row_of[subspace]
-        work = self._durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]
+        work = self.durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]
         # They are departures of the work, which is a part of the seconds.
         return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
 
     def slowness(self, compute_class: str) -> float:
         """Return the log seconds of a class minus the mean of all classes: its slowness in any subspace."""
         column = self._column_of(compute_class)
-        return float(self._durations.estimate().by_class[column])
+        return float(self.durations.estimate().by_class[column])
 
     def timed(self, compute_class: str) -> int:
         """Return the number of a class's trials from which the model has learned."""
-        return self._durations.by_column[self._column_of(compute_class)]
+        return self.durations.by_column[self._column_of(compute_class)]
 
     def _column_of(self, compute_class: str) -> int:
         if compute_class not in self._column:
             self._column[compute_class] = len(self._column)
-            self._durations.add_column()
+            self.durations.add_column()
         return self._column[compute_class]
 
     def _rows(self, subspace: str, params_list: Sequence[Params], budgets: Sequence[float | None]) -> Array:

@@ -194,9 +194,13 @@ class ParamEffects:
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
 
-    def tell(self, params: Params, column: int, log_seconds: float) -> None:
-        """Learn from a trial with this duration on the class of a column."""
+    def tell(self, params: Params, column: int, log_seconds: float) -> bool:
+        """Learn from a trial with this duration on the class of a column.
+
+        Return whether many trials were told since the last `read`.
+        """
         self._untold.append((params, column, log_seconds))
+        return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
     def forget(self) -> None:
         """Forget all trials."""
@@ -210,11 +214,6 @@ class ParamEffects:
             self._basis = Basis(self._subspace)
             self._regression = Regression(self._basis.size, 0)
         return self._basis.functions(self._basis.rows(params_list))
-
-    @property
-    def is_due(self) -> bool:
-        """Whether many trials were told since the last `read`."""
-        return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
     def read(self, centres: Array) -> None:
         """Learn from the trials told since the last call. `centres` are the classes' mean log seconds, by column."""

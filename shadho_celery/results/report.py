@@ -241,8 +241,8 @@ def report_of(
         last_steps=trials.last_steps(),
         failures=_failures(known),
         notices=[*_warnings(trials), *_faults(known, is_running=running_on is not None)],
-        hosts=store.hosts(key),
-        codes=store.codes(key),
+        hosts=dict(sorted(store.tally(key, "host").items())),
+        codes=store.tally(key, "code"),
         active_seconds=trials.active_seconds(),
         warm_start=len(known.warm_start),
     )

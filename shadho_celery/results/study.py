@@ -287,8 +287,8 @@ class StudyResults:
             if is_locked(EMBEDDED / self.key / LOCK):
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in a few seconds")
             fence = store.lock(self.key, holder_name(), time.time())
-            trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
-            numbers, classes = max(store.numbers(self.key), default=-1) + 1, store.classes(self.key)
+            trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
+            hosts, classes = store.tally(self.key, "host"), sorted(store.tally(self.key, "compute_class"))
             store.delete(self.key, fence)
         # If its checkpoints are not here, workers of this machine have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import NO_OUTCOME, WELL, Params, Trial, TrialState
-from shadho_celery.fidelity.replay import Replay
-from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
+from shadho_celery.fidelity.rounds import ENDLESS, Endless, Replay, Rounds, Wanted
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
@@ -74,10 +73,11 @@ class Proposals:
         self.policy = policy
         self.shares = shares
         self.rounds = rounds
+        self._has_rounds = not isinstance(rounds, Endless)
         self._limits = limits
         self._width = width
         #: slots of all classes, and of the widest one; and by subspace, slots of its narrowest trials
-        self._slots = self._widest = 0
+        self.slots = self._widest = 0
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
         self._exhausted: set[str] = set()
@@ -85,9 +85,10 @@ class Proposals:
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: by origin and rung, the promoted trials that are offered, as they would be added
         self._promotable: dict[tuple[int | None, int | None], Trial] = {}
-        #: the only machine that may run it, by promoted trial that is not sent yet
-        self._machines: dict[int, str] = {}
-        self._all_tried: int | None = None
+        #: by promoted trial that is not sent yet, the only machine that may run it first: the one with its checkpoint
+        self.machines: dict[int, str] = {}
+        #: number of points of a finite space, once all have been tried and trials repeat them; None before
+        self.all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: those whose sampler is `auto`, which says what it has chosen
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
@@ -99,14 +100,14 @@ class Proposals:
         """Count the trials of earlier runs; learning from them is left to `tell`."""
         for name in self._study.drawn():
             self.shares.deal(name)
-        self._replay = None if isinstance(self.rounds, Endless) else Replay(self.rounds, self._study.recalled())
+        self._replay = Replay(self.rounds, self._study.recalled()) if self._has_rounds else None
 
     @property
     def is_exhausted(self) -> bool:
         """True once no sampler has further params, and nothing can be promoted."""
         if len(self._exhausted) < len(self.samplers):
             return False
-        return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self._slots))
+        return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self.slots))
 
     @property
     def most_ahead(self) -> int:
@@ -115,16 +116,11 @@ class Proposals:
         """
         return self._study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
-    @property
-    def all_tried(self) -> int | None:
-        """Number of points of a finite space, once all have been tried and trials repeat them; None before."""
-        return self._all_tried
-
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
         self.policy.see(classes)
         slots = [compute_class.slots for compute_class in classes]
-        self._slots, self._widest = sum(slots), max(slots, default=0)
+        self.slots, self._widest = sum(slots), max(slots, default=0)
 
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
         """Return a new trial that `fits` a class, or None if none is wanted now.
@@ -133,7 +129,8 @@ class Proposals:
         waiting ones.
         """
         slot = Slot(compute_class, self._study, self._study.clock.now())
-        self._draw_ahead(left)
+        if wants := self.policy.wants():
+            self._draw_ahead(wants, left)
         for _ in range(DRAWS):
             trial = self._chosen(slot, fits, left)
             if trial is None or fits(trial, compute_class):
@@ -141,21 +138,14 @@ class Proposals:
             self._study.hold_back(trial)
         return None
 
-    def machine_for(self, trial: Trial) -> str | None:
-        """Return the only machine that may run a promoted trial, because it has its checkpoint; None for any of the
-        class.
-
-        The answer is for its first attempt, so it is given once.
-        """
-        return self._machines.pop(trial.number, None)
-
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
         self.policy.tell(trials, following)
         self.teach(trials)
-        rounds = self._replay or self.rounds
-        for trial in trials:
-            rounds.tell(trial)
+        if self._has_rounds:
+            rounds = self._replay or self.rounds
+            for trial in trials:
+                rounds.tell(trial)
 
     def end_history(self) -> None:
         """Continue from here: all results of earlier runs have been told."""
@@ -199,7 +189,9 @@ class Proposals:
 
     def _wanted(self, left: float) -> Sequence[Wanted]:
         """Return what the rounds offer, or nothing if no further trial may wait."""
-        return () if self._study.waiting() >= left else self.rounds.offers(self._slots)
+        if self._study.count(TrialState.WAITING) >= left:
+            return ()
+        return self.rounds.offers(self.slots) if self._has_rounds else ENDLESS
 
     def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
         """Return the new trial that the rounds want next, if any, and what a slot may get."""
@@ -225,8 +217,10 @@ class Proposals:
         """Return the subspaces in which a new trial may be drawn, or WHOLE if its sampler may draw one."""
         if self._spans_space:
             return [WHOLE] if not self._exhausted and self._may_wait(*self.subspaces) else []
-        left = [name for name in backlogs if name not in self._exhausted]
-        return [name for name in self._with_quota(left, drawn) or left if self._may_wait(name)]
+        left, quotas = [name for name in backlogs if name not in self._exhausted], self._quotas(drawn)
+        if quotas is not None:
+            left = [name for name in left if quotas[name] > self._study.asked(name)] or left
+        return [name for name in left if self._may_wait(name)]
 
     def _as_promoted(self, wanted: Wanted) -> Trial:
         """Return a promoted trial in the form in which it would be added."""
@@ -234,21 +228,22 @@ class Proposals:
         facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
         return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
 
-    def _draw_ahead(self, left: float) -> None:
+    def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
         """Draw the trials ahead that the policy wants; their shares count them when they are sent.
 
         No more are drawn ahead of a subspace than have succeeded there: before, nothing is known of what the params do,
         and of one that only fails every trial drawn would be run.
         """
-        for name, missing in self.policy.wants().items():
+        for name, missing in wants.items():
             wanted = self._new(left)
             if wanted is None:
                 return
             subspaces = self.subspaces if name == WHOLE else (name,)
+            quotas = self._quotas(wanted.drawn)
             number = min(
                 missing,
-                left - self._study.waiting(),
-                self._quota_left(name, wanted.drawn),
+                left - self._study.count(TrialState.WAITING),
+                math.inf if quotas is None else quotas[name] - self._study.asked(name),
                 self._study.count(*WELL, subspace=None if name == WHOLE else name)
                 - sum(len(self._ahead[each]) for each in subspaces),
             )
@@ -282,7 +277,7 @@ class Proposals:
         trial = self._study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
         self.rounds.add(trial)
         if choice.only_on is not None:
-            self._machines[trial.number] = choice.only_on
+            self.machines[trial.number] = choice.only_on
         return trial
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
@@ -297,9 +292,8 @@ class Proposals:
                 self._let_repeat()
             if len(self._exhausted) == len(self.samplers):
                 self.rounds.end_draws()
-        if name != WHOLE:
-            return [self._added(name, params, wanted) for params in asked]
-        return [self._added(self._subspace_of(params), params, wanted) for params in asked]
+        names = [self._subspace_of(params) if name == WHOLE else name for params in asked]
+        return [self._added(*drawn, wanted) for drawn in zip(names, asked, strict=True)]
 
     def _note_choice(self, name: str, sampler: Sampler) -> None:
         """Note in the study what a sampler `auto` has chosen."""
@@ -316,7 +310,7 @@ class Proposals:
             each.may_repeat = True
         if repeating:
             self._exhausted.clear()
-            self._all_tried = sum(each.points or 0 for each in repeating)
+            self.all_tried = sum(each.points or 0 for each in repeating)
 
     def _subspace_of(self, params: Params) -> str:
         return next(name for name, subspace in self._by_name.items() if subspace.contains(params))
@@ -324,7 +318,8 @@ class Proposals:
     def _added(self, name: str, params: Params, wanted: Wanted) -> Trial:
         seed = trial_seed(self._seed, self._index[name], self._study.asked(name))
         trial = self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
-        self.rounds.add(trial)
+        if self._has_rounds:
+            self.rounds.add(trial)
         return trial
 
     def _may_wait(self, *names: str) -> bool:
@@ -334,7 +329,7 @@ class Proposals:
         """
         waiting = 0
         for name in names:
-            waiting += self._study.waiting(name) - len(self._ahead[name])
+            waiting += self._study.count(TrialState.WAITING, subspace=name) - len(self._ahead[name])
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
@@ -350,16 +345,6 @@ class Proposals:
             draws = self._by_name[name].sample(np.random.default_rng(self._seed), TOO_WIDE)
             self._narrowest[name] = min(self._width(params) for params in draws)
         return self._narrowest[name]
-
-    def _quota_left(self, name: str, drawn: int | None) -> float:
-        """Return how many more trials may be drawn in a subspace, or in WHOLE."""
-        quotas = self._quotas(drawn)
-        return math.inf if quotas is None else quotas[name] - self._study.asked(name)
-
-    def _with_quota(self, names: Collection[str], drawn: int | None) -> list[str]:
-        """Return the subspaces in which more trials may be drawn."""
-        quotas = self._quotas(drawn)
-        return [*names] if quotas is None else [name for name in names if quotas[name] > self._study.asked(name)]
 
     def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
         """Return the number of trials to draw by subspace, or None if it is not fixed.

@@ -84,6 +84,7 @@ class Scheduler:
         self._began = self._watched_at = study.clock.now()
         #: True once the study should end because this many trials have ended without a better feasible loss
         self.is_stale = False
+        self._most_without_gain = math.inf if limits.without_gain is None else limits.without_gain
 
     def begin(self) -> None:
         """Learn from the trials of earlier runs, and submit those in flight again."""
@@ -94,7 +95,7 @@ class Scheduler:
             self._learn(trials, following)
             self._executor.keep()
         self._proposals.end_history()
-        self._look_for_gain()
+        self.is_stale = self.study.trials.without_gain >= self._most_without_gain
         if self._pruning is not None:
             self._pruning.recall(self.study.recalled(), self.study.reports())
         if self.study.in_flight:
@@ -103,7 +104,8 @@ class Scheduler:
     @property
     def is_exhausted(self) -> bool:
         """True once every point of a finite search, such as a grid, has ended; one that runs may still be lost."""
-        return self._proposals.is_exhausted and not self.study.waiting() and not self.study.in_flight
+        has_proposed = self._proposals.is_exhausted and not self.study.count(TrialState.WAITING)
+        return has_proposed and not self.study.in_flight
 
     # The loop
 
@@ -135,7 +137,7 @@ class Scheduler:
     def collect(self) -> Sequence[Event]:
         """Return the events since the last turn."""
         # Once the time is up there is no deadline any more: running trials are awaited in whole turns.
-        left = self.turn_seconds if self.stopping else self._seconds_left()
+        left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
         return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
@@ -149,7 +151,7 @@ class Scheduler:
                 self._prune(trial, event, self._pruning)
             told.append(trial)
             # After each: if there are many events, a later one may be an improvement.
-            self._look_for_gain()
+            self.is_stale |= self.study.trials.without_gain >= self._most_without_gain
         # The models learn much faster from many trials at once.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(finished)
@@ -169,9 +171,11 @@ class Scheduler:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
             self.cost_model.watch((trial, now - self.study.running_since(trial)) for trial in running)
-        self.classes = self._in_order(self._executor.classes())
+        classes = self._executor.classes()
+        self.classes = self._in_order(classes) if len(classes) > 1 else [*classes]
         self._memory_fit.see(self.classes)
-        self._reservations.see(self.classes)
+        if self._reservations.reserved:
+            self._reservations.see(self.classes)
         self._proposals.see(self.classes)
         self._stop_at_limit()
 
@@ -179,8 +183,10 @@ class Scheduler:
         """Give every class trials for its free slots, and record them before they are sent."""
         try:
             for name, trial in self._placed():
-                self._unsent.append(self.study.send(trial, name, only_on=self._proposals.machine_for(trial)))
-            self._unsent = self._unsent or self._copied()
+                only_on = self._proposals.machines.pop(trial.number, None)
+                self._unsent.append(self.study.send(trial, name, only_on=only_on))
+            if self._speculation is not None and not self._unsent:
+                self._unsent = self._copied(self._speculation)
             self._send()
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. The others are sent later.
@@ -217,15 +223,11 @@ class Scheduler:
         found = [repeated] if points is not None and points > 1 else []
         told = [self._budget_use.notice, self._proposals.rounds.present.notice]
         told += [] if self._pruning is None else [self._pruning.notice]
-        return [*self._memory_fit.notices, *found, *(notice for notice in told if notice is not None)]
+        return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
-            self.stop(running=self._target_reached() or self.hopeless is not None)
-
-    def _look_for_gain(self) -> None:
-        most = self.limits.without_gain
-        self.is_stale = self.is_stale or (most is not None and self.study.trials.without_gain >= most)
+            self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
     def _send(self) -> None:
         """Record this turn, stop what was pruned, and send attempts only after the turn is recorded."""
@@ -237,7 +239,7 @@ class Scheduler:
         if self._unsent:
             self._executor.submit(self._unsent)
             self._unsent = []
-        else:
+        elif not self.stopping and len(self.classes) > 1:
             self._spill()
 
     def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
@@ -284,8 +286,7 @@ class Scheduler:
         slot.
         """
         # Near the end, a queued trial should rather go to the first slot that becomes free.
-        slots = sum(compute_class.slots for compute_class in self.classes)
-        near_end = min(self._left(), self._proposals.rounds.present.left) <= slots
+        near_end = min(self._left(), self._proposals.rounds.present.left) <= self._proposals.slots
         # A study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = self.classes
@@ -298,11 +299,12 @@ class Scheduler:
                 if trial is None:
                     continue
                 if self._reservations.may_start(trial, compute_class):
-                    self._reservations.release(compute_class)
+                    self._reservations.reserved.pop(compute_class.name, None)
                     still_taking.append(compute_class)
                     yield compute_class.name, trial
                 else:
-                    self._reservations.reserve(compute_class, trial)
+                    # Nothing else is sent to the class until the trial can start.
+                    self._reservations.reserved[compute_class.name] = trial.number
                     self.study.hold_back(trial, first=True)
             takers = still_taking
 
@@ -312,18 +314,16 @@ class Scheduler:
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
         )
-        if waiting is not None or self._reservations.is_reserved(compute_class):
+        if waiting is not None or compute_class.name in self._reservations.reserved:
             return waiting
         return self._proposals.ask(compute_class, self._fits, self._left())
 
     def _spill(self) -> None:
         """If there is nothing to send, cancel attempts queued for a busy class that fit a free slot of another."""
-        if self.stopping:
-            return
         slots = [(c, self._reservations.free(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
         # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
-        takers = [(c, free) for c, free in slots if free > 0 and not self._reservations.is_reserved(c)]
+        takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.reserved]
         if not crowded or not takers:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
@@ -332,19 +332,16 @@ class Scheduler:
             if fitting:
                 self._executor.cancel(fitting[-free:], running=False)
 
-    def _copied(self) -> list[Attempt]:
-        """If there is nothing to send, return copies of late trials for the idle slots."""
-        if self._speculation is None:
+    def _copied(self, speculation: Speculation) -> list[Attempt]:
+        """Return copies of late trials for the idle slots. Call this if there is nothing else to send."""
+        speculation.due = math.inf
+        if self.stopping or not [each for each in self.classes if self._reservations.free(each) > 0]:
             return []
-        self._speculation.due = math.inf
-        if self.stopping or all(self._reservations.free(each) <= 0 for each in self.classes):
-            return []
-        alone = (
-            (trial, self.study.running_since(trial)) for trial in self.study.alone if trial.subspace in self.subspaces
-        )
+        alone = [each for each in self.study.alone if each.subspace in self.subspaces]
         size = self._proposals.rounds.present.size
         most = most_copies(self.study.in_flight if size is None else size) - self.study.copies
-        late = self._speculation.ask(alone, self._idle, most, self.study.clock.now())
+        running = [(trial, self.study.running_since(trial)) for trial in alone]
+        late = speculation.ask(running, self._idle, most, self.study.clock.now())
         return [self.study.send(trial, compute_class) for trial, compute_class in late]
 
     def _idle(self) -> list[Idle]:
@@ -358,7 +355,7 @@ class Scheduler:
                 fits=partial(self._fits, compute_class=each),
             )
             for each in self.classes
-            if self._reservations.free(each) > 0 and not self._reservations.is_reserved(each)
+            if self._reservations.free(each) > 0 and each.name not in self._reservations.reserved
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
@@ -382,10 +379,8 @@ class Scheduler:
 
     def _limit_reached(self) -> bool:
         is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
-        return is_full or self._seconds_left() <= 0 or self._target_reached()
-
-    def _target_reached(self) -> bool:
-        return self.limits.is_met_by(self.study.best)
+        is_late = self.limits.seconds is not None and self._seconds_left() <= 0
+        return is_full or is_late or (self.limits.target is not None and self.limits.is_met_by(self.study.best))
 
 
 class Reservations:
@@ -396,31 +391,27 @@ class Reservations:
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: number of its trial, by class
-        self._reserved: dict[str, int] = {}
+        #: number of the trial for which a class keeps its slots, by class
+        self.reserved: dict[str, int] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Drop the reservations of classes that are gone or too narrow, and of trials that do not wait any more."""
         slots = {compute_class.name: compute_class.slots for compute_class in classes}
-        for name, number in list(self._reserved.items()):
+        for name, number in list(self.reserved.items()):
             trial = self._study.find_open(number)
             if trial is None or trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
-                del self._reserved[name]
+                del self.reserved[name]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
         """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are used."""
         taken = self._study.taken(compute_class.name)
         return compute_class.limit + ahead + compute_class.silent - taken
 
-    def is_reserved(self, compute_class: ComputeClass) -> bool:
-        """Return True if the class keeps its slots for one trial."""
-        return compute_class.name in self._reserved
-
     def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
         """Return True unless the class is reserved for another trial, or another class for this one."""
-        if compute_class.name in self._reserved:
-            return self._reserved[compute_class.name] == trial.number
-        return trial.number not in self._reserved.values() or self.may_start(trial, compute_class)
+        if compute_class.name in self.reserved:
+            return self.reserved[compute_class.name] == trial.number
+        return trial.number not in self.reserved.values() or self.may_start(trial, compute_class)
 
     def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return True if the class has enough free slots. A trial of a single slot may wait in the queue.
@@ -431,11 +422,3 @@ class Reservations:
             return True
         is_alone = self._study.taken(compute_class.name) == 0
         return is_alone and trial.slots <= compute_class.slots - compute_class.busy
-
-    def reserve(self, compute_class: ComputeClass, trial: Trial) -> None:
-        """Send nothing else to the class until the trial can start."""
-        self._reserved[compute_class.name] = trial.number
-
-    def release(self, compute_class: ComputeClass) -> None:
-        """End the class's reservation after its trial was sent."""
-        self._reserved.pop(compute_class.name, None)

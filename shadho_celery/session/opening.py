@@ -181,7 +181,7 @@ class OpenStudy:
 
     def other_code(self, now: str) -> str | None:
         """Return a warning if the study has trials of other versions of its code than `now`, "" if that is unknown."""
-        trials = self.store.codes(self.study.record.key)
+        trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
         if not now or not others:
             return None

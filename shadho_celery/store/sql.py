@@ -198,15 +198,19 @@ class SqlStore:
                 self._leave_out(self._damaged(f"the state {short(row.state, 60)} of {row.trials} trials", "unknown"))
         return found
 
-    def codes(self, key: str) -> dict[str, int]:
-        """Return the number of the study's trials by the digest of their code, if it is known."""
-        if "code" in self._lacking.get(trials.name, ()):
+    def tally(self, key: str, name: str) -> dict[str, int]:
+        """Return the number of the study's trials by a fact that is text, in the order of the first ones of each.
+
+        Trials without the fact are left out.
+        """
+        if name in self._lacking.get(trials.name, ()):
             return {}
-        count, began = sa.func.count().label("trials"), sa.func.min(trials.c.number)
-        query = sa.select(trials.c.code, count).where(trials.c.study == key, trials.c.code.is_not(None))
-        rows = self._fetched(query.group_by(trials.c.code).order_by(began))
+        fact, first = trials.c[name], sa.func.min(trials.c.number)
+        query = sa.select(fact.label("fact"), sa.func.count().label("trials"))
+        query = query.where(trials.c.study == key, fact.is_not(None)).group_by(fact).order_by(first)
+        rows = self._fetched(query)
         # A reader of the rows reports a damaged one.
-        return {row.code: row.trials for row in rows if isinstance(row.code, str)}
+        return {row.fact: row.trials for row in rows if isinstance(row.fact, str)}
 
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
@@ -227,18 +231,6 @@ class SqlStore:
                     return number
             start += len(numbers)
         return None
-
-    def hosts(self, key: str) -> dict[str, int]:
-        """Return the number of the study's trials by the machine on which they ran last, if they ran."""
-        query = sa.select(trials.c.host, sa.func.count().label("trials"))
-        query = query.where(trials.c.study == key, trials.c.host.is_not(None))
-        found = self._fetched(query.group_by(trials.c.host).order_by(trials.c.host))
-        return {row.host: row.trials for row in found if isinstance(row.host, str)}
-
-    def classes(self, key: str) -> list[str]:
-        """Return the compute classes to which trials of the study were sent last."""
-        query = sa.select(trials.c.compute_class).where(trials.c.study == key).distinct()
-        return sorted(row.compute_class for row in self._fetched(query) if isinstance(row.compute_class, str))
 
     def delete(self, key: str, fence: int) -> None:
         """Delete a study that is locked, with its trials and reports. Raises LockLost if `fence` is old."""
@@ -322,7 +314,11 @@ class SqlStore:
                     _execute_many(connection, insert, [make_row(key, trial) for trial in new])
                 # A new trial that was recorded before an outage may have changed since.
                 if updated := [*new, *changed] if self._is_unsure else changed:
-                    found = _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
+                    changes = []
+                    for row in [make_row(key, trial) for trial in updated]:
+                        now_is = {name: row[name] for name in _UPDATED}
+                        changes.append({"_study": key, "_number": row["number"], **now_is})
+                    found = _execute_many(connection, _UPDATE, changes)
                     # Fewer rows are found if some had already finished or were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [make_row(key, trial) for trial in deleted])
@@ -622,9 +618,11 @@ def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, r
     for row in rows:
         row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
     values = [itemgetter(*names)(row) for row in rows] if names else rows
+    found = 0
     # In parts, each of which has its own time limit.
-    parts = (values[start : start + PAGE] for start in range(0, len(values), PAGE))
-    return sum(connection.exec_driver_sql(text, part).rowcount for part in parts)
+    for start in range(0, len(values), PAGE):
+        found += connection.exec_driver_sql(text, values[start : start + PAGE]).rowcount
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -634,8 +632,3 @@ def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tu
     """
     compiled = statement.compile(dialect=dialect, column_keys=columns)
     return str(compiled), compiled.positiontup or []
-
-
-def _change(key: str, trial: Trial) -> dict[str, object]:
-    row = make_row(key, trial)
-    return {"_study": key, "_number": trial.number, **{name: row[name] for name in _UPDATED}}

@@ -40,9 +40,8 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import Message, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
-from shadho_celery.study.collector import collector_paused
 from shadho_celery.study.failures import Failures
-from shadho_celery.study.trials import BLOCK, Counts, load_trials
+from shadho_celery.study.trials import BLOCK, collector_paused, load_trials
 
 #: number of claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
@@ -87,7 +86,9 @@ class StudyState:
         """`trials` are those of earlier runs, by number. New ones get the next numbers, from `first_number` on."""
         #: finished trials of earlier studies, from which samplers learn and which are not part of this study
         self.warm_start = warm_start
-        self.store, self.record = store, record
+        self.store, self.record, self.fence = store, record, fence
+        #: name of the study in its store
+        self.name = record.name
         self.clock = clock or SystemClock()
         #: number of copies sent in this run, and of trials that ended by a copy
         self.copied = self.rescued = 0
@@ -104,20 +105,22 @@ class StudyState:
         self.live: Attempts[Sent] = Attempts()
         #: trials of which an attempt has failed while another one was live
         self._suspects: set[int] = set()
+        #: return the trial with this number if it has not finished, otherwise None
+        self.find_open = self._open.get
         self._waiting: deque[int] = deque()
-        #: waiting trials by subspace and slots
-        self._waiting_slots: Counter[tuple[str, int]] = Counter()
         #: failures of this run
         self.failures = Failures()
         #: attempts lost while running in this run, with the reasons, until they are taken from here
         self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
-        self._counts = Counts()
         #: slots used by live attempts, by every class to which attempts were sent
         self._taken: Counter[str] = Counter()
+        #: return the number of slots of a class that live attempts take
+        self.taken = self._taken.__getitem__
         self._asked: Counter[str] = Counter()
+        #: return the number of trials drawn in a subspace so far, without promotions to a higher rung
+        self.asked = self._asked.__getitem__
         #: by subspace: its unfinished trials without promoted ones, by number
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
-        self._fence = fence
         #: numbers of the trials that `commit` must write; True for a new one
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
@@ -129,13 +132,15 @@ class StudyState:
         #: reason why the store cannot be written at the moment, or None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
-        self._load(trials, first_number)
-
-    def _load(self, trials: Iterable[Trial | Summary], first_number: int) -> None:
-        """Enter the trials of earlier runs."""
         with collector_paused():
             #: finished trials in the order of their results
-            self.trials, opened = load_trials(trials, partial(self.store.trials, self.record.key))
+            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
+        self._counts = self.trials.counts
+        #: return the number of trials in one of some states, of one compute class or one subspace if that is given; in
+        #: a class every live attempt counts, so a trial with two of them there counts twice
+        self.count = self._counts.count
+        #: number of trials that count against the `trials` limit
+        self.counted = self.count(*COUNTED)
         #: number of the next trial; not their count, because a repair may have moved trials away
         self._next = max(first_number, self.trials.last_number + 1)
         self._asked.update(self.trials.asked())
@@ -147,16 +152,6 @@ class StudyState:
         """Return the numbers of the first `count` trials that this run may end: waiting ones, then new ones."""
         waiting = sorted(self._open)[:count]
         return [*waiting, *range(self._next, self._next + count - len(waiting))]
-
-    @property
-    def name(self) -> str:
-        """Name of the study in its store."""
-        return self.record.name
-
-    @property
-    def fence(self) -> int:
-        """Fencing number of its lock."""
-        return self._fence
 
     # Trials
 
@@ -193,53 +188,20 @@ class StudyState:
             raise KeyError(number)
         return found
 
-    def find_open(self, number: int) -> Trial | None:
-        """Return the trial with this number if it has not finished, otherwise None."""
-        return self._open.get(number)
-
     @property
     def lost(self) -> int:
         """Number of lost attempts that were claimed."""
         return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
-    def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
-        """Return the number of trials in one of `states`, of one compute class or one subspace if that is given.
-
-        In a class every live attempt counts, so a trial with two of them there counts twice.
-        """
-        where = {"compute_class": compute_class, "subspace": subspace}
-        return self._counts.count(*states, **where) + self.trials.count(*states, **where)
-
-    def waiting(self, subspace: str | None = None) -> int:
-        """Return the number of WAITING trials, of one subspace if that is given."""
-        return self._counts.count(_S.WAITING, subspace=subspace)
-
     def count_wider(self, slots: int, subspace: str) -> int:
         """Return the number of WAITING trials of a subspace that take more than `slots`."""
-        return sum(n for (name, width), n in self._waiting_slots.items() if name == subspace and width > slots)
-
-    @property
-    def counted(self) -> int:
-        """Number of trials that count against the `trials` limit."""
-        return self.trials.count(*COUNTED)
+        waiting = [each for each in self._open.values() if each.state is _S.WAITING and each.subspace == subspace]
+        return sum(each.slots > slots for each in waiting)
 
     @property
     def best(self) -> Trial | None:
         """The COMPLETE trial with the least loss among those with the highest budget; see `FinishedTrials.best`."""
         return self.trials.best
-
-    @property
-    def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name; empty in a study of one loss without a name."""
-        return self.record.objectives
-
-    def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget of its trials, or None."""
-        return self.trials.best_of(subspace)
-
-    def asked(self, subspace: str) -> int:
-        """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
-        return self._asked[subspace]
 
     def pending(self, subspace: str | None = None) -> Collection[Trial]:
         """Return the trials, of one subspace or all, that have not finished, without promotions to a higher rung."""
@@ -309,10 +271,6 @@ class StudyState:
         return trial is not None and (
             attempt in self.live.of(number) or (trial.state is _S.WAITING and attempt == trial.attempt)
         )
-
-    def taken(self, compute_class: str) -> int:
-        """Return the number of slots of a class that live attempts take."""
-        return self._taken[compute_class]
 
     def last_report(self, attempt: Attempt) -> Report | None:
         """Return the latest report of a live attempt, or None."""
@@ -454,11 +412,26 @@ class StudyState:
             return False
         if not (self._unwritten or self._reports or self.trouble) and now - self._written_at < RENEW_SECONDS:
             return True
+        unwritten = sorted(self._unwritten.items())
         try:
-            self._write(now)
+            rewritten = self.store.write(
+                self.record.key,
+                self.fence,
+                self.clock.wall(),
+                new=[self.trial(number) for number, is_new in unwritten if is_new],
+                changed=[self.trial(number) for number, is_new in unwritten if not is_new],
+                reported=self._reports,
+                choices=self.choices if self._has_chosen else None,
+            )
         except StoreOutage as error:
             self.wait_for_store(error)
             return False
+        self.rewritten.update(rewritten)
+        self._has_chosen = False
+        self._unwritten.clear()
+        self._reports.clear()
+        self.trials.release()
+        self._written_at = now
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
 
@@ -501,26 +474,7 @@ class StudyState:
 
     def unlock(self) -> None:
         """Unlock the study as it is recorded. The changes since the last `commit` are left to the next run."""
-        self.store.unlock(self.record.key, self._fence)
-
-    def _write(self, now: float) -> None:
-        unwritten = sorted(self._unwritten.items())
-        self.rewritten |= {
-            *self.store.write(
-                self.record.key,
-                self._fence,
-                self.clock.wall(),
-                new=[self.trial(number) for number, is_new in unwritten if is_new],
-                changed=[self.trial(number) for number, is_new in unwritten if not is_new],
-                reported=self._reports,
-                choices=self.choices if self._has_chosen else None,
-            )
-        }
-        self._has_chosen = False
-        self._unwritten.clear()
-        self._reports.clear()
-        self.trials.release()
-        self._written_at = now
+        self.store.unlock(self.record.key, self.fence)
 
     def _kept_locked(self, blocks: Iterator[_T]) -> Iterator[_T]:
         with collector_paused():
@@ -607,7 +561,7 @@ class StudyState:
         loss = self._last_reports[trial.number].loss
         if not math.isfinite(loss):
             return replace(outcome, state=_S.PRUNED, loss=None, losses={}, error=None)
-        losses = dict.fromkeys(islice(self.objectives, 1), loss)
+        losses = dict.fromkeys(islice(self.record.objectives, 1), loss)
         return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
 
     def _last_step(self, trial: Trial) -> int | None:
@@ -635,21 +589,17 @@ class StudyState:
     def _put(self, trial: Trial) -> None:
         before = self._open.pop(trial.number, None)
         if before is not None:
-            self._count_open(before, -1)
+            self._counts.add(before, -1)
         if trial.state.is_finished:
             self._last_reports.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
+            self.counted += trial.state in COUNTED
         else:
             self._open[trial.number] = trial
             if trial.origin is None:
                 self._pending[trial.subspace][trial.number] = trial
-            self._count_open(trial, +1)
-
-    def _count_open(self, trial: Trial, by: int) -> None:
-        self._counts.add(trial, by)
-        if trial.state is _S.WAITING:
-            self._waiting_slots[trial.subspace, trial.slots] += by
+            self._counts.add(trial)
 
     def _enter(self, attempt: Attempt) -> None:
         """Add a live attempt."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from operator import attrgetter
 from struct import Struct
@@ -55,6 +57,18 @@ _STATES = tuple(TrialState)
 _FLAGS = {-1: None, 0: False, 1: True}
 _PLACES = {state: place for place, state in enumerate(_STATES)}
 _Table = NDArray[np.void]
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the collector: records have no cycles, and per million of them it would scan all imports 100 times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
@@ -117,15 +131,21 @@ class FinishedTrials:
         self._fresh: dict[int, Trial] = {}
         #: by subspace, the merit of its best trial
         self._merits: dict[str, Merit] = {}
-        self._best: Trial | None = None
+        #: the COMPLETE trial with the least loss, of those with the highest budget; of equals that of the least number.
+        #: Of several losses it is the one on the front with the least first loss. If no trial is feasible, it is the
+        #: one that is nearest to it
+        self.best: Trial | None = None
         #: feasible trials with several losses that no other one dominates
         self._front = Front()
+        #: number of trials on the front
+        self.on_front = 0
         #: losses and constraints by number, of the trials that have any
         self._numbers: dict[int, tuple[Losses, Losses]] = {}
         #: trials that have ended since the best feasible one, or since the front changed; without cancelled ones
         self.without_gain = 0
-        self._counts = Counts()
-        self.count = self._counts.count
+        #: their counts, to which a study adds its other trials
+        self.counts = Counts()
+        self.count = self.counts.count
         #: number of COMPLETE trials by budget, of those with a budget
         self.by_budget: Counter[float] = Counter()
         #: number of lost attempts of these trials that were claimed
@@ -167,27 +187,27 @@ class FinishedTrials:
         """Add a finished trial, which is kept until `release`."""
         self._append(trial)
         self._fresh[trial.number] = trial
-        self._counts.add(trial)
-        self._counts.add_placed(trial)
+        self.counts.add(trial)
+        self.counts.add_placed(trial)
         self.without_gain += trial.state in COUNTED
         if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
             self._rank(trial)
 
     def _rank(self, trial: Trial) -> None:
         """Compare a COMPLETE trial with the best ones so far."""
-        mine = merit(trial)
+        mine, best = merit(trial), self.best
         best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
-        if self._is_on_front(trial):
+        if len(trial.outcome.losses) > 1 and self._is_on_front(trial):
             self.without_gain = 0
             if self._front.numbers[0] == trial.number:
-                self._best = trial
-        elif mine == best_here and not self._front:
-            best = self._best
-            if best is None or mine < merit(best):
-                self._best = trial
-                self.without_gain *= bool(trial.outcome.violation)
-            elif mine == merit(best) and trial.number < best.number:
-                self._best = trial
+                self.best = trial
+        elif mine == best_here and not self.on_front:
+            before = NO_MERIT if best is None else merit(best)
+            if mine < before:
+                self.best = trial
+                self.without_gain *= mine[1] > 0
+            elif mine == before and best is not None and trial.number < best.number:
+                self.best = trial
 
     def release(self) -> None:
         """Drop the trials, because the store has them."""
@@ -210,23 +230,9 @@ class FinishedTrials:
         return [self._fresh.get(number) or known[number] for number in numbers]
 
     @property
-    def best(self) -> Trial | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; of equals that of the least number.
-
-        Of several losses it is the one on the front with the least first loss. If no trial is feasible, it is the one
-        that is nearest to it.
-        """
-        return self._best
-
-    @property
     def front(self) -> list[Trial]:
         """Feasible trials with several losses that no other one dominates, sorted by the first loss."""
         return self.of(self._front.numbers)
-
-    @property
-    def on_front(self) -> int:
-        """Number of trials on the front."""
-        return len(self._front)
 
     def losses(self) -> Iterator[tuple[int, Losses]]:
         """Iterate over the feasible COMPLETE trials with named losses, in the order of their results.
@@ -394,8 +400,8 @@ class FinishedTrials:
         kinds = table[["subspace", "compute_class", "state"]]
         _, places, counts = np.unique(kinds, return_index=True, return_counts=True)
         for one, count in zip(self._recalled(table[places], unread), counts.tolist(), strict=True):
-            self._counts.add(one, count)
-            self._counts.add_placed(one, count)
+            self.counts.add(one, count)
+            self.counts.add_placed(one, count)
         ranked = self._ranked()
         _, firsts = np.unique(ranked["subspace"], return_index=True)
         for one in self._recalled(ranked[firsts], unread):
@@ -411,14 +417,16 @@ class FinishedTrials:
                 if self._is_on_front(one):
                     best = ended["number"] == one.number
         if len(ranked):
-            self._best = self.get((self._front.numbers or ranked["number"].tolist())[0])
+            self.best = self.get((self._front.numbers or ranked["number"].tolist())[0])
         if best.any():
             self.without_gain -= 1 + int(np.argmax(best))
 
     def _is_on_front(self, trial: Trial) -> bool:
-        """Return whether an ended trial is on the front, and add it there."""
-        is_one = trial.state is TrialState.COMPLETE and len(trial.outcome.losses) > 1 and not trial.outcome.violation
-        return is_one and self._front.add(trial.number, [*trial.outcome.losses.values()])
+        """Return whether a COMPLETE trial is on the front, and add it there."""
+        losses = [*trial.outcome.losses.values()]
+        is_on_front = len(losses) > 1 and not trial.outcome.violation and self._front.add(trial.number, losses)
+        self.on_front = len(self._front.numbers)
+        return is_on_front
 
     def _ranked(self) -> _Table:
         """Return the rows of the COMPLETE trials, the best first: by `merit`, then by number."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.fidelity.replay import Replay
-from shadho_celery.fidelity.rounds import Rounds
+from shadho_celery.fidelity.rounds import Replay, Rounds
 
 S = TrialState
 

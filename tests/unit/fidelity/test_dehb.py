@@ -16,8 +16,8 @@ from hyperopt import hp
 from services.rounds import Player
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.fidelity.brackets import Hyperband
 from shadho_celery.fidelity.dehb import Dehb
-from shadho_celery.fidelity.hyperband import Hyperband
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.space.compile import compile_space

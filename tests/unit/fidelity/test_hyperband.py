@@ -12,12 +12,10 @@ from services.rounds import Player
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
-from shadho_celery.fidelity.brackets import Brackets
+from shadho_celery.fidelity.brackets import Brackets, Hyperband, SuccessiveHalving, sizes_of
 from shadho_celery.fidelity.dehb import Dehb
-from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds
-from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.fidelity.trusting import TrustingAsha
 from shadho_celery.space.compile import compile_space
 

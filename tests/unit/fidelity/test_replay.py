@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.fidelity.replay import Replay
-from shadho_celery.fidelity.rounds import Endless
+from shadho_celery.fidelity.rounds import Endless, Replay
 
 
 class Recorder(Endless):

@@ -13,9 +13,9 @@ from services.rounds import Player, shape
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
+from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import LARGEST, Ladder, ladder_of
 from shadho_celery.fidelity.rounds import Endless, Round, Wanted
-from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.scheduler import build
 
 S = TrialState

@@ -65,8 +65,7 @@ def learned(subspace: Subspace, law: Law, trials: int, seed: int = 0) -> tuple[P
         column = int(generator.integers(2))
         value = law(params)[column] + float(generator.normal(0, NOISE))
         told[:, column] += (1, value)
-        effects.tell(params, column, value)
-        if effects.is_due:
+        if effects.tell(params, column, value):
             effects.read(told[1] / np.maximum(told[0], 1))
     return effects, told[1] / told[0]
 

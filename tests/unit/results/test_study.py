@@ -340,7 +340,7 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_are_shown(column: str
     searched(trials=3)
     spoil(column, value, "trials", "number = 1")
     study = load_study(STORE, "first")
-    assert all(isinstance(code, str) for code in SqlStore(STORE, read_only=True).codes(study.key))
+    assert all(isinstance(code, str) for code in SqlStore(STORE, read_only=True).tally(study.key, "code"))
     with pytest.warns(UserWarning, match=r"trial .* of study 'first' .* cannot be read") as said:
         assert [trial.number for trial in study.trials] in ([0, 2], [0, 1, 2] if column in ("live", "number") else [])
     assert len(said) == 1

@@ -13,9 +13,9 @@ from hyperopt import hp
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Endless, Rounds
-from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.samplers import make_sampler

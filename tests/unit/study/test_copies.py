@@ -317,7 +317,7 @@ def test_a_rung_and_an_origin_are_kept_and_losses_of_the_highest_budget_are_the_
     assert study.best is not None
     assert study.best.number == 0
     study.tell(Result(number=1, attempt=1, outcome=Outcome(state=S.COMPLETE, loss=0.3), at=1.0))
-    assert (study.best.number, study.best_of("all"), study.asked("all")) == (1, 0.3, 1)
+    assert (study.best.number, study.trials.best_of("all"), study.asked("all")) == (1, 0.3, 1)
     study.close()
     again = open_study(store, {}, clock=ManualClock(1010.0), name="s", resume=True)
     assert [(t.rung, t.origin, t.budget) for t in again] == [(0, None, 1.0), (1, 0, 9.0)]

@@ -326,8 +326,8 @@ def test_only_complete_trials_can_be_best_and_the_first_of_equals_is() -> None:
     for loss, state in [(0.1, S.FAILED), (0.2, S.PRUNED), (0.15, S.CANCELLED), (0.5, S.COMPLETE), (0.5, S.COMPLETE)]:
         study.tell(result(sent(study), loss, state=state))
     assert study.best is study.trial(3)
-    assert study.best_of("all") == 0.5
-    assert study.best_of("none") is None
+    assert study.trials.best_of("all") == 0.5
+    assert study.trials.best_of("none") is None
     assert (study.counted, study.count(S.CANCELLED)) == (4, 1)
 
 
