@@ -78,7 +78,7 @@ class Attempts(Generic[T]):
 
     def find(self, number: int, attempt: int) -> T | None:
         """Return the attempt, or None if it is not live."""
-        return self.of(number).get(attempt)
+        return self._live.get(number, {}).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
         """Remove a lost attempt. Return True if its trial has no other live attempt."""

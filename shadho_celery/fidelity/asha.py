@@ -27,7 +27,7 @@ class Rung:
         #: by origin, in the order of the results
         self.losses: dict[int, float] = {}
         #: the trial on the next rung, by origin
-        self._promoted: dict[int, int] = {}
+        self.promoted: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -36,7 +36,7 @@ class Rung:
         """Add a result."""
         insort(self._all, (loss, origin))
         self.losses[origin] = loss
-        if origin not in self._promoted:
+        if origin not in self.promoted:
             insort(self._stayed, (loss, origin))
 
     def candidates(self, count: int) -> list[int]:
@@ -47,13 +47,9 @@ class Rung:
         end = min(bisect_right(self._stayed, worst), MOST_OFFERED)
         return [origin for loss, origin in self._stayed[:end] if loss < math.inf]
 
-    def is_promoted(self, origin: int) -> bool:
-        """Return whether an origin is on the next rung."""
-        return origin in self._promoted
-
     def promote(self, origin: int, number: int) -> None:
         """Record that an origin is on the next rung, as the trial of that number."""
-        self._promoted[origin] = number
+        self.promoted[origin] = number
         if origin in self.losses:
             place = bisect_left(self._stayed, (self.losses[origin], origin))
             if place < len(self._stayed) and self._stayed[place][1] == origin:
@@ -61,8 +57,8 @@ class Rung:
 
     def take_back(self, origin: int, number: int) -> None:
         """Record that a trial has left the next rung. Another one may have been promoted instead of it."""
-        if self._promoted.get(origin) == number:
-            del self._promoted[origin]
+        if self.promoted.get(origin) == number:
+            del self.promoted[origin]
             if origin in self.losses:
                 insort(self._stayed, (self.losses[origin], origin))
 

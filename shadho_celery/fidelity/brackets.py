@@ -130,13 +130,6 @@ class Bracket:
         self._rungs[0].is_closed = True
         self._advance()
 
-    @property
-    def _is_short(self) -> bool:
-        """True if the lowest rung is closed with too few trials, so that a part of each rung is promoted, not a
-        number.
-        """
-        return self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
-
     def _advance(self) -> None:
         """Move to the first incomplete rung."""
         while self._rungs[self._place].is_complete:
@@ -145,7 +138,9 @@ class Bracket:
                 return
             last, self._place = self._rungs[self._place], self._place + 1
             rung = self._rungs[self._place]
-            count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if self._is_short else rung.sent
+            # If the lowest rung is closed with too few trials, a part of each rung is promoted, not a number.
+            is_short = self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
+            count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if is_short else rung.sent
             rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
             rung.sent = len(rung.chosen)
 
@@ -174,16 +169,20 @@ class Brackets:
 
     @property
     def present(self) -> Round:
-        bracket = self._asking or (self._next() if self._overlap else None)
+        # The first bracket that has a trial to send, if not all of them wait.
+        asking = [bracket for bracket in self._active if bracket.left > 0]
+        bracket = asking[0] if asking else self._next() if self._overlap else None
         size = sum(bracket.size for bracket in self._active)
         return Round(size=size, left=0 if bracket is None else bracket.left)
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        found = [offer for bracket in self._active for offer in bracket.offers()]
+        found: Sequence[Wanted] = [offer for bracket in self._active for offer in bracket.offers()]
         if found or not self._overlap:
-            return [self._numbered(offer, self._drawn) for offer in found]
-        bracket = self._next()
-        return [self._numbered(offer, self._drawn + bracket.draws) for offer in bracket.offers()]
+            drawn = self._drawn
+        else:
+            bracket = self._next()
+            found, drawn = bracket.offers(), self._drawn + bracket.draws
+        return [offer if offer.origin is not None else replace(offer, drawn=drawn) for offer in found]
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)
@@ -212,11 +211,6 @@ class Brackets:
             bracket.end_draws()
         self._end_brackets()
 
-    @property
-    def _asking(self) -> Bracket | None:
-        """The first bracket that has a trial to send, or None if all wait."""
-        return next((bracket for bracket in self._active if bracket.left > 0), None)
-
     def _end_brackets(self) -> None:
         """Remove finished brackets, and start another one if there is none."""
         self._active = [bracket for bracket in self._active if not bracket.is_over]
@@ -243,10 +237,6 @@ class Brackets:
         sizes = self._sizes[self._begun % len(self._sizes)]
         first = len(self._budgets) - len(sizes)
         return Bracket(first, [*islice(self._budgets, first, None)], sizes, self._backups)
-
-    @staticmethod
-    def _numbered(wanted: Wanted, drawn: int) -> Wanted:
-        return wanted if wanted.origin is not None else replace(wanted, drawn=drawn)
 
 
 class SuccessiveHalving(Brackets):

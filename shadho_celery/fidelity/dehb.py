@@ -296,13 +296,10 @@ class Dehb:
         vector = np.random.default_rng([self._seed, self._made, 2]).random(len(self._domains))
         for column, (label, domain) in enumerate(self._whole.domains.items()):
             if label in params:
-                vector[column] = _mass(domain, params[label])
+                # The middle of the quantiles at which the distribution has this value.
+                before, behind = (_mass_before(domain, params[label], each) for each in (operator.ge, operator.gt))
+                vector[column] = (before + behind) / 2
         return vector
-
-
-def _mass(domain: Domain, value: float) -> float:
-    """Return the middle of the quantiles at which a distribution has this `value`."""
-    return (_mass_before(domain, value, operator.ge) + _mass_before(domain, value, operator.gt)) / 2
 
 
 def _mass_before(domain: Domain, value: float, is_behind: Callable[[float, float], bool]) -> float:

@@ -69,15 +69,14 @@ class Median(_Settings, frozen=True, kw_only=True):
     """Stop a trial whose best loss so far is worse than the median of the COMPLETE trials at the same step."""
 
     in_short = "startup_trials"
+    percentile: ClassVar = 50.0
 
     startup_trials: _Trials = 5
     warmup_steps: _Steps = 0
 
     def make(self) -> Pruner:
         """Return the pruner."""
-        return PercentilePruner(
-            Percentile(percentile=50.0, startup_trials=self.startup_trials, warmup_steps=self.warmup_steps)
-        )
+        return PercentilePruner(self)
 
 
 class Patience(_Settings, frozen=True, kw_only=True):
@@ -212,7 +211,7 @@ class PercentilePruner:
     Here the losses at the step itself are compared, instead of their running averages.
     """
 
-    def __init__(self, settings: Percentile) -> None:
+    def __init__(self, settings: Percentile | Median) -> None:
         self._settings = settings
         #: best loss at each reported step, by running trial
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)

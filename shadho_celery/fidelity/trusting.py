@@ -51,15 +51,13 @@ class TrustingAsha(Asha):
 
     @property
     def present(self) -> Round:
-        return Round(notice=self._notice if self._slots and self._lowest else None)
-
-    @property
-    def _notice(self) -> str:
-        """A sentence on the rungs that the limit leaves out."""
+        if not (self._slots and self._lowest):
+            return Round()
         spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
-        return (
-            f"fidelity auto starts at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
-            f"{spent} few or no trials would get from a lower one to {self._budgets[-1]:g}"
+        lowest = self._budgets[self._lowest]
+        return Round(
+            notice=f"fidelity auto starts at budget {lowest:g}: with a limit of {self._limit} trials{spent} few or no "
+            f"trials would get from a lower one to {self._budgets[-1]:g}"
         )
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
@@ -94,13 +92,10 @@ class TrustingAsha(Asha):
         rung, trust = self._rungs[place], self.trust[place]
         fraction = self._eta ** -(1.0 if trust is None else trust)
         whole = math.ceil if self._is_finite else math.floor
-        return [*dict.fromkeys([*self._waiting_pilots(place), *rung.candidates(whole(len(rung) * fraction))])]
-
-    def _waiting_pilots(self, place: int) -> Sequence[int]:
-        """Return the pilots whose next rung is the one above. Failed ones stay."""
-        rung = self._rungs[place]
-        losses = [(origin, rung.losses.get(origin, math.inf)) for origin in self._pilots]
-        return [origin for origin, loss in losses if loss < math.inf and not rung.is_promoted(origin)]
+        # Pilots whose next rung is the one above come first. Failed ones stay.
+        known = [origin for origin in self._pilots if rung.losses.get(origin, math.inf) < math.inf]
+        pilots = [origin for origin in known if origin not in rung.promoted]
+        return [*dict.fromkeys([*pilots, *rung.candidates(whole(len(rung) * fraction))])]
 
     def _first(self) -> int:
         lowest = self._lowest

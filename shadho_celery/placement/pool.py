@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
 
 import numpy as np
@@ -30,28 +31,22 @@ REFILL = 2
 MOST_WAIT = 8
 
 
+@dataclass(eq=False)
 class Pool:
     """Drawn trials in the order of their draws, and the predicted effects of their params on their log seconds."""
 
-    def __init__(
-        self,
-        cost_model: CostModel,
-        shares: Mapping[str, float],
-        *,
-        size: int | None = None,
-        is_adaptive: bool = False,
-    ) -> None:
-        """Hold up to `size` trials, by default as many as the slots ask for.
+    model: CostModel
+    #: shares of its parts: the subspaces, or WHOLE if one sampler draws in the whole space
+    shares: Mapping[str, float]
+    _: KW_ONLY
+    #: number of trials that it may hold; None for as many as the slots ask for
+    size: int | None = None
+    #: True if the samplers learn from losses, so that fewer trials are drawn ahead
+    is_adaptive: bool = False
 
-        `shares` are those of its parts: the subspaces, or WHOLE if one sampler draws in the whole space. A sampler that
-        `is_adaptive` learns from losses, so that fewer trials are drawn ahead.
-        """
-        self._model = cost_model
-        self._shares = shares
-        self._size = size
-        self._is_adaptive = is_adaptive
+    def __post_init__(self) -> None:
         #: True if one sampler draws in the whole space
-        self.is_whole = WHOLE in shares
+        self.is_whole = WHOLE in self.shares
         #: the trials, the oldest first
         self.trials: list[Trial] = []
         #: for each trial: its part, the cost model's representation of its params, and the number of trials of its part
@@ -81,11 +76,11 @@ class Pool:
         if self._classes != tuple(classes):
             self._classes = tuple(classes)
             self._departures = self._predicted()
-        of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if self._is_adaptive else min(EACH_SLOT * slots, LEAST)
+        of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if self.is_adaptive else min(EACH_SLOT * slots, LEAST)
         size = max(slots // PART_OF_SLOTS, of_few)
-        size = min(size, MOST) if self._size is None else self._size
+        size = min(size, MOST) if self.size is None else self.size
         size = size if len(classes) > 1 else 0
-        parts = {name: int(size * share) for name, share in self._shares.items()}
+        parts = {name: int(size * share) for name, share in self.shares.items()}
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
@@ -97,14 +92,14 @@ class Pool:
         """Put drawn trials into the pool, in the order of their draws."""
         for (subspace, budget), drawn in groupby(trials, lambda trial: (trial.subspace, trial.budget)):
             added, part = list(drawn), WHOLE if self.is_whole else subspace
-            functions = self._model.functions(subspace, [trial.params for trial in added])
+            functions = self.model.functions(subspace, [trial.params for trial in added])
             self.trials += added
             self._functions += list(functions)
             self._parts += [part] * len(added)
-            self.rows = np.append(self.rows, [self._model.row_of[subspace]] * len(added))
+            self.rows = np.append(self.rows, [self.model.row_of[subspace]] * len(added))
             self._sent_before += [self._sent[part]] * len(added)
             self.in_part[part] += len(added)
-            predicted = self._model.departures(subspace, functions, self._classes, budget)
+            predicted = self.model.departures(subspace, functions, self._classes, budget)
             self._departures = np.concatenate([self._departures, predicted])
 
     def take(self, place: int) -> Trial | None:
@@ -120,7 +115,7 @@ class Pool:
 
     def departures(self) -> Array:
         """Return the trials' departures from their subspaces' log seconds, shape (trials, live classes)."""
-        version = self._model.effects_version
+        version = self.model.effects_version
         if version != self.version:
             self.version = version
             self._departures = self._predicted()
@@ -133,7 +128,7 @@ class Pool:
             alike[trial.subspace, trial.budget].append(place)
         for (name, budget), places in alike.items():
             functions = np.array([self._functions[place] for place in places])
-            predicted[places] = self._model.departures(name, functions, self._classes, budget)
+            predicted[places] = self.model.departures(name, functions, self._classes, budget)
         return predicted
 
     def _remove(self, place: int) -> Trial:

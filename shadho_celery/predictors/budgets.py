@@ -205,12 +205,6 @@ class OwnRuns:
         count, correlation = len(self._runs[origin]), self._correlation
         return count * correlation * self._mean(origin, expected) / (1.0 + (count - 1) * correlation)
 
-    def forget(self) -> None:
-        """Forget all runs."""
-        self._runs.clear()
-        self._pairs.clear()
-        self._correlation = 0.0
-
     def _mean(self, origin: int, expected: Array) -> float:
         runs = self._runs[origin]
         return sum(work - float(expected[column]) for column, work in runs) / len(runs)

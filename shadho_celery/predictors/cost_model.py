@@ -78,7 +78,7 @@ class CostModel:
         self._declared = declared or _by_complexity(subspaces)
         #: sum of the logs of declared costs and number of trials, by row
         self._declared_logs = np.zeros((2, len(subspaces)))
-        self._budgets = BudgetCosts()
+        self.budgets = BudgetCosts()
         self._own_runs = OwnRuns()
         #: latest trials with budgets, each with its row of features and its work
         self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
@@ -138,7 +138,7 @@ class CostModel:
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
         # A time that is negative or not finite, by an executor's mistake, would spoil all that is known.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
-            work = Work(None) if trial.budget is None else self._budgets.work(trial)
+            work = Work(None) if trial.budget is None else self.budgets.work(trial)
             self._tell_seconds(trial, row, work)
             if trial.budget is not None:
                 self._tell_budget(trial, row, work)
@@ -151,39 +151,34 @@ class CostModel:
 
     def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
         timing = self._timing(trial, trial.outcome.seconds or 0.0, work)
-        if trial.rung is not None:
-            self._tell_own_run(trial, row, timing)
+        is_telling = row is not None and timing.weight >= TELLING_PART**2
+        if trial.rung is not None and is_telling:
+            origin = trial.number if trial.origin is None else trial.origin
+            expected = self._rates(trial) if origin in self._own_runs else None
+            self._own_runs.tell(origin, timing.column, timing.work, expected)
         self.durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
             return
         self._past[trial.subspace].tell(row, timing.whole, timing.column, self.durations.estimate().mean[timing.row])
-        is_telling = timing.weight >= TELLING_PART**2
         if is_telling and self._effects[trial.subspace].tell(trial.params, timing.column, timing.work):
             self._due.add(trial.subspace)
-
-    def _tell_own_run(self, trial: Trial, row: Array | None, timing: _Timing) -> None:
-        if row is None or timing.weight < TELLING_PART**2:
-            return
-        origin = trial.number if trial.origin is None else trial.origin
-        expected = self._rates(trial) if origin in self._own_runs else None
-        self._own_runs.tell(origin, timing.column, timing.work, expected)
 
     def _tell_budget(self, trial: Trial, row: Array | None, work: Work) -> None:
         if row is not None:
             self._with_budgets.append((trial, row, work))
-        if self._budgets.tell(trial, work):
+        if self.budgets.tell(trial, work):
             self._relearn()
 
     def _relearn(self) -> None:
         """Learn again from the latest trials, because their start-up estimate has changed."""
         self.durations.forget()
-        self._own_runs.forget()
+        self._own_runs = OwnRuns()
         self._declared_logs[:] = 0.0
         self._due.clear()
         for name, effects in self._effects.items():
             effects.forget()
-            self._past[name].forget()
+            self._past[name] = Neighbours(len(self._subspaces[name].domains) + 1)
         for trial, row, work in self._with_budgets:
             self._tell_seconds(trial, row, work)
 
@@ -206,7 +201,8 @@ class CostModel:
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
         offset = self._offset(trial.subspace, trial.params, work.units)
         row, column = self.row_of[trial.subspace], self._column_of(compute_class)
-        startup = 0.0 if trial.budget is None else self._startup_of(trial, compute_class, work)
+        startup = 0.0 if trial.budget is None else self.budgets.startup(trial.subspace, compute_class)
+        startup += self.budgets.handover if work.is_handed_over else 0.0
         if not startup > 0:
             return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
         centre = float(self.durations.estimate().mean[row, column])
@@ -216,13 +212,6 @@ class CostModel:
         highest = log_seconds - offset
         value = min(max(centre + departure / part, highest + math.log(LEAST_PART)), highest)
         return _Timing(row, column, value, max(part, LEAST_PART) ** 2, centre + departure)
-
-    def _startup_of(self, trial: Trial, compute_class: str, work: Work) -> float:
-        """Return the seconds of a trial that do not grow with its budget."""
-        if not self._budgets:
-            return 0.0
-        handover = self._budgets.handover if work.is_handed_over else 0.0
-        return self._budgets.startup(trial.subspace, compute_class) + handover
 
     def seconds(
         self,
@@ -247,7 +236,7 @@ class CostModel:
         )
         units = budget and (budget - behind if budget > behind else budget)
         centre = estimate.mean[row, column] + np.array([self._offset(subspace, each, units) for each in params_list])
-        if budget and (startup := self._budgets.startup(subspace, compute_class)) > 0:
+        if budget and (startup := self.budgets.startup(subspace, compute_class)) > 0:
             centre = np.logaddexp(centre, math.log(startup))
         return np.asarray(np.exp(centre[:, None] + departures))
 
@@ -301,7 +290,7 @@ class CostModel:
         columns = [self._column_of(name) for name in classes]
         estimate = self.durations.estimate()
         logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
-        if not budget or not self._budgets:
+        if not budget or not self.budgets:
             return logs
         offsets = self._typical_offsets(budget)
         return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
@@ -312,7 +301,7 @@ class CostModel:
         return np.asarray(total / np.maximum(count, 1.0) + math.log(budget))[:, None]
 
     def _log_startups(self, classes: Sequence[str]) -> Array:
-        seconds = [[self._budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
+        seconds = [[self.budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
         # The logarithm of 0 is undefined, and no trial takes this little.
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
@@ -328,13 +317,13 @@ class CostModel:
         rates = known[columns]
         if trial.origin is not None:
             rates = rates + self._own_runs.departure(trial.origin, known)
-        startups = np.array([self._budgets.startup(trial.subspace, name) for name in classes])
+        startups = np.array([self.budgets.startup(trial.subspace, name) for name in classes])
         budget = trial.budget or 1.0
-        rest = max(budget - self._budgets.behind(trial.origin), 0.0) or budget
+        rest = max(budget - self.budgets.behind(trial.origin), 0.0) or budget
         found = [
             np.exp(rates + self._offset(trial.subspace, trial.params, budget if way is Beginning.ANEW else rest))
             + startups
-            + (self._budgets.handover if way is Beginning.ELSEWHERE else 0.0)
+            + (self.budgets.handover if way is Beginning.ELSEWHERE else 0.0)
             for way in ways
         ]
         return np.array(found)
@@ -344,10 +333,6 @@ class CostModel:
         rates = self.durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
         return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
-
-    def home(self, origin: int) -> str | None:
-        """Return the machine of an origin's latest complete trial, which has its checkpoint."""
-        return self._budgets.host(origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         """Return the values that `departures` needs for n sets of params, shape (n, functions). They do not change."""
@@ -361,7 +346,7 @@ class CostModel:
         """
         columns = [self._column_of(name) for name in classes]
         found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
-        if not budget or not self._budgets:
+        if not budget or not self.budgets:
             return found
         row = self.row_of[subspace]
         work = self.durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]

@@ -131,17 +131,8 @@ class Durations:
         # trials.
         weight = np.where(count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
         common = float((weight * measured).sum() / max(weight.sum(), 1e-12))
-        self._fit_parts(measured, weight, common)
-        prior = self._row_part[:, None] + self._column_part
-        own = (measured - prior) * self._pair_variance * weight
-        variance = self._pair_variance * (1.0 - self._pair_variance * weight)
-        # One step of expectation maximisation per fit is enough, because trials arrive steadily.
-        self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
-        return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
-
-    def _fit_parts(self, measured: Array, weight: Array, common: float) -> None:
-        """Fit the effects a and b by alternating weighted least squares; without trials, the common mean and 0."""
-        # In units of the heaviest pair, so that the ridge shrinks with the noise and not with the number of trials.
+        # Effects by alternating weighted least squares, in units of the heaviest pair, so that the ridge shrinks with
+        # the noise and not with the number of trials. Without trials they are the common mean and 0.
         scaled = weight / max(float(weight.max(initial=0.0)), 1e-12)
         by_row, by_column = scaled.sum(axis=1) + RIDGE, scaled.sum(axis=0) + RIDGE
         for _ in range(ROUNDS):
@@ -149,3 +140,9 @@ class Durations:
             self._row_part = (rest.sum(axis=1) + RIDGE * common) / by_row
             rest = scaled * (measured - self._row_part[:, None])
             self._column_part = rest.sum(axis=0) / by_column
+        prior = self._row_part[:, None] + self._column_part
+        own = (measured - prior) * self._pair_variance * weight
+        variance = self._pair_variance * (1.0 - self._pair_variance * weight)
+        # One step of expectation maximisation per fit is enough, because trials arrive steadily.
+        self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
+        return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit, logit
 
@@ -39,53 +38,18 @@ TOO_LARGE = 0.1
 LOG = 200
 
 
-class Classifier:
-    """Probability of an outcome by rows of features. `prior` is the probability before any trial."""
-
-    def __init__(self, is_numeric: Sequence[bool], prior: float) -> None:
-        self._is_numeric = is_numeric
-        self._level = float(logit(prior))
-        self._rows = np.empty((0, len(is_numeric)))
-        self._pulls = np.empty(0)
-
-    def fit(self, rows: Array, outcomes: NDArray[np.bool_]) -> Array:
-        """Learn from n trials, shapes (n, labels) and (n,), and forget earlier ones.
-
-        Returns each trial's effect on the log odds, from -1 to 1. It is small if the trial was expected.
-        """
-        kernel, values = self._kernel(rows, rows), outcomes.astype(float)
-        odds = pulls = np.zeros(len(rows))
-        for _ in range(STEPS):
-            chances = expit(self._level + odds)
-            roots = np.sqrt(chances * (1.0 - chances))
-            target = roots**2 * odds + values - chances
-            factor = cho_factor(np.eye(len(rows)) + roots[:, None] * kernel * roots, lower=True)
-            pulls = target - roots * cho_solve(factor, roots * (kernel @ target))
-            step = kernel @ pulls - odds
-            odds = odds + step
-            if np.abs(step).max(initial=0.0) < SMALL_STEP:
-                break
-        self._rows, self._pulls = rows, pulls
-        return pulls
-
-    def chances(self, rows: Array) -> Array:
-        """Return the probability of the outcome for n rows, shape (n,)."""
-        return np.asarray(expit(self._level + self._kernel(rows, self._rows) @ self._pulls))
-
-    def _kernel(self, left: Array, right: Array) -> Array:
-        """Return covariances of the log odds, shape (left, right): level, sum over labels, sum over pairs of labels."""
-        single, pairs = likeness(left, right, self._is_numeric)
-        return LEVEL + SINGLE * single + PAIR * pairs
-
-
 class FailureModel:
-    """Trials of one subspace with and without an outcome, such as a failure. The model is fitted when needed."""
+    """Probability of an outcome, such as a failure, by the params of one subspace. The model is fitted when needed."""
 
     def __init__(self, domains: Mapping[str, Domain], prior: float) -> None:
+        """`prior` is the probability before any trial."""
         self._domains = domains
-        self._classifier = Classifier([domain.is_numeric for domain in domains.values()], prior)
+        self._is_numeric = [domain.is_numeric for domain in domains.values()]
+        self._level = float(logit(prior))
         self._rows: list[Array] = []
         self._outcomes: list[bool] = []
+        #: rows of the last fit, and the effect of each trial on the log odds
+        self._fitted: tuple[Array, Array] = np.empty((0, len(domains))), np.empty(0)
         #: True once a trial has had the outcome
         self.any = False
         self._new = 0
@@ -107,15 +71,35 @@ class FailureModel:
             return np.zeros(len(params_list))
         if self._due:
             self._fit()
-        return self._classifier.chances(self._features(params_list))
+        rows, pulls = self._fitted
+        return np.asarray(expit(self._level + self._kernel(self._features(params_list), rows) @ pulls))
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
 
     def _fit(self) -> None:
-        pulls = self._classifier.fit(np.array(self._rows), np.array(self._outcomes))
+        """Find the mode by Newton's method. A trial's effect, from -1 to 1, is small if the trial was expected."""
+        rows, values = np.array(self._rows), np.array(self._outcomes).astype(float)
+        kernel = self._kernel(rows, rows)
+        odds = pulls = np.zeros(len(rows))
+        for _ in range(STEPS):
+            chances = expit(self._level + odds)
+            roots = np.sqrt(chances * (1.0 - chances))
+            target = roots**2 * odds + values - chances
+            factor = cho_factor(np.eye(len(rows)) + roots[:, None] * kernel * roots, lower=True)
+            pulls = target - roots * cho_solve(factor, roots * (kernel @ target))
+            step = kernel @ pulls - odds
+            odds = odds + step
+            if np.abs(step).max(initial=0.0) < SMALL_STEP:
+                break
+        self._fitted = rows, pulls
         self._new, self._due = 0, False
         self._forget(np.abs(pulls))
+
+    def _kernel(self, left: Array, right: Array) -> Array:
+        """Return covariances of the log odds, shape (left, right): level, sum over labels, sum over pairs of labels."""
+        single, pairs = likeness(left, right, self._is_numeric)
+        return LEVEL + SINGLE * single + PAIR * pairs
 
     def _forget(self, pulls: Array) -> None:
         """Drop the trial with the least effect. If all have an effect, drop the oldest, keeping the ratio of

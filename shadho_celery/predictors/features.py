@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -24,14 +23,14 @@ def complexity(domains: Iterable[Domain], mass: float = 0.999) -> float:
     that holds `mass`. A discrete domain with n values has 2 - 1/n, so a constant has 1. The size has no unit, but
     depends on the units of the params. Source: SHADHO, arXiv 1707.01428.
     """
-    return math.prod(_factor(domain, mass) for domain in domains)
-
-
-def _factor(domain: Domain, mass: float) -> float:
-    if (values := domain.cardinality(mass)) is not None:
-        return 2.0 - 1.0 / values
-    low, high = domain.central_interval(mass)
-    return 2.0 + abs(high - low)
+    size = 1.0
+    for domain in domains:
+        if (values := domain.cardinality(mass)) is not None:
+            size *= 2.0 - 1.0 / values
+        else:
+            low, high = domain.central_interval(mass)
+            size *= 2.0 + abs(high - low)
+    return size
 
 
 def features(params_list: Sequence[Params], domains: Mapping[str, Domain], inactive: float = INACTIVE) -> Array:

@@ -56,16 +56,12 @@ class Neighbours:
         """Median of the values; there must be one."""
         return median(self._values[: len(self)])
 
-    def forget(self) -> None:
-        """Forget all trials."""
-        self._told = 0
-        self._typical = None
-        self._errors[:] = 0.0
-
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
         """Store a trial. `row` has shape (d,); `centres` have shape (groups,), as of now."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):
-            self._examine(row, value - float(centres[group]), centres)
+            departure, known = value - float(centres[group]), self._departures(centres)
+            near = median(known[self._nearest(row[None, :])[0]])
+            self._errors += DECAY * (np.abs([near - departure, median(known) - departure]) - self._errors)
         place = self._told % MEMORY
         self._features[place], self._values[place], self._groups[place] = row, value, group
         self._told += 1
@@ -90,11 +86,6 @@ class Neighbours:
                 known = np.concatenate([known, STANDING_IN * spread])
             self._typical = asked, np.quantile(known, quantiles)
         return self._typical[1]
-
-    def _examine(self, row: Array, departure: float, centres: Array) -> None:
-        known = self._departures(centres)
-        near = median(known[self._nearest(row[None, :])[0]])
-        self._errors += DECAY * (np.abs([near - departure, median(known) - departure]) - self._errors)
 
     def _departures(self, centres: Array) -> Array:
         kept = len(self)

@@ -121,7 +121,7 @@ class Regression:
 
     def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
         """Learn from n trials: functions of their params, shape (n, functions), groups and values, shape (n,)."""
-        rows = _with_level(functions)
+        rows = np.concatenate([np.ones((len(functions), 1)), functions], axis=1)
         if self._counts.sum() >= MIN_TRIALS:
             expected = self._centres[groups] + (rows * self._coefficients[groups]).sum(axis=1)
             reach = FAR_OUT * math.sqrt(self._noise + self._own)
@@ -229,7 +229,3 @@ class ParamEffects:
         """Return the departures of log seconds from the centres of this many classes, shape (n, classes)."""
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
-
-
-def _with_level(functions: Array) -> Array:
-    return np.concatenate([np.ones((len(functions), 1)), functions], axis=1)

@@ -59,12 +59,6 @@ class Plan:
         """Return the plan of other settings for the same space. Raises UsageError like `of`."""
         return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
 
-    def with_limits(self, limits: Limits) -> Plan:
-        """Return the plan with other limits."""
-        return replace(
-            self, limits=_limited(limits, self.ladder), make_sampler=_sampler(self.settings, limits, self.ladder)
-        )
-
     def check_sampler(self) -> None:
         """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""
         self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))
@@ -101,29 +95,21 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
     ladder = _ladder(settings, pruner)
     if settings.has_several:
         _refuse_for_several(settings, pruner, ladder)
-    make_sampler = _sampler(settings, limits, ladder)
+    budgets = () if ladder is None else ladder.budgets
+    make_sampler = find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, but this sampler chooses them itself; choose cost or fifo")
     return Plan(
         settings=settings,
         space=space,
         subspaces=subspaces,
-        limits=_limited(limits, ladder),
+        # Only a loss at the full budget may reach the target.
+        limits=limits if ladder is None else replace(limits, budget=ladder.most),
         ladder=ladder,
         make_sampler=make_sampler,
         pruner=pruner,
         width=make_width(settings.slots, subspaces),
     )
-
-
-def _sampler(settings: StudySettings, limits: Limits, ladder: Ladder | None) -> MakeSampler:
-    budgets = () if ladder is None else ladder.budgets
-    return find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
-
-
-def _limited(limits: Limits, ladder: Ladder | None) -> Limits:
-    """Return the limits of a study with a ladder: only a loss at the full budget may reach the target."""
-    return limits if ladder is None else replace(limits, budget=ladder.most)
 
 
 def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | None:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -45,37 +46,29 @@ WAITING_PER_SUBSPACE = 4
 TOO_WIDE = 50
 
 
+@dataclass(eq=False)
 class Proposals:
     """Proposes new trials, and learns from finished ones."""
 
-    def __init__(
-        self,
-        study: StudyState,
-        subspaces: Sequence[Subspace],
-        *,
-        policy: Policy,
-        shares: Shares,
-        rounds: Rounds,
-        samplers: Mapping[str, Sampler],
-        limits: Limits,
-        width: Width,
-    ) -> None:
-        """`samplers` are by subspace, or one of WHOLE, see `make_samplers`."""
-        self._study = study
-        self._seed = study.record.seed
-        self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
-        self._by_name = {subspace.name: subspace for subspace in subspaces}
+    study: StudyState
+    members: Sequence[Subspace]
+    _: KW_ONLY
+    policy: Policy
+    shares: Shares
+    rounds: Rounds
+    #: by subspace, or one of WHOLE, see `make_samplers`
+    samplers: Mapping[str, Sampler]
+    limits: Limits
+    width: Width
+
+    def __post_init__(self) -> None:
+        samplers = self.samplers
+        self._index = {subspace.name: place for place, subspace in enumerate(self.members)}
         #: names, in the order of the search space
         self.subspaces = tuple(self._index)
-        self.samplers = samplers
         #: True if one sampler draws in the whole space, so that shares do not apply
         self._spans_space = WHOLE in samplers
-        self.policy = policy
-        self.shares = shares
-        self.rounds = rounds
-        self._has_rounds = not isinstance(rounds, Endless)
-        self._limits = limits
-        self._width = width
+        self._has_rounds = not isinstance(self.rounds, Endless)
         #: slots of all classes, and of the widest one; and by subspace, slots of its narrowest trials
         self.slots = self._widest = 0
         self._narrowest: dict[str, int] = {}
@@ -98,9 +91,9 @@ class Proposals:
 
     def begin(self) -> None:
         """Count the trials of earlier runs; learning from them is left to `tell`."""
-        for name in self._study.drawn():
+        for name in self.study.drawn():
             self.shares.deal(name)
-        self._replay = Replay(self.rounds, self._study.recalled()) if self._has_rounds else None
+        self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
 
     @property
     def is_exhausted(self) -> bool:
@@ -114,7 +107,7 @@ class Proposals:
         """Number of trials that may wait in a class's queue: a sampler that learns should know some results before many
         proposals.
         """
-        return self._study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
+        return self.study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
@@ -128,14 +121,14 @@ class Proposals:
         Trials that do not fit wait in the study. `left` limits the trials that are still to be sent, including the
         waiting ones.
         """
-        slot = Slot(compute_class, self._study, self._study.clock.now())
+        slot = Slot(compute_class, self.study, self.study.clock.now())
         if wants := self.policy.wants():
             self._draw_ahead(wants, left)
         for _ in range(DRAWS):
             trial = self._chosen(slot, fits, left)
             if trial is None or fits(trial, compute_class):
                 return trial
-            self._study.hold_back(trial)
+            self.study.hold_back(trial)
         return None
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
@@ -189,7 +182,7 @@ class Proposals:
 
     def _wanted(self, left: float) -> Sequence[Wanted]:
         """Return what the rounds offer, or nothing if no further trial may wait."""
-        if self._study.count(TrialState.WAITING) >= left:
+        if self.study.count(TrialState.WAITING) >= left:
             return ()
         return self.rounds.offers(self.slots) if self._has_rounds else ENDLESS
 
@@ -219,14 +212,14 @@ class Proposals:
             return [WHOLE] if not self._exhausted and self._may_wait(*self.subspaces) else []
         left, quotas = [name for name in backlogs if name not in self._exhausted], self._quotas(drawn)
         if quotas is not None:
-            left = [name for name in left if quotas[name] > self._study.asked(name)] or left
+            left = [name for name in left if quotas[name] > self.study.asked(name)] or left
         return [name for name in left if self._may_wait(name)]
 
     def _as_promoted(self, wanted: Wanted) -> Trial:
         """Return a promoted trial in the form in which it would be added."""
         assert wanted.origin is not None
         facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
-        return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
+        return replace(self.study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
 
     def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
         """Draw the trials ahead that the policy wants; their shares count them when they are sent.
@@ -242,9 +235,9 @@ class Proposals:
             quotas = self._quotas(wanted.drawn)
             number = min(
                 missing,
-                left - self._study.count(TrialState.WAITING),
-                math.inf if quotas is None else quotas[name] - self._study.asked(name),
-                self._study.count(*WELL, subspace=None if name == WHOLE else name)
+                left - self.study.count(TrialState.WAITING),
+                math.inf if quotas is None else quotas[name] - self.study.asked(name),
+                self.study.count(*WELL, subspace=None if name == WHOLE else name)
                 - sum(len(self._ahead[each]) for each in subspaces),
             )
             this_round = wanted.drawn
@@ -268,13 +261,13 @@ class Proposals:
             self.shares.deal(each.subspace)
             del self._ahead[each.subspace][each.number]
         if overdue is not None:
-            self._study.hold_back(overdue)
+            self.study.hold_back(overdue)
         return trial
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:
         """Add a trial again, on a higher rung."""
         draw, rung = (offered.subspace, offered.params, offered.seed), offered.rung
-        trial = self._study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
+        trial = self.study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
         self.rounds.add(trial)
         if choice.only_on is not None:
             self.machines[trial.number] = choice.only_on
@@ -283,7 +276,7 @@ class Proposals:
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Add this many new trials in the subspace called `name`, or in those of WHOLE."""
         sampler = self.samplers[name]
-        asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
+        asked = sampler.ask(number, self.study.pending() if name == WHOLE else self.study.pending(name))
         if name in self._choosers:
             self._note_choice(name, sampler)
         if len(asked) < number:
@@ -301,7 +294,7 @@ class Proposals:
         assert auto is not None
         budget = None if by_budget is None else by_budget.budget
         words = "" if budget is None else f", by the losses at budget {budget:g}"
-        self._study.note_choice(name, auto.choice + words)
+        self.study.note_choice(name, auto.choice + words)
 
     def _let_repeat(self) -> None:
         """Let the samplers that may repeat points do so, because every point has been tried and losses may be noisy."""
@@ -313,11 +306,11 @@ class Proposals:
             self.all_tried = sum(each.points or 0 for each in repeating)
 
     def _subspace_of(self, params: Params) -> str:
-        return next(name for name, subspace in self._by_name.items() if subspace.contains(params))
+        return next(subspace.name for subspace in self.members if subspace.contains(params))
 
     def _added(self, name: str, params: Params, wanted: Wanted) -> Trial:
-        seed = trial_seed(self._seed, self._index[name], self._study.asked(name))
-        trial = self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
+        seed = trial_seed(self.study.record.seed, self._index[name], self.study.asked(name))
+        trial = self.study.add(name, params, seed, wanted.budget, slots=self.width(params), rung=wanted.rung)
         if self._has_rounds:
             self.rounds.add(trial)
         return trial
@@ -329,21 +322,21 @@ class Proposals:
         """
         waiting = 0
         for name in names:
-            waiting += self._study.count(TrialState.WAITING, subspace=name) - len(self._ahead[name])
+            waiting += self.study.count(TrialState.WAITING, subspace=name) - len(self._ahead[name])
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
-        too_wide = sum(self._study.count_wider(self._widest, name) for name in names)
+        too_wide = sum(self.study.count_wider(self._widest, name) for name in names)
         too_wide -= sum(trial.slots > self._widest for name in names for trial in self._ahead[name].values())
         if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
             return False
-        return too_wide < TOO_WIDE * (1 + sum(map(self._study.asked, names)) - too_wide)
+        return too_wide < TOO_WIDE * (1 + sum(map(self.study.asked, names)) - too_wide)
 
     def _least_slots(self, name: str) -> int:
         """Return the slots of the narrowest trials of a subspace, estimated from some draws."""
         if name not in self._narrowest:
-            draws = self._by_name[name].sample(np.random.default_rng(self._seed), TOO_WIDE)
-            self._narrowest[name] = min(self._width(params) for params in draws)
+            draws = self.members[self._index[name]].sample(np.random.default_rng(self.study.record.seed), TOO_WIDE)
+            self._narrowest[name] = min(self.width(params) for params in draws)
         return self._narrowest[name]
 
     def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
@@ -353,10 +346,10 @@ class Proposals:
         policy determines only order and place, and the seed determines the set. In rounds, the limit is the number
         `drawn` by the end of each.
         """
-        limit = self._limits.trials if drawn is None else drawn
+        limit = self.limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
             return None
-        total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
+        total = limit + (self.study.count(TrialState.CANCELLED) if drawn is None else 0)
         return self.shares.quotas(total)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from msgspec.structs import replace
@@ -33,32 +34,26 @@ WATCH_SECONDS = 10.0
 TIMED_TRIALS = 5
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """Runs one study to its limits on one executor."""
+    """Runs one study to its limits on one executor. Call `begin` before the first turn."""
 
-    def __init__(
-        self,
-        study: StudyState,
-        executor: Executor,
-        proposals: Proposals,
-        *,
-        cost_model: CostModel,
-        limits: Limits,
-        expected: Sequence[str] = DEFAULT_CLASSES,
-        speculate: bool = True,
-        pruning: Pruning | None = None,
-    ) -> None:
-        """Learn and send nothing: call `begin` before the first turn.
+    study: StudyState
+    executor: Executor
+    proposals: Proposals
+    _: KW_ONLY
+    cost_model: CostModel
+    limits: Limits
+    #: order of classes of equal hardware, the strongest first
+    expected: Sequence[str] = DEFAULT_CLASSES
+    #: True to copy late trials to idle slots
+    speculate: bool = True
+    #: stops trials by their reports; None to stop none
+    pruning: Pruning | None = None
 
-        `expected` orders classes of equal hardware, the strongest first. With `speculate` late trials are copied to
-        idle slots, and with `pruning` trials are stopped by their reports.
-        """
-        self.study = study
-        self.cost_model = cost_model
-        self.limits = limits
-        self.expected = expected
+    def __post_init__(self) -> None:
         #: their names, in the order of the search space
-        self.subspaces = proposals.subspaces
+        self.subspaces = self.proposals.subspaces
         #: live classes, strongest first
         self.classes: list[ComputeClass] = []
         #: longest time that one turn waits for an event
@@ -69,42 +64,39 @@ class Scheduler:
         self._ended: list[Trial] = []
         #: True once nothing new is sent and running trials are awaited
         self.stopping = False
-        self._executor = executor
-        self._memory_fit = MemoryFit(cost_model, expected)
-        self._reservations = Reservations(study)
-        self._hopelessness = Hopelessness(study.next_numbers(limits.failures or 0))
-        self._proposals = proposals
-        self._speculation = Speculation(cost_model) if speculate else None
-        self._pruning = pruning
+        self._memory_fit = MemoryFit(self.cost_model, self.expected)
+        self._reservations = Reservations(self.study)
+        self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
+        self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
         #: attempts that are placed, and sent after they are recorded
         self._unsent: list[Attempt] = []
         #: trials that are pruned, and stopped after that is recorded
         self._to_stop: list[int] = []
-        self._began = self._watched_at = study.clock.now()
+        self._began = self._watched_at = self.study.clock.now()
         #: True once the study should end because this many trials have ended without a better feasible loss
         self.is_stale = False
-        self._most_without_gain = math.inf if limits.without_gain is None else limits.without_gain
+        self._most_without_gain = math.inf if self.limits.without_gain is None else self.limits.without_gain
 
     def begin(self) -> None:
         """Learn from the trials of earlier runs, and submit those in flight again."""
         self._to_stop = self.study.to_stop
-        self._proposals.begin()
-        self._proposals.teach(self.study.warm_start)
+        self.proposals.begin()
+        self.proposals.teach(self.study.warm_start)
         for trials, following in self.study.history():
             self._learn(trials, following)
-            self._executor.keep()
-        self._proposals.end_history()
+            self.executor.keep()
+        self.proposals.end_history()
         self.is_stale = self.study.trials.without_gain >= self._most_without_gain
-        if self._pruning is not None:
-            self._pruning.recall(self.study.recalled(), self.study.reports())
+        if self.pruning is not None:
+            self.pruning.recall(self.study.recalled(), self.study.reports())
         if self.study.in_flight:
-            self._executor.submit(list(self.study.attempts))
+            self.executor.submit(self.study.attempts)
 
     @property
     def is_exhausted(self) -> bool:
         """True once every point of a finite search, such as a grid, has ended; one that runs may still be lost."""
-        has_proposed = self._proposals.is_exhausted and not self.study.count(TrialState.WAITING)
+        has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
     # The loop
@@ -122,7 +114,7 @@ class Scheduler:
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
-            self._executor.keep()
+            self.executor.keep()
             self._stop_at_limit()
             self._send()
             self._call_on_trial()
@@ -140,24 +132,24 @@ class Scheduler:
         left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
-        return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
+        return self.executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Record `events`, prune by the reports, and let policy and samplers learn from the finished trials."""
         told = []
         for event in events:
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
-            if trial is not None and isinstance(event, Report) and self._pruning is not None:
-                self._prune(trial, event, self._pruning)
+            if trial is not None and isinstance(event, Report) and self.pruning is not None:
+                self._prune(trial, event, self.pruning)
             told.append(trial)
             # After each: if there are many events, a later one may be an improvement.
             self.is_stale |= self.study.trials.without_gain >= self._most_without_gain
         # The models learn much faster from many trials at once.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(finished)
-        if self._pruning is not None:
+        if self.pruning is not None:
             for trial in finished:
-                self._pruning.end(trial)
+                self.pruning.end(trial)
         if self.on_trial is not None:
             self._ended += finished
         for trial in finished:
@@ -170,20 +162,20 @@ class Scheduler:
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
-            self.cost_model.watch((trial, now - self.study.running_since(trial)) for trial in running)
-        classes = self._executor.classes()
+            self.cost_model.watch([(trial, now - self.study.running_since(trial)) for trial in running])
+        classes = self.executor.classes()
         self.classes = self._in_order(classes) if len(classes) > 1 else [*classes]
         self._memory_fit.see(self.classes)
         if self._reservations.reserved:
             self._reservations.see(self.classes)
-        self._proposals.see(self.classes)
+        self.proposals.see(self.classes)
         self._stop_at_limit()
 
     def fill(self) -> None:
         """Give every class trials for its free slots, and record them before they are sent."""
         try:
             for name, trial in self._placed():
-                only_on = self._proposals.machines.pop(trial.number, None)
+                only_on = self.proposals.machines.pop(trial.number, None)
                 self._unsent.append(self.study.send(trial, name, only_on=only_on))
             if self._speculation is not None and not self._unsent:
                 self._unsent = self._copied(self._speculation)
@@ -199,7 +191,7 @@ class Scheduler:
         """
         self.stopping = True
         if self.study.in_flight:
-            self._executor.cancel([trial.number for trial in self.study.sent], running=running)
+            self.executor.cancel([trial.number for trial in self.study.sent], running=running)
 
     @property
     def done(self) -> bool:
@@ -217,12 +209,12 @@ class Scheduler:
 
     def notices(self) -> Sequence[str]:
         """Return notices for the user about the choice and placement of trials, one sentence each."""
-        points = self._proposals.all_tried
+        points = self.proposals.all_tried
         repeated = f"all {points} points of the space have been tried; trials repeat them, because losses may be noisy"
         # For a space with nothing to choose this is obvious.
         found = [repeated] if points is not None and points > 1 else []
-        told = [self._budget_use.notice, self._proposals.rounds.present.notice]
-        told += [] if self._pruning is None else [self._pruning.notice]
+        told = [self._budget_use.notice, self.proposals.rounds.present.notice]
+        told += [] if self.pruning is None else [self.pruning.notice]
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
     def _stop_at_limit(self) -> None:
@@ -234,10 +226,10 @@ class Scheduler:
         if not self.study.commit():
             return
         if self._to_stop:
-            self._executor.cancel(self._to_stop, running=True, pruned=True)
+            self.executor.cancel(self._to_stop, running=True, pruned=True)
             self._to_stop = []
         if self._unsent:
-            self._executor.submit(self._unsent)
+            self.executor.submit(self._unsent)
             self._unsent = []
         elif not self.stopping and len(self.classes) > 1:
             self._spill()
@@ -268,7 +260,7 @@ class Scheduler:
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # First: placement asks the cost model where the checkpoint of a promoted trial was.
-        self._proposals.tell(trials, following)
+        self.proposals.tell(trials, following)
         self.cost_model.tell(*trials, following=following)
         for trial in trials:
             if trial.rung is not None:
@@ -286,14 +278,16 @@ class Scheduler:
         slot.
         """
         # Near the end, a queued trial should rather go to the first slot that becomes free.
-        near_end = min(self._left(), self._proposals.rounds.present.left) <= self._proposals.slots
+        near_end = min(self._left(), self.proposals.rounds.present.left) <= self.proposals.slots
         # A study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = self.classes
         while takers:
             still_taking = []
             for compute_class in takers:
-                ahead = 0 if is_shallow else min(compute_class.ahead, self._proposals.most_ahead)
+                ahead = 0
+                if compute_class.ahead and not is_shallow:
+                    ahead = min(compute_class.ahead, self.proposals.most_ahead)
                 free = self._reservations.free(compute_class, ahead)
                 trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
                 if trial is None:
@@ -316,7 +310,7 @@ class Scheduler:
         )
         if waiting is not None or compute_class.name in self._reservations.reserved:
             return waiting
-        return self._proposals.ask(compute_class, self._fits, self._left())
+        return self.proposals.ask(compute_class, self._fits, self._left())
 
     def _spill(self) -> None:
         """If there is nothing to send, cancel attempts queued for a busy class that fit a free slot of another."""
@@ -330,7 +324,7 @@ class Scheduler:
         for compute_class, free in takers:
             fitting = [t.number for t in waiting if t.slots <= free and self._fits(t, compute_class)]
             if fitting:
-                self._executor.cancel(fitting[-free:], running=False)
+                self.executor.cancel(fitting[-free:], running=False)
 
     def _copied(self, speculation: Speculation) -> list[Attempt]:
         """Return copies of late trials for the idle slots. Call this if there is nothing else to send."""
@@ -338,7 +332,7 @@ class Scheduler:
         if self.stopping or not [each for each in self.classes if self._reservations.free(each) > 0]:
             return []
         alone = [each for each in self.study.alone if each.subspace in self.subspaces]
-        size = self._proposals.rounds.present.size
+        size = self.proposals.rounds.present.size
         most = most_copies(self.study.in_flight if size is None else size) - self.study.copies
         running = [(trial, self.study.running_since(trial)) for trial in alone]
         late = speculation.ask(running, self._idle, most, self.study.clock.now())

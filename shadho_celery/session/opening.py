@@ -170,7 +170,7 @@ class OpenStudy:
         self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
     ) -> Scheduler:
         """Return a scheduler of the study, by default within the plan's limits; `pruning` as in `make_scheduler`."""
-        plan = self.plan if limits is None else self.plan.with_limits(limits)
+        plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
         return make_scheduler(plan, self.study, executor, pruning=pruning)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:

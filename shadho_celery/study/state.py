@@ -232,9 +232,9 @@ class StudyState:
         return [self._open[number] for number in self.live.numbers]
 
     @property
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self) -> list[Attempt]:
         """Live attempts, copies included."""
-        return (sent.attempt for sent in self.live)
+        return [sent.attempt for sent in self.live]
 
     @property
     def copies(self) -> int:

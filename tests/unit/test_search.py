@@ -237,10 +237,10 @@ def test_by_default_auto_samples_trials_are_placed_by_cost_and_shared_out_by_pro
     assert StudySettings(sampler="random").shares_in_force == "even"
     assert StudySettings(policy="paper").shares_in_force == "paper"
     assert StudySettings(policy="paper", shares="uniform").shares_in_force == "uniform"
-    proposals = scheduler_of()._proposals
+    proposals = scheduler_of().proposals
     assert (type(proposals.policy), type(proposals.shares)) == (CostPolicy, PromiseShares)
     assert {type(each.sampler) for each in proposals.samplers.values()} == {AutoSampler}  # type: ignore[attr-defined]
-    assert type(scheduler_of(sampler="random")._proposals.shares) is EvenShares
+    assert type(scheduler_of(sampler="random").proposals.shares) is EvenShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:

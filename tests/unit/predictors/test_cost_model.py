@@ -263,14 +263,14 @@ def test_stragglers_move_nothing_much() -> None:
 @pytest.mark.parametrize("state", [S.FAILED, S.PRUNED, S.CANCELLED])
 def test_trials_that_did_not_run_to_their_end_move_nothing(state: TrialState) -> None:
     model = told(trials_of(by_pair, 30))
-    before, version = medians(model), model.version
+    before, version = medians(model), model.durations.version
     generator = np.random.default_rng(0)
     for name in NAMES:
         for _ in range(50):
             model.tell(fresh(name, "gpu", generator, state=state, seconds=1e6, memory=2**40))
             model.tell(fresh(name, "unheard of", generator, state=state, seconds=1e-6))
     assert (medians(model) == before).all()
-    assert model.version == version
+    assert model.durations.version == version
     assert model.memory(NET, drawn(NET, generator), ALL) is None
 
 
@@ -470,10 +470,10 @@ def test_memory_that_was_not_measured_teaches_nothing() -> None:
 
 def test_the_version_changes_once_more_is_believed() -> None:
     model = CostModel(SUBSPACES)
-    before = model.version
-    assert model.version == before
+    before = model.durations.version
+    assert model.durations.version == before
     told(trials_of(by_pair, 5), model)
-    assert model.version > before
+    assert model.durations.version > before
 
 
 def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:

@@ -57,10 +57,3 @@ def test_a_departure_is_from_what_is_believed_now() -> None:
     learned.tell(1000, 0, 9.0)
     assert learned.departure(1000, EXPECTED) == pytest.approx(8.0)
     assert learned.departure(1000, EXPECTED + 8.0) == pytest.approx(0.0)
-
-
-def test_what_is_forgotten_counts_no_more() -> None:
-    learned, _ = told(own=0.5, new=0.0)
-    learned.forget()
-    assert learned.departure(3, EXPECTED) == 0.0
-    assert 3 not in learned

@@ -61,9 +61,9 @@ def test_a_resumed_study_knows_the_points_that_were_tried() -> None:
         study.enqueue([{"kind": 0, "a": 1}] if all(each.params.get("a") != 1 for each in study.trials) else [])
         study.run(lambda values: 1.0, trials=7, progress=False)
         assert len({tuple(trial.params.items()) for trial in study.trials}) == 7
-        assert [study._scheduler()._proposals.all_tried] == [None]
+        assert [study._scheduler().proposals.all_tried] == [None]
         study.ask()
-        assert study._scheduler()._proposals.all_tried == 7
+        assert study._scheduler().proposals.all_tried == 7
         assert "all 7 points" in str(study._scheduler().notices())
 
 

@@ -80,7 +80,7 @@ class Search:
 
     @property
     def pooled(self) -> int:
-        return sum(map(len, self.scheduler._proposals._ahead.values()))
+        return sum(map(len, self.scheduler.proposals._ahead.values()))
 
 
 def drawn(study: StudyState) -> list[tuple[str, int, tuple[tuple[str, Any], ...]]]:
@@ -141,7 +141,7 @@ def passed_over(study: StudyState) -> int:
 def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every slot would rather take the latest draw."""
     search = Search(trials=600, slots={"gpu": 1, "cpu": 15})
-    policy = search.scheduler._proposals.policy
+    policy = search.scheduler.proposals.policy
     assert isinstance(policy, CostPolicy)
     pool = policy._pool
 

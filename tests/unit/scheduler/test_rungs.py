@@ -121,7 +121,7 @@ class Search:
     @property
     def offers(self) -> Sequence[Wanted]:
         """What may be sent next."""
-        return self.scheduler._proposals.rounds.offers()
+        return self.scheduler.proposals.rounds.offers()
 
     def close(self) -> None:
         self.simulated.close()
@@ -189,7 +189,7 @@ def test_failed_trials_are_not_promoted() -> None:
 def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
     search = Search()
     told: list[int | None] = []
-    for sampler in search.scheduler._proposals.samplers.values():
+    for sampler in search.scheduler.proposals.samplers.values():
         sampler.tell = lambda trials: told.extend(trial.rung for trial in trials)  # type: ignore[method-assign]
     search.run()
     assert Counter(told) == {0: 27}

@@ -805,7 +805,7 @@ def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the
     search, _ = measuring(ROOM, nets_need_much, seconds=1000.0, slots={"large": 1, "small": 10}, play=lasting(10.0))
 
     def check(search: Search) -> bool:
-        ahead = sum(map(len, search.scheduler._proposals._ahead.values()))
+        ahead = sum(map(len, search.scheduler.proposals._ahead.values()))
         assert search.study.count(S.WAITING) - ahead <= WAITING_PER_SUBSPACE
         return False
 
@@ -1155,7 +1155,7 @@ def test_a_resumed_study_remembers_which_memory_ran_out() -> None:
 def test_an_out_of_memory_reaches_the_samplers_only_where_it_is_final() -> None:
     told: list[Trial] = []
     search = Search(plain(), trials=40, slots={"cpu": 1, "gpu_large": 1}, play=needing(LIMITS))
-    [sampler] = search.scheduler._proposals.samplers.values()
+    [sampler] = search.scheduler.proposals.samplers.values()
     before = sampler.tell
     sampler.tell = lambda trials: (told.extend(trials), before(trials))  # type: ignore[method-assign, func-returns-value]
     search.run()
