@@ -93,9 +93,11 @@ def _fit(rows: Array, losses: Array) -> Fit:
     """Return the fit with the greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best
     point.
     """
-    standardised = _standardise(losses)
-    if standardised is None:
+    size = np.abs(losses).max()
+    scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
+    if np.ptp(scaled) <= ROUNDING:
         return Fit(math.inf, 0.0)
+    standardised = np.asarray((scaled - scaled.mean()) / scaled.std())
     norms = np.square(rows).sum(axis=1)
     squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
     # Both axes descend, because the first of equals is used: in doubt the smoother and noisier one.
@@ -115,15 +117,6 @@ def _fit(rows: Array, losses: Array) -> Fit:
     # ln m. Without this the best of many fits to pure noise would have a short length scale and a high score.
     share = _signal_share(best[1]) if gain > math.log(len(losses)) else 0.0
     return Fit(float(np.exp(best[0])), float(share))
-
-
-def _standardise(losses: Array) -> Array | None:
-    """Return the losses with mean 0 and variance 1, or None if they are constant."""
-    size = np.abs(losses).max()
-    scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
-    if np.ptp(scaled) <= ROUNDING:
-        return None
-    return np.asarray((scaled - scaled.mean()) / scaled.std())
 
 
 def _signal_share(log_noises: Array) -> Array:

@@ -7,10 +7,8 @@ the same report.
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -28,7 +26,7 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import FailureCount, Failures
 from shadho_celery.study.rungs import OnClass, RungSummary
 from shadho_celery.study.state import StudyState
-from shadho_celery.study.trials import FinishedTrials, load_trials
+from shadho_celery.study.trials import FinishedTrials, StudyTrials
 
 #: number of best trials in a report, and of different warnings of trials
 BEST, WARNINGS = 5, 3
@@ -55,35 +53,12 @@ class OfSubspace(Ended, frozen=True, kw_only=True):
     classes: Mapping[str, OnClass]
 
 
-class Recorded:
+class Recorded(StudyTrials):
     """A study as its store has it at one moment."""
 
     def __init__(self, store: SqlStore, record: StudyRecord) -> None:
-        #: record with the latest choices of the sampler
-        self.record = store.find(record.name)
-        self.store = store
-        self.trials, self._open = load_trials(store.earlier(record.key), partial(store.trials, record.key))
-        self._states = Counter(trial.state for trial in self._open)
-        self._asked = Counter(trial.subspace for trial in self._open if trial.origin is None)
-        self._asked.update(self.trials.asked())
-        #: latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers
-        self.choices = self.record.choices if (record.in_force or {}).get("sampler") == "auto" else {}
-        self.warm_start = store.warm_start(record.key)
-        #: failures of the current run, which a reader does not know
-        self.failures = Failures()
-
-    @property
-    def lost(self) -> int:
-        """Number of lost attempts that were claimed."""
-        return self.trials.lost + sum(trial.lost for trial in self._open)
-
-    def count(self, *states: TrialState) -> int:
-        """Return the number of trials in one of `states`."""
-        return self.trials.count(*states) + sum(self._states[state] for state in states)
-
-    def asked(self, subspace: str) -> int:
-        """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
-        return self._asked[subspace]
+        # The record has the latest choices of the sampler.
+        super().__init__(store, store.find(record.name), store.earlier(record.key), store.warm_start(record.key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,13 +176,13 @@ class Run:
     versions: Sequence[str] = (f"shadho_celery {__version__}", f"Python {platform.python_version()}")
 
 
-def overview_of(known: StudyState | Recorded, values: Values | None = None) -> Overview:
+def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
     """Return the counters of a study. Reads no store."""
     return Overview(**_overview(known, values or Values(known.record)))
 
 
 def report_of(
-    known: StudyState | Recorded,
+    known: StudyTrials,
     store: SqlStore,
     values: Values,
     subspaces: Iterable[str] = (),
@@ -263,14 +238,14 @@ def ended_by_subspace(study: StudyState) -> dict[str, Ended]:
     return {name: Ended(**_counts(study.trials, subspace=name)) for name in study.subspaces}
 
 
-def placed_by_params(known: StudyState | Recorded, values: Values) -> list[Preference]:
+def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
     """Return the params by which the latest trials went to classes; none under a policy that ignores params."""
     if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
         return []
     return preferences(known.trials[-LATEST:], values.shown)
 
 
-def _overview(known: StudyState | Recorded, values: Values) -> dict[str, Any]:
+def _overview(known: StudyTrials, values: Values) -> dict[str, Any]:
     best = known.trials.best
     choices = {name: known.choices[name] for name in sorted(known.choices, key=lambda name: -known.asked(name))}
     return {
@@ -283,7 +258,7 @@ def _overview(known: StudyState | Recorded, values: Values) -> dict[str, Any]:
     }
 
 
-def _result(trial: Trial, known: StudyState | Recorded, values: Values) -> TrialResult:
+def _result(trial: Trial, known: StudyTrials, values: Values) -> TrialResult:
     return TrialResult(trial, values, known.store, known.record)
 
 
@@ -291,7 +266,7 @@ def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
     return {state.lower(): trials.count(state, **where) for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED)}
 
 
-def _failures(known: StudyState | Recorded) -> list[FailureCount]:
+def _failures(known: StudyTrials) -> list[FailureCount]:
     """Return the failures of all runs, from the store unless all of them occurred in this run."""
     ours = known.failures.common()
     is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
@@ -311,7 +286,7 @@ def _warnings(trials: FinishedTrials) -> list[str]:
     ]
 
 
-def _faults(known: StudyState | Recorded, *, is_running: bool) -> list[str]:
+def _faults(known: StudyTrials, *, is_running: bool) -> list[str]:
     """Return a line for lost attempts and one for waiting trials, if there are any."""
     # If the study was stopped at once, the trials that ran also wait.
     waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))

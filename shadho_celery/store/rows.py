@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
 import sqlalchemy as sa
-from msgspec.structs import asdict, astuple
+from msgspec.structs import asdict
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.columns import FACTS, HINTS, KEPT, Summary
@@ -131,8 +130,8 @@ class Reader:
     """Makes trials from rows that were selected with its `query`."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
-        of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
+        self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
+        self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
         self.columns = columns
         self.query = self.select()
         # An earlier version did not write slots.
@@ -140,7 +139,6 @@ class Reader:
         hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
         fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
         self._row = msgspec.defstruct("Row", fields, bases=(Summary,), array_like=True, kw_only=True)
-        self._own, self._of_outcome = self._part(own), self._part(of_outcome)
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
@@ -157,9 +155,9 @@ class Reader:
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises one of UNREADABLE if a value does not have its field's type."""
         found = self._converted(row)
-        values = astuple(found)
-        outcome = self._outcome(found, values) if found.state.is_finished else NO_OUTCOME
-        trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **self._own(values))
+        outcome = self._outcome(found) if found.state.is_finished else NO_OUTCOME
+        own = {name: getattr(found, name) for name in self._own}
+        trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **own)
         if not found.live:
             return trial
         live = [{**each, "state": TrialState(each["state"])} for each in json.loads(found.live)]
@@ -188,17 +186,12 @@ class Reader:
             values[place] = _as_numbers(text) if text else {}
         return msgspec.convert(values, self._row)
 
-    def _outcome(self, found: Any, values: tuple[Any, ...]) -> Outcome:
+    def _outcome(self, found: Any) -> Outcome:
         _check(found)
-        facts = self._of_outcome(values)
+        facts = {name: getattr(found, name) for name in self._of_outcome}
         if "metrics" in self.columns:
             facts["metrics"] = _object(found.metrics)
         return Outcome(state=found.state, **facts)
-
-    def _part(self, names: Sequence[str]) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
-        """Return a function that selects these columns from the values of a row."""
-        pick = itemgetter(*map(self.columns.index, names))
-        return lambda values: dict(zip(names, pick(values), strict=True))
 
 
 def _check(found: Any) -> None:
@@ -219,7 +212,9 @@ def make_row(key: str, trial: Trial) -> dict[str, object]:
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
     # None instead of an empty object in nearly all studies.
     row |= {name: row[name] or None for name in _NUMBERS}
-    row |= {name: _text(row[name]) for name in _TEXTS}
+    # Databases refuse some characters: an error's message may have NUL or an unpaired surrogate.
+    texts = {name: row[name].replace("\0", "\ufffd") for name in _TEXTS if row[name]}
+    row |= {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
     if trial.live is not None:
         row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
     return row
@@ -236,8 +231,3 @@ def _object(text: str | None) -> dict[str, Any]:
     if isinstance(found := _decoded(text or ""), dict):
         return found
     raise ValueError("it is not an object with names")
-
-
-def _text(text: str | None) -> str | None:
-    """Replace characters that databases refuse: an error's message may have NUL or an unpaired surrogate."""
-    return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

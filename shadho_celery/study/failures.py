@@ -35,14 +35,11 @@ class Failures:
         """Count a FAILED trial. Return how it failed."""
         failure = read_failure(trial.outcome.error)
         known = self._counts.get(failure.kind)
-        if known is None:
-            self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
-        elif trial.number < known.first:
+        new = FailureCount(failure=failure, first=trial.number)
+        if known is not None:
             # Trials do not end in the order of their numbers. The failure shown is that of the trial named beside it.
-            first = FailureCount(failure=failure, first=trial.number, trials=known.trials + 1)
-            self._counts[failure.kind] = first
-        else:
-            self._counts[failure.kind] = replace(known, trials=known.trials + 1)
+            new = replace(new if trial.number < known.first else known, trials=known.trials + 1)
+        self._counts[failure.kind] = new
         return failure
 
     def common(self) -> list[FailureCount]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
@@ -40,8 +39,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import Message, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
-from shadho_celery.study.failures import Failures
-from shadho_celery.study.trials import BLOCK, collector_paused, load_trials
+from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 
 #: number of claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
@@ -69,7 +67,7 @@ _T = TypeVar("_T")
 _number = attrgetter("number")
 
 
-class StudyState:
+class StudyState(StudyTrials):
     """One search: its trials, their live attempts, and their counts. Created by `open_study`."""
 
     def __init__(
@@ -84,9 +82,8 @@ class StudyState:
         warm_start: Sequence[Trial] = (),
     ) -> None:
         """`trials` are those of earlier runs, by number. New ones get the next numbers, from `first_number` on."""
-        #: finished trials of earlier studies, from which samplers learn and which are not part of this study
-        self.warm_start = warm_start
-        self.store, self.record, self.fence = store, record, fence
+        super().__init__(store, record, trials, warm_start)
+        self.fence = fence
         #: name of the study in its store
         self.name = record.name
         self.clock = clock or SystemClock()
@@ -94,13 +91,8 @@ class StudyState:
         self.copied = self.rescued = 0
         #: number of results refused in this run, because they are for other params than their trial's
         self.refused = 0
-        is_auto = record.in_force.get("sampler") == "auto"
-        #: what the sampler `auto` chose last, and why, by subspace; empty with other samplers
-        self.choices: dict[str, str] = {**record.choices} if is_auto else {}
-        #: True if `commit` must write them
+        #: True if `commit` must write the choices
         self._has_chosen = self.choices != record.choices
-        #: trials that have not finished, by number
-        self._open: dict[int, Trial] = {}
         #: the only record of live attempts: the executor uses it too
         self.live: Attempts[Sent] = Attempts()
         #: trials of which an attempt has failed while another one was live
@@ -108,17 +100,12 @@ class StudyState:
         #: return the trial with this number if it has not finished, otherwise None
         self.find_open = self._open.get
         self._waiting: deque[int] = deque()
-        #: failures of this run
-        self.failures = Failures()
         #: attempts lost while running in this run, with the reasons, until they are taken from here
         self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
         #: slots used by live attempts, by every class to which attempts were sent
         self._taken: Counter[str] = Counter()
         #: return the number of slots of a class that live attempts take
         self.taken = self._taken.__getitem__
-        self._asked: Counter[str] = Counter()
-        #: return the number of trials drawn in a subspace so far, without promotions to a higher rung
-        self.asked = self._asked.__getitem__
         #: by subspace: its unfinished trials without promoted ones, by number
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: numbers of the trials that `commit` must write; True for a new one
@@ -132,20 +119,12 @@ class StudyState:
         #: reason why the store cannot be written at the moment, or None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
-        with collector_paused():
-            #: finished trials in the order of their results
-            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
-        self._counts = self.trials.counts
-        #: return the number of trials in one of some states, of one compute class or one subspace if that is given; in
-        #: a class every live attempt counts, so a trial with two of them there counts twice
-        self.count = self._counts.count
         #: number of trials that count against the `trials` limit
         self.counted = self.count(*COUNTED)
         #: number of the next trial; not their count, because a repair may have moved trials away
         self._next = max(first_number, self.trials.last_number + 1)
-        self._asked.update(self.trials.asked())
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
-        for trial in opened:
+        for trial in self._open.values():
             self._reopen(trial)
 
     def next_numbers(self, count: int) -> list[int]:
@@ -187,11 +166,6 @@ class StudyState:
         if found is None:
             raise KeyError(number)
         return found
-
-    @property
-    def lost(self) -> int:
-        """Number of lost attempts that were claimed."""
-        return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
     def count_wider(self, slots: int, subspace: str) -> int:
         """Return the number of WAITING trials of a subspace that take more than `slots`."""
@@ -559,10 +533,13 @@ class StudyState:
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
         """Return the outcome of a trial that was stopped because of its reports, with the loss of the last one."""
         loss = self._last_reports[trial.number].loss
-        if not math.isfinite(loss):
-            return replace(outcome, state=_S.PRUNED, loss=None, losses={}, error=None)
-        losses = dict.fromkeys(islice(self.record.objectives, 1), loss)
-        return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
+        names = [*self.record.objectives][:1]
+        known = (
+            {"loss": loss, "losses": dict.fromkeys(names, loss)}
+            if math.isfinite(loss)
+            else {"loss": None, "losses": {}}
+        )
+        return replace(outcome, state=_S.PRUNED, error=None, **known)
 
     def _last_step(self, trial: Trial) -> int | None:
         last = self._last_reports.get(trial.number)
@@ -619,16 +596,16 @@ class StudyState:
         self._taken[str(attempt.compute_class)] += by * attempt.slots
 
     def _reopen(self, trial: Trial) -> None:
-        """Add an unfinished trial of an earlier run."""
+        """Enter an unfinished trial of an earlier run."""
         self._next = max(self._next, trial.number + 1)
-        self._asked[trial.subspace] += trial.origin is None
+        if trial.origin is None:
+            self._pending[trial.subspace][trial.number] = trial
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
             # Its report is recorded with the decision, in one transaction.
             reports = self.store.reports(self.record.key, trial.number)
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
-        self._put(trial)
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)

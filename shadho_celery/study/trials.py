@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from struct import Struct
 from typing import Any, overload
@@ -19,6 +19,8 @@ from shadho_celery.core.best import NO_MERIT, Merit, merit
 from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
+from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.failures import Failures
 from shadho_celery.study.front import Front
 from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
 
@@ -481,6 +483,43 @@ class FinishedTrials:
     def _table(self) -> _Table:
         """Return a view of the rows. While it is referenced, no trial can be added."""
         return np.frombuffer(self._rows, dtype=_COLUMNS)
+
+
+class StudyTrials:
+    """The trials of one study, as its scheduler runs them, or as a reader finds them in its store."""
+
+    def __init__(
+        self, store: Store, record: StudyRecord, trials: Iterable[Trial | Summary], warm_start: Sequence[Trial]
+    ) -> None:
+        """`trials` are those in the store, by number."""
+        self.store, self.record = store, record
+        #: finished trials of earlier studies, from which samplers learn and which are not part of this study
+        self.warm_start = warm_start
+        is_auto = record.in_force.get("sampler") == "auto"
+        #: what the sampler `auto` chose last, and why, by subspace; empty with other samplers
+        self.choices: dict[str, str] = {**record.choices} if is_auto else {}
+        #: failures of this run, of which a reader knows none
+        self.failures = Failures()
+        with collector_paused():
+            #: finished trials in the order of their results
+            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
+        #: trials that have not finished, by number
+        self._open = {trial.number: trial for trial in opened}
+        self._counts = self.trials.counts
+        #: return the number of trials in one of some states, of one compute class or one subspace if that is given; in
+        #: a class every live attempt counts, so a trial with two of them there counts twice
+        self.count = self._counts.count
+        self._asked = Counter(self.trials.asked())
+        #: return the number of trials drawn in a subspace so far, without promotions to a higher rung
+        self.asked = self._asked.__getitem__
+        for trial in opened:
+            self._counts.add(trial)
+            self._asked[trial.subspace] += trial.origin is None
+
+    @property
+    def lost(self) -> int:
+        """Number of lost attempts that were claimed."""
+        return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
 
 class _Block:
