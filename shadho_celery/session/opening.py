@@ -21,8 +21,7 @@ from shadho_celery.results.on_trial import OnTrial, TrialCallback
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.results.warm_start import WarmStart, WarmStartSource, fit, read_source
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json

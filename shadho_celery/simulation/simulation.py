@@ -18,8 +18,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor

@@ -19,14 +19,10 @@ from shadho_celery.core.trial import (
     MAX_LEVELS,
     NO_OUTCOME,
     Finite,
-    Losses,
-    Number,
     Outcome,
-    Params,
     Report,
     Trial,
     TrialState,
-    taught,
 )
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.tables import trials
@@ -79,9 +75,11 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
 def as_lesson(row: sa.Row[Any]) -> Trial:
     """Return the trial of an earlier study in a row of `warm_starts`. Raises one of UNREADABLE."""
     found = _facts(row, JSON)
-    named = {name: msgspec.convert(found[name] or {}, Losses) for name in _NUMBERS}
-    facts = msgspec.convert({name: found[name] for name in ("place", "subspace", "params", "loss")}, _Lesson)
-    return taught(facts.place, facts.subspace, facts.params, facts.loss, **named)
+    facts = {"number": found["place"], "subspace": found["subspace"], "params": found["params"], "state": "COMPLETE"}
+    outcome = {"state": "COMPLETE", "loss": found["loss"], **{name: found[name] or {} for name in _NUMBERS}}
+    trial: Trial = msgspec.convert({**facts, "outcome": outcome}, Trial)
+    _check(trial.outcome)
+    return trial
 
 
 def as_report(row: sa.Row[Any]) -> Report:
@@ -93,15 +91,6 @@ def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
     """Return the columns of a row by name, with JSON decoded."""
     # SQLAlchemy's names have their own class.
     return {str.__str__(name): _decoded(value) if name in of_json else value for name, value in row._mapping.items()}
-
-
-class _Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of `warm_starts`."""
-
-    place: Number
-    subspace: str
-    params: Params
-    loss: Finite
 
 
 def _decoded(text: str | None) -> Any:

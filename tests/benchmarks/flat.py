@@ -198,7 +198,7 @@ def run(cluster: Cluster, how: str, seed: int) -> Result:
         cluster = replace(cluster, seconds=min(cluster.seconds or ADAPTIVE_SECONDS, ADAPTIVE_SECONDS))
     policy = "fifo" if how == "fifo" else "cost"
     sampler = how if how in ADAPTIVE else "random"
-    with patch("shadho_celery.scheduler.build.CostModel", Shuffled if how == "shuffled" else CostModel):
+    with patch("shadho_celery.scheduler.plan.CostModel", Shuffled if how == "shuffled" else CostModel):
         split = cut(cluster) if how == "hand-split" else cluster
         played = simulate(split, policy=policy, sampler=sampler, seed=seed)
     shares = split.shares

@@ -49,8 +49,7 @@ from shadho_celery.core.trial import Attempt, Outcome, Report, Result, Started, 
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.node.slots import BEAT_SECONDS
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore

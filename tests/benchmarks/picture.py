@@ -17,8 +17,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
 from shadho_celery.results.values import Values
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits

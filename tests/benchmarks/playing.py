@@ -7,8 +7,7 @@ from typing import Any
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord

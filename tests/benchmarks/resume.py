@@ -29,8 +29,7 @@ from hyperopt import hp
 
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore

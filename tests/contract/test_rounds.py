@@ -14,7 +14,7 @@ from shadho_celery.core.names import FIDELITIES
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.rounds import Rounds
-from shadho_celery.scheduler.build import make_rounds
+from shadho_celery.scheduler.plan import make_rounds
 from shadho_celery.space.compile import compile_space
 
 S = TrialState

@@ -26,8 +26,7 @@ from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import EvenShares, PromiseShares
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore

@@ -16,8 +16,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split

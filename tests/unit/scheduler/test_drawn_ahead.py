@@ -19,8 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
@@ -233,7 +232,7 @@ def test_with_a_model_that_is_wrong_on_purpose_nothing_much_is_lost(monkeypatch:
     fifo = (
         Search(settings=StudySettings(sampler="random", policy="fifo", speculate=False), trials=1200).run().clock.now()
     )
-    monkeypatch.setattr("shadho_celery.scheduler.build.CostModel", Wrong)
+    monkeypatch.setattr("shadho_celery.scheduler.plan.CostModel", Wrong)
     wrong = Search(trials=1200).run().clock.now()
     assert fifo / wrong > 0.98
 

@@ -18,8 +18,7 @@ from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
 from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
 from shadho_celery.program.search import minimize
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import Cluster, Family, LogNormal, Slow
 from shadho_celery.simulation.executor import Change, SimulatedExecutor

@@ -13,8 +13,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import SlotsSetting, StudySettings
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.widths import make_width, widest
 from shadho_celery.simulation.executor import Change, Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space

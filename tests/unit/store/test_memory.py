@@ -14,8 +14,7 @@ from shadho_celery.core.trial import Attempt, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import LockLost
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
