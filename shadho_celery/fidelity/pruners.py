@@ -285,8 +285,11 @@ class AshaPruner:
         self._reached: dict[int, int] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
-        rung = self._rung_of(step)
-        if rung is None or rung <= self._reached.get(trial, 0):
+        # The highest rung up to the step.
+        rung = self._settings.least
+        while rung * self._settings.eta <= step:
+            rung *= self._settings.eta
+        if step < rung or rung <= self._reached.get(trial, 0):
             return False
         self._reached[trial] = rung
         there = self._rungs[rung]
@@ -297,15 +300,6 @@ class AshaPruner:
     def end(self, trial: int, *, complete: bool) -> None:
         self._reached.pop(trial, None)
 
-    def _rung_of(self, step: int) -> int | None:
-        """Return the step of the highest rung up to `step`, or None below the first."""
-        rung = self._settings.least
-        if step < rung:
-            return None
-        while rung * self._settings.eta <= step:
-            rung *= self._settings.eta
-        return rung
-
 
 class Pruning:
     """Judges the trials of a study, comparing trials of the same budget only.
@@ -315,8 +309,8 @@ class Pruning:
     """
 
     def __init__(self, settings: PrunerSettings) -> None:
-        self._settings = settings
-        self._pruners: dict[float | None, Pruner] = {}
+        #: by budget
+        self._pruners: defaultdict[float | None, Pruner] = defaultdict(settings.make)
         #: last step of any COMPLETE trial, by budget
         self._longest: dict[float | None, int] = {}
         #: last step, by running trial
@@ -351,7 +345,7 @@ class Pruning:
         if number in self._stopped or step <= self._steps.get(number, step - 1):
             return number in self._stopped
         self._steps[number] = step
-        is_bad = self._of(trial).tell(number, step, math.inf if math.isnan(report.loss) else report.loss)
+        is_bad = self._pruners[trial.budget].tell(number, step, math.inf if math.isnan(report.loss) else report.loss)
         if is_bad and step < self._longest.get(trial.budget, math.inf):
             self._stopped.add(number)
         return number in self._stopped
@@ -375,7 +369,7 @@ class Pruning:
             self._longest[trial.budget] = max(last, self._longest.get(trial.budget, last))
         self._silent += is_complete
         self._stopped.discard(trial.number)
-        self._of(trial).end(trial.number, complete=is_complete)
+        self._pruners[trial.budget].end(trial.number, complete=is_complete)
 
     def recall(self, trials: Iterable[Trial], reports: Iterable[Report]) -> None:
         """Learn from the trials of earlier runs and their reports, in the order in which they occurred."""
@@ -393,11 +387,6 @@ class Pruning:
         # Earlier decisions are recorded.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}
-
-    def _of(self, trial: Trial | Attempt) -> Pruner:
-        if trial.budget not in self._pruners:
-            self._pruners[trial.budget] = self._settings.make()
-        return self._pruners[trial.budget]
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

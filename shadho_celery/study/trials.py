@@ -164,9 +164,6 @@ class FinishedTrials:
     def __iter__(self) -> Iterator[Trial]:
         return self._whole(self.numbers)
 
-    def __reversed__(self) -> Iterator[Trial]:
-        return self._whole(self.numbers[::-1])
-
     @overload
     def __getitem__(self, place: int) -> Trial: ...
 
