@@ -532,14 +532,10 @@ class StudyState(StudyTrials):
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
         """Return the outcome of a trial that was stopped because of its reports, with the loss of the last one."""
-        loss = self._last_reports[trial.number].loss
-        names = [*self.record.objectives][:1]
-        known = (
-            {"loss": loss, "losses": dict.fromkeys(names, loss)}
-            if math.isfinite(loss)
-            else {"loss": None, "losses": {}}
-        )
-        return replace(outcome, state=_S.PRUNED, error=None, **known)
+        last = self._last_reports[trial.number].loss
+        loss = last if math.isfinite(last) else None
+        losses = {} if loss is None else dict.fromkeys([*self.record.objectives][:1], loss)
+        return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
 
     def _last_step(self, trial: Trial) -> int | None:
         last = self._last_reports.get(trial.number)
