@@ -184,12 +184,12 @@ class CostModel:
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from running trials, which take at least the seconds beside them: those they have run."""
-        timings = (
+        timings = [
             self._timing(trial, seconds, Work(trial.budget))
             for trial, seconds in running
             if trial.subspace in self.row_of and trial.compute_class is not None
-        )
-        self.durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
+        ]
+        self.durations.suppose([(each.row, each.column, each.work, each.weight) for each in timings])
 
     def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
         """Return a trial's pair, and its log seconds without declared cost and budget.

@@ -9,7 +9,7 @@ measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -94,17 +94,15 @@ class Durations:
         if (count + 1) & count == 0:
             self._estimate = None
 
-    def suppose(self, running: Iterable[tuple[int, int, float, float]]) -> None:
+    def suppose(self, running: Sequence[tuple[int, int, float, float]]) -> None:
         """Learn from all currently running trials: row, column, log seconds so far and weight.
 
         A trial that has run longer than expected for its pair counts as if it ended now. A pair that is much slower
         than its row and column suggest is therefore noticed before its first trial ends.
         """
-        # Looking up the trials may add columns, so read the table afterwards.
-        seen = list(running)
         estimate = self.estimate()
         supposed = np.zeros_like(self._open)
-        for row, column, log_seconds, weight in seen:
+        for row, column, log_seconds, weight in running:
             if log_seconds > estimate.mean[row, column] + estimate.noise:
                 supposed[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         if supposed.any() or self._open.any():
