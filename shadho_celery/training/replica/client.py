@@ -211,7 +211,10 @@ class Client:
                     # If the other thread is sending, that is a sign of life too.
                     wire.send(pong, wait=False)
                 elif header.kind is Kind.PARAMS:
-                    self._swap(header)
+                    with self._changed:
+                        self._front, self._back = self._back, self._front
+                        self._step = header.step
+                        self._changed.notify_all()
                 else:
                     self._announce(header.step)
         except (OSError, EOFError) as error:
@@ -231,12 +234,6 @@ class Client:
     def _announce(self, step: int) -> None:
         with self._changed:
             self.newest = max(self.newest, step)
-            self._changed.notify_all()
-
-    def _swap(self, header: Header) -> None:
-        with self._changed:
-            self._front, self._back = self._back, self._front
-            self._step = header.step
             self._changed.notify_all()
 
     def _end(self, wire: Wire, error: Exception) -> None:

@@ -255,20 +255,14 @@ class Wire:
         if not self._sending.acquire(blocking=wait):
             return False
         try:
-            self._send(frame)
+            self._apply_timeout()
+            pieces = self.form.pieces(frame)
+            for piece in [b"".join(pieces)] if frame.length <= SMALL_FRAME else pieces:
+                self._socket.sendall(piece)
         finally:
             self._sending.release()
         self.bytes_out += self.form.size(frame.length)
         return True
-
-    def _send(self, frame: Frame) -> None:
-        self._apply_timeout()
-        pieces = self.form.pieces(frame)
-        if frame.length <= SMALL_FRAME:
-            self._socket.sendall(b"".join(pieces))
-            return
-        for piece in pieces:
-            self._socket.sendall(piece)
 
     def receive(
         self, limits: Mapping[Kind, int], buffer_for: Callable[[Header], memoryview]
