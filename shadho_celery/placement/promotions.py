@@ -113,7 +113,7 @@ class Promotions:
         seconds = self._model.expected(trial, fitting, [*Beginning])
         here: list[_Place] = []
         elsewhere: list[_Place] = []
-        home = self._model.budgets.host(int(trial.origin or 0)) or ""
+        home = self._model.home(int(trial.origin or 0)) or ""
         for column, name in enumerate(fitting):
             by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
             known = self._classes[name]
@@ -136,11 +136,11 @@ class Promotions:
         origin = int(trial.origin or 0)
         if not self._finds or not all(self._has_checkpoint(origin, host) for host in known.hosts):
             return Beginning.ANEW
-        return Beginning.HOME if {*known.hosts} == {self._model.budgets.host(origin)} else Beginning.ELSEWHERE
+        return Beginning.HOME if {*known.hosts} == {self._model.home(origin)} else Beginning.ELSEWHERE
 
     def _has_checkpoint(self, origin: int, host: str | None) -> bool:
         """Return whether a machine has the checkpoint of an origin, its own or on shared storage."""
-        home = self._model.budgets.host(origin)
+        home = self._model.home(origin)
         if home is None or host is None:
             return False
         return host == home or self._storages.get(host, "") == self._storages.get(home) != ""

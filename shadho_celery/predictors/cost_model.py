@@ -334,6 +334,10 @@ class CostModel:
         functions = self.functions(trial.subspace, [trial.params])
         return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
 
+    def home(self, origin: int) -> str | None:
+        """Return the machine of an origin's latest complete trial, which has its checkpoint."""
+        return self.budgets.host(origin)
+
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         """Return the values that `departures` needs for n sets of params, shape (n, functions). They do not change."""
         self._asked.add(subspace)
