@@ -11,22 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shadho_celery.program.hyperopt_api import (
-        STATUS_FAIL,
-        STATUS_OK,
-        Trials,
-        anneal,
-        auto,
-        cma,
-        fmin,
-        gp,
-        hp,
-        local,
-        qmc,
-        rand,
-        space_eval,
-        tpe,
-    )
+    from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
+
+    from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, local, qmc, rand, tpe
     from shadho_celery.program.search import minimize
     from shadho_celery.program.study import Study
     from shadho_celery.results.study import list_studies, load_study

@@ -86,7 +86,7 @@ def refusal(error: ShadhoError) -> click.ClickException:
 def refusals() -> Iterator[None]:
     """Show a ShadhoError as click does, and warnings in one line; end at Ctrl-C without a traceback.
 
-    It is a decorator of commands, too.
+    It is a decorator of the commands that run as modules, too; the group does it for all others.
     """
     try:
         with readable_warnings():

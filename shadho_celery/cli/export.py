@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from shadho_celery.cli.connection_options import refusals
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.files import replacing
@@ -73,7 +72,6 @@ a spreadsheet would run it as a formula. A text that begins with an apostrophe g
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
 @click.option("--plain", is_flag=True, help="Write texts in csv unchanged, for programs other than spreadsheets.")
 @store_option
-@refusals()
 def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
     """Write all trials of a study to FILE, or to standard output."""
     ending = output.suffix[1:].lower() if output else ""

@@ -45,7 +45,6 @@ Examples:
 @click.option("--raw", is_flag=True, help="Print it as it is, with what a terminal obeys, in place of escapes.")
 @store_option
 @connection_options.options
-@connection_options.refusals()
 def logs(
     name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str, **connection: str | None
 ) -> None:

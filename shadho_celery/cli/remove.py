@@ -30,7 +30,6 @@ Examples:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
 @connection_options.options
-@connection_options.refusals()
 def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
 

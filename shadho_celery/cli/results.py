@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli.connection_options import refusals, warn_of_password
+from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import (
     json_option,
@@ -56,7 +56,6 @@ Examples:
 )
 @store_option
 @json_option
-@refusals()
 def studies(store: str, as_json: bool) -> None:
     """List the studies of a store, the latest first."""
     from shadho_celery.results.study import StudyResults
@@ -95,7 +94,6 @@ Examples:
 @study_argument
 @store_option
 @json_option
-@refusals()
 def show(name: str, store: str, as_json: bool) -> None:
     """Show a study as the end of a run does: its best trials, failures and warnings; also while it runs."""
     with opened(store, name) as found:
@@ -160,7 +158,6 @@ Examples:
 )
 @store_option
 @json_option
-@refusals()
 def trials(
     name: str,
     *,
@@ -207,7 +204,6 @@ Examples:
 @click.argument("number", type=click.IntRange(min=0))
 @store_option
 @json_option
-@refusals()
 def trial(name: str, number: int, store: str, as_json: bool) -> None:
     """Show all that is known of trial NUMBER of a study, with the traceback of its failure."""
     with opened(store, name) as study:
@@ -235,7 +231,6 @@ Examples:
 @study_argument
 @store_option
 @json_option
-@refusals()
 def best(name: str, store: str, as_json: bool) -> None:
     """Print the best trial of a study: its loss, and the values as the objective got them.
 

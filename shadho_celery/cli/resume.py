@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from shadho_celery.cli.connection_options import refusals
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.errors import UsageError
@@ -22,7 +21,6 @@ Examples:
 @study_argument
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @store_option
-@refusals()
 def resume(name: str, options: tuple[str, ...], store: str) -> None:
     """Continue STUDY, ended or interrupted, in the folder of its study file; OPTIONS are those of run.
 

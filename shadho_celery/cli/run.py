@@ -117,7 +117,8 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     values = Values(study.record, None if options.as_json else session.plan.space.evaluate)
     report = report_of(study, store, values, subspaces=session.scheduler.subspaces if options.as_json else ())
     refused = session.executor.refused() + study.refused
-    run = run_of(study, time.monotonic() - session.began, session.trials, session.slots, refused)
+    ended = study.counted - session.counted_before
+    run = run_of(study, time.monotonic() - session.began, ended, session.slots, refused)
     if options.as_json:
         print_json(study_json(report, run))
     else:

@@ -42,7 +42,6 @@ Examples:
 )
 @json_option
 @connection_options.options
-@connection_options.refusals()
 def status(as_json: bool, **connection: str | None) -> None:
     """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 

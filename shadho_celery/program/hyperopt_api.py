@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import hyperopt
 import numpy as np
-from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, base, hp, space_eval
+from hyperopt import STATUS_OK, Trials, base
 from hyperopt.exceptions import AllTrialsFailed, InvalidAnnotatedParameter
 from hyperopt.fmin import generate_trials_to_calculate, pickler
 from hyperopt.pyll.base import Apply
@@ -42,24 +42,6 @@ from shadho_celery.space.split import split
 Document = dict[str, Any]
 #: called after each turn of the loop with the trials and what it returned before; ends the search by True
 EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
-
-#: the names that the package's root takes from here and from hyperopt
-__all__ = [
-    "STATUS_FAIL",
-    "STATUS_OK",
-    "Trials",
-    "anneal",
-    "auto",
-    "cma",
-    "fmin",
-    "gp",
-    "hp",
-    "local",
-    "qmc",
-    "rand",
-    "space_eval",
-    "tpe",
-]
 
 #: greatest seed that is drawn from an old generator of numpy's
 _MAX_SEED = 2**31 - 1

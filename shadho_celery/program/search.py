@@ -93,8 +93,7 @@ def _search_here(
     check_objective(objective, "the objective")
     if settings["trial_timeout"] is not None:
         raise UsageError("trial_timeout= needs workers: a trial in this process cannot be stopped")
-    if on_trial is not None:
-        check_on_trial(on_trial, "on_trial")
+    check_on_trial(on_trial, "on_trial")
     bounds = {name: settings[name] for name in BOUNDS}
     losses = {name: settings[name] for name in ("objectives", "direction")}
     Limits.of(read_settings({**bounds, **losses}))

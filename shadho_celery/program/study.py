@@ -266,6 +266,7 @@ class Study(StudyResults):
                 self._scheduler().turn()
             return self.trial(number)
 
+    @told(Surface.PYTHON)
     def run(
         self,
         objective: Objective,
@@ -289,25 +290,23 @@ class Study(StudyResults):
         `on_trial(study, trial)` is called after each trial, once it is recorded: see `minimize`. `on_turn` is called
         after each turn of the loop.
         """
-        with told(Surface.PYTHON):
-            check_objective(objective, "the objective")
-            bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
-            bounds |= {
-                "max_failures": max_failures,
-                "early_stop": early_stop,
-                "objectives": self._plan.settings.objectives,
-            }
-            limits = Limits.of(read_settings(bounds))
-            if on_trial is not None:
-                check_on_trial(on_trial, "on_trial")
-            with self._changing():
-                if self._by_hand.fetched:
-                    raise UsageError(f"tell the results of {self._asked} first")
-                self._run_by = get_ident()
-                try:
-                    self._run(objective, limits, progress, on_trial, on_turn)
-                finally:
-                    self._run_by = None
+        check_objective(objective, "the objective")
+        bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
+        bounds |= {
+            "max_failures": max_failures,
+            "early_stop": early_stop,
+            "objectives": self._plan.settings.objectives,
+        }
+        limits = Limits.of(read_settings(bounds))
+        check_on_trial(on_trial, "on_trial")
+        with self._changing():
+            if self._by_hand.fetched:
+                raise UsageError(f"tell the results of {self._asked} first")
+            self._run_by = get_ident()
+            try:
+                self._run(objective, limits, progress, on_trial, on_turn)
+            finally:
+                self._run_by = None
         return self
 
     def _run(

@@ -40,7 +40,9 @@ class TrialCallback:
 
 
 def check_on_trial(function: object, where: str) -> None:
-    """Raise UsageError unless it can be called with a study and a trial; `where` names it."""
+    """Raise UsageError unless it can be called with a study and a trial, or is None; `where` names it."""
+    if function is None:
+        return
     if not callable(function):
         raise UsageError(f"{where} is not a function but {short(function, 60)}; write def on_trial(study, trial)")
     if not accepts(function, 2):

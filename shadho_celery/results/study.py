@@ -259,13 +259,12 @@ class StudyResults:
         """Reason why some values used so far are shown as texts, or None."""
         return self._values.note
 
-    def trials_dataframe(self) -> pd.DataFrame:
-        """Return `dataframe()`, as Optuna calls it."""
-        return self.dataframe()
-
     def dataframe(self) -> pd.DataFrame:
         """Return the trials as a pandas table: one row per trial, one column per label (its value) and per metric."""
         return make_frame(self.trials, self._values)
+
+    #: Optuna's name for it
+    trials_dataframe = dataframe
 
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
         """Write the same table as CSV, without pandas.

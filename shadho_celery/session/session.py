@@ -120,8 +120,7 @@ class Session:
             Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, **given)
         )
         self._on_trial = options.on_trial or file.on_trial
-        if self._on_trial is not None:
-            check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
+        check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         plan = self._opening.plan
         #: version of the study's code, and what tells whether its files are still so
         self.code = file.code.with_space(plan.space.describe())
@@ -153,11 +152,6 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    @property
-    def trials(self) -> int:
-        """Number of trials that have ended in this run."""
-        return self.study.counted - self.counted_before
 
     @property
     def is_stopped(self) -> bool:
