@@ -56,7 +56,7 @@ class Gang:
     """Processes that train one model once, with `Sync` or `strategy`. Closed at the end of its `with` block.
 
     One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters. Beyond that, use
-    DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are optional.
+    DistributedDataParallel or torchft in the objective. `host` and `port` are optional.
 
     The gang waits `start_seconds` for its first N replicas: a minute, or an hour in a trial with several slots, whose
     scheduler takes an incomplete gang back earlier. If fewer than N are alive, it waits `grace_seconds` (10, or 0 if
@@ -74,7 +74,6 @@ class Gang:
         *,
         strategy: Strategy | None = None,
         codec: Codec | None = None,
-        token: str | None = None,
         host: str | None = None,
         port: int = 0,
         start_seconds: float | None = None,
@@ -84,7 +83,7 @@ class Gang:
         delay: Delay | None = None,
         start_method: Literal["fork", "spawn"] | None = None,
     ) -> None:
-        _check_arguments(strategy, codec, token, port, on_few)
+        _check_arguments(strategy, codec, port, on_few)
         # A grace of 0 is valid: the gang does not wait for replacements.
         _check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
         self.context, self.strategy = context, _chosen_strategy(strategy, replicas, backups)
@@ -107,7 +106,7 @@ class Gang:
             on_few=on_few,
         )
         self._codec, self._delay, self._deadline = codec or Raw(), delay, deadline_seconds
-        self._token, self._host, self._port = token, host, port
+        self._host, self._port = host, port
         #: record of the gradients that made each step; `replay` uses it to compute the training again
         self.log = Log()
         #: replica processes on this machine
@@ -206,7 +205,7 @@ class Gang:
         for text in _limit_warnings(self._places, centre.size):
             logger.warning("%s", text)
             run.log.notes.append(text)
-        claim = run.claim(self._token)
+        claim = run.claim()
         coordinator = None
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
             _train_locally(run, loss, batches)
@@ -230,7 +229,7 @@ class Gang:
 
     def _assemble(self, run: Run, workload: Workload, claim: Claim | None) -> Coordinator:
         """Listen for replicas, start or call them, and return their coordinator."""
-        token = claim.token if claim else self._token or make_token()
+        token = claim.token if claim else make_token()
         epoch = claim.epoch if claim else 1
         host = (self._host or os.environ.get(HOST_VARIABLE) or own_address()) if self._calls else LOOPBACK
         self._server = self._listen(_listening_address(host) if self._calls else host, claim.port if claim else 0)
@@ -366,7 +365,7 @@ def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: i
     return strategy
 
 
-def _check_arguments(strategy: object, codec: object, token: object, port: object, on_few: object) -> None:
+def _check_arguments(strategy: object, codec: object, port: object, on_few: object) -> None:
     """Raise UsageError for arguments of a wrong kind."""
     for name, value, attribute, example in (
         ("strategy", strategy, "lockstep", "Average(replicas=4)"),
@@ -378,8 +377,6 @@ def _check_arguments(strategy: object, codec: object, token: object, port: objec
         raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
     if not (isinstance(port, int) and 0 <= port < 2**16):
         raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any free port")
-    if token is not None and not (isinstance(token, str) and token):
-        raise UsageError("token must be a non-empty string; leave it out to generate one")
 
 
 def _check_seconds(**given: float | None) -> None:

@@ -62,15 +62,15 @@ class Checkpoints:
         self._claims = folder / f"gang-{digest}.json"
         self._claim: Claim | None = None
 
-    def claim(self, token: str | None) -> Claim:
-        """Claim the training for this coordinator. Without `token`, keep the token of the last start."""
+    def claim(self) -> Claim:
+        """Claim the training for this coordinator, with the token of the last start, if there was one."""
         last = self._read_claim()
         for part in self.path.parent.glob(f".{self.path.stem}.*{PART}"):
             # Left by a start that was killed while writing.
             part.unlink(missing_ok=True)
         self._claim = Claim(
             epoch=last.epoch + 1 if last else 1,
-            token=token or (last.token if last else make_token()),
+            token=last.token if last else make_token(),
             port=last.port if last else 0,
             owner=secrets.token_hex(8),
         )

@@ -98,12 +98,12 @@ class Run:
             name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
-    def claim(self, token: str | None) -> Claim | None:
+    def claim(self) -> Claim | None:
         """Claim the training for this process and restore its last checkpoint. Return None without checkpoints."""
         if self._checkpoints is None:
             return None
         # A speculative copy starts from the original's checkpoint, and does not change its files.
-        claim = None if self.context.is_copy else self._checkpoints.claim(token)
+        claim = None if self.context.is_copy else self._checkpoints.claim()
         state = self._checkpoints.load()
         if state is not None:
             self.centre.restore(state["centre"])

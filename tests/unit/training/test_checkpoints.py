@@ -168,7 +168,7 @@ def test_a_speculative_copy_starts_from_the_checkpoint_of_its_original_and_leave
 
 def test_a_superseded_coordinator_cannot_write(tmp_path: Path) -> None:
     old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
-    first, second = old.claim(None), new.claim(None)
+    first, second = old.claim(), new.claim()
     assert (first.epoch, second.epoch) == (1, 2)
     assert first.token == second.token
     new.save({"step": 1})
@@ -181,8 +181,8 @@ def test_a_superseded_coordinator_cannot_write(tmp_path: Path) -> None:
 
 def test_a_superseded_coordinator_cannot_write_after_its_successor_has_finished(tmp_path: Path) -> None:
     old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
-    old.claim(None)
-    new.claim(None)
+    old.claim()
+    new.claim()
     new.remove()
     with pytest.raises(Superseded):
         old.save({"step": 2})
@@ -192,7 +192,7 @@ def test_a_superseded_coordinator_cannot_write_after_its_successor_has_finished(
 def test_the_next_claim_removes_half_written_files(tmp_path: Path) -> None:
     part = tmp_path / ".gang-x.pt.abc.part"
     part.touch()
-    Checkpoints(tmp_path, "x").claim(None)
+    Checkpoints(tmp_path, "x").claim()
     assert not part.exists()
 
 
@@ -210,4 +210,4 @@ def test_a_claim_with_a_wrong_field_is_one_clear_error_that_names_the_field(
 ) -> None:
     (tmp_path / "gang-x.json").write_text(claim)
     with pytest.raises(ShadhoError, match=f"gang-x.json cannot be read .*{field}.*; remove it"):
-        Checkpoints(tmp_path, "x").claim(None)
+        Checkpoints(tmp_path, "x").claim()
