@@ -58,16 +58,11 @@ def spans_space(make: MakeSampler) -> bool:
 class Stream:
     """Has a place for each trial of a subspace, in the order of asking, and a seed."""
 
-    adaptive = False
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         self._subspace = subspace
         self._entropy = tuple(entropy)
         #: number of trials told, including cancelled ones
         self._told = 0
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        self._told += len(trials)
 
     def _places(self, n: int, pending: Collection[Trial]) -> range:
         """Return the places of the next n trials in the subspace's stream."""

@@ -21,6 +21,8 @@ BLOCK = 64
 class QmcSampler(Stream):
     """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are asked for at a time."""
 
+    adaptive = False
+
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
         self._points = np.empty((0, len(subspace.domains)))
@@ -28,6 +30,9 @@ class QmcSampler(Stream):
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         return [self.point(place) for place in self._places(n, pending)]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._told += len(trials)
 
     def point(self, index: int) -> Params:
         """Return the params at a place of the sequence: each label's quantile, then the active ones."""

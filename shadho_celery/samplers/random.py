@@ -18,6 +18,8 @@ BLOCK = 64
 class RandomSampler(Stream):
     """Random search. A subspace's trials are a prefix of one stream, however many are asked for at a time."""
 
+    adaptive = False
+
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
         self._block = -1
@@ -33,3 +35,6 @@ class RandomSampler(Stream):
                 self._block = block
             asked.append(self._draws[row])
         return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._told += len(trials)
