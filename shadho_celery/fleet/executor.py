@@ -42,7 +42,19 @@ GANG_WAIT_SECONDS = 60.0
 
 
 class QueueExecutor:
-    """Executor with one queue per compute class. The classes are those that live workers announce."""
+    """Executor with one queue per compute class. The classes are those that live workers announce.
+
+    `study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
+    `code`. `live` are the study's live attempts. With `sources`, workers that accept code get them. They read the
+    losses by `objectives`. Other processes are shown its `progress`.
+
+    `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
+    that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
+    A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete after `gang_wait_seconds`
+    gives its slots back and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
+
+    Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
+    """
 
     def __init__(
         self,
@@ -65,17 +77,6 @@ class QueueExecutor:
         sources: Sources | None = None,
         objectives: Objectives | None = None,
     ) -> None:
-        """`study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-        `code`. `live` are the study's live attempts. With `sources`, workers that accept code get them. They read the
-        losses by `objectives`. Other processes are shown its `progress`.
-
-        `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
-        that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
-        A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete after `gang_wait_seconds`
-        gives its slots back and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
-
-        Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
-        """
         self._clock = clock or SystemClock()
         self._adopt, self._module, self._publisher = adopt, module, publisher
         #: counts the refused events, leases and keys (`forged`)

@@ -126,7 +126,6 @@ class Slots:
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
-        #: the attempts and replicas that run
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         self._shipped_code = (
