@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
@@ -52,13 +52,22 @@ LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
-def as_text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """Return a column of texts or JSON for a query: as text, without values that are too long.
+def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -> sa.Select[Any]:
+    """Return a query of columns. Those that a store of an earlier version lacks are null.
 
-    The database's own decoder would stop at the first row that is not JSON, without saying which one.
+    Texts and JSON come as text, without values that are too long: the database's own decoder would stop at the first
+    row that is not JSON, without saying which one.
     """
-    text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
-    return sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name)
+    found: list[sa.ColumnElement[Any]] = []
+    for column in columns:
+        if column.name in lacking:
+            found.append(sa.null().label(column.name))
+        elif isinstance(column.type, (sa.JSON, sa.String)):
+            text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
+            found.append(sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name))
+        else:
+            found.append(column)
+    return sa.select(*found)
 
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
@@ -131,15 +140,8 @@ class Reader:
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
-        """Return the query of its columns. Those that a store of an earlier version lacks are null."""
-
-        def column(name: str) -> sa.ColumnElement[Any]:
-            if name in lacking:
-                return sa.null().label(name)
-            is_text = isinstance(trials.c[name].type, (sa.JSON, sa.String))
-            return as_text(trials.c[name]) if is_text else trials.c[name]
-
-        return sa.select(*map(column, self.columns))
+        """Return the query of its columns, without those that a store of an earlier version lacks."""
+        return readable([trials.c[name] for name in self.columns], lacking)
 
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises one of UNREADABLE if a value does not have its field's type."""

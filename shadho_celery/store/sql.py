@@ -42,8 +42,8 @@ from shadho_celery.store.rows import (
     as_lesson,
     as_report,
     as_study,
-    as_text,
     make_row,
+    readable,
 )
 from shadho_celery.store.tables import (
     add_columns,
@@ -376,8 +376,7 @@ class SqlStore:
         """Return the trials of earlier studies from which the study learns, numbered by their places."""
         if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
             return []
-        columns = [as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c for c in warm_starts.c]
-        rows = self._fetched(sa.select(*columns).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
+        rows = self._fetched(readable(warm_starts.c).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
         return [*self._readable(rows, as_lesson, lambda row: f"trial {short(row.place)} of a warm start")]
 
     def moved(self, key: str) -> set[int]:
@@ -427,15 +426,8 @@ class SqlStore:
         raise StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
 
     def _records(self) -> sa.Select[Any]:
-        """Return the query of studies. Columns that an earlier version did not have are null."""
-        lacking = self._lacking.get(studies.name, ())
-
-        def column(c: sa.Column[Any]) -> sa.ColumnElement[Any]:
-            if c.name in lacking:
-                return sa.null().label(c.name)
-            return as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c
-
-        return sa.select(*map(column, _RECORD_COLUMNS))
+        """Return the query of studies."""
+        return readable(_RECORD_COLUMNS, self._lacking.get(studies.name, ()))
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
         """Return the study that a shortened name means, and how many others of its module it also matches.

@@ -216,20 +216,14 @@ class StudyState(StudyTrials):
         return sum(len(self.live.of(number)) - 1 for number in self.live.numbers)
 
     @property
-    def alone(self) -> Iterator[Trial]:
+    def alone(self) -> list[Trial]:
         """Trials that may be copied: they run in one slot and have one live attempt.
 
         Trials of which an attempt has failed, or too many were lost, are left out: their live attempt decides.
         """
-        return (
-            trial
-            for trial in self.sent
-            if trial.state is _S.RUNNING
-            and trial.step is None
-            and trial.slots == 1
-            and len(self.live.of(trial.number)) == 1
-            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1 and trial.attempt < MAX_ATTEMPTS
-        )
+        running = [each for each in self.sent if each.state is _S.RUNNING and each.step is None and each.slots == 1]
+        sound = [each for each in running if each.number not in self._suspects and each.lost < MAX_LOST - 1]
+        return [each for each in sound if len(self.live.of(each.number)) == 1 and each.attempt < MAX_ATTEMPTS]
 
     def running_since(self, trial: Trial) -> float:
         """Return the time on the clock at which this scheduler learned that a RUNNING trial had started."""
