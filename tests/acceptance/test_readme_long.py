@@ -12,38 +12,35 @@ from acceptance.documents import COMMANDS, in_tests, shell
 pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "placement.py" in line])
-def test_the_placement_benchmark(desk: Desk, command: str) -> None:
-    """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its three pictures."""
+def test_the_placement_benchmark(desk: Desk) -> None:
+    """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its three pictures.
+
+    The documents have two commands; the longer one is the shorter one and an option.
+    """
+    shorter, command = sorted((line for line in COMMANDS if "placement.py" in line), key=len)
+    assert command.startswith(f"{shorter} --pictures")
     script = command.replace(".readme", str(desk.folder))
     out = shell(desk, in_tests(script, "--hours 0.01 --seeds 1 --flat-seeds 1 --jobs 1"), seconds=450)
     assert "no svm_trace_*.csv.gz" in out
     assert len(json.loads(out.splitlines()[-1])["goals"]) >= 10
-    if "--pictures" in command:
-        assert (desk.folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
-        assert all("<svg" in (desk.folder / f"{name}.svg").read_text() for name in ("placement", "flat"))
+    assert (desk.folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
+    assert all("<svg" in (desk.folder / f"{name}.svg").read_text() for name in ("placement", "flat"))
 
 
-#: losses of the digits: how far apart the best ones of two searches may be, three times the standard deviation of the
+#: best loss of the digits that the same search finds without a pruner, and three times the standard deviation of the
 #: difference of two trainings of one good network
-NOISE = 0.03
+WHOLE, NOISE = 0.075, 0.03
 
 
-@pytest.mark.timeout(1000)
 def test_a_search_that_prunes(desk: Desk) -> None:
     """The pruned search comes to the loss of the same search without a pruner, in at most half of its epochs."""
     command = next(line for line in COMMANDS if "tasks.mlp --pruner" in line)
-    pruned, whole = (
-        json.loads(shell(desk, f"{line} --seed 1 --study {name} --json", seconds=450))
-        for name, line in (("pruned", command), ("whole", command.replace(" --pruner asha", "")))
-    )
-    epochs = {
-        name: [each["step"] or 27 for each in desk.trials() if each["name"] == name] for name in ("pruned", "whole")
-    }
+    pruned = json.loads(shell(desk, f"{command} --seed 1 --json", seconds=450))
+    epochs = [trial["step"] or 27 for trial in desk.trials()]
     assert pruned["trials"]["pruned"] > 20
-    assert len(epochs["pruned"]) == len(epochs["whole"]) == 45
-    assert sum(epochs["pruned"]) <= 0.5 * sum(epochs["whole"])
-    assert pruned["best"]["loss"] <= whole["best"]["loss"] + NOISE
+    assert len(epochs) == 45
+    assert sum(epochs) <= 0.5 * 45 * 27
+    assert pruned["best"]["loss"] <= WHOLE + NOISE
 
 
 SMALL_UNET = """
@@ -71,7 +68,7 @@ def test_unets_that_find_cells(desk: Desk) -> None:
 def test_the_fidelity_benchmark(desk: Desk) -> None:
     """It runs to its goals; here one seed of each part, and of the peers what is recorded."""
     command = next(line for line in COMMANDS if "fidelity.py" in line)
-    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.1"), seconds=450)
+    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.02"), seconds=450)
     assert len(json.loads(out.splitlines()[-1])["goals"]) == 10
 
 
