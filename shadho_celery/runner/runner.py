@@ -412,6 +412,8 @@ class TrialProcess:
             )
         except BaseException:
             os.close(self._lifeline)
+            self.output.end.close()
+            self.output.join()
             self._close()
             raise
         finally:

@@ -570,7 +570,7 @@ def refused_with_warning(*words: str) -> str:
 def test_help_says_what_ends_a_study_of_maximised_and_of_several_losses() -> None:
     words = " ".join(CliRunner().invoke(main, ["--help"], terminal_width=120).output.split())
     assert "of at most this, or of at least this if it is maximised; for one loss." in words
-    assert "or a higher one if it is maximised; of several losses, without a change of the front." in words
+    assert "without a better feasible loss; with several losses, without a change of the front." in words
 
 
 def test_help_shows_every_option_and_commands_that_work(options: Captured) -> None:

@@ -67,7 +67,7 @@ def resumed(total: int) -> None:
 
 PLACES = [
     (SqlStore, "write"),
-    (StudyState, "_write"),
+    (StudyState, "commit"),
     (Scheduler, "tell"),
     (Scheduler, "collect"),
     (StudyState, "send"),
@@ -170,7 +170,7 @@ def test_an_interrupt_in_a_loop_of_ones_own_comes_between_its_calls(
     which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(StudyState, "_write", after(which)(StudyState._write))
+        patched.setattr(StudyState, "commit", after(which)(StudyState.commit))
         with pytest.raises(KeyboardInterrupt):
             run_by_hand()
     recorded = load_study(MINE["store"], "mine")
@@ -183,7 +183,7 @@ def test_an_interrupt_while_a_study_closes_leaves_it_unlocked(monkeypatch: pytes
     study = Study(SPACE, seed=0, **MINE)
     study.ask()
     with monkeypatch.context() as patched:
-        patched.setattr(StudyState, "_write", after(1, presses=2)(StudyState._write))
+        patched.setattr(StudyState, "commit", after(1, presses=2)(StudyState.commit))
         with pytest.raises(KeyboardInterrupt):
             study.close()
     assert load_study(MINE["store"], "mine").running_on is None
