@@ -32,7 +32,10 @@ class ShownOutput:
         self._looked_at = 0.0
 
     def update(self) -> None:
-        """Print what is new. Call it in each turn, because an attempt may live no longer than one."""
+        """Print new output.
+
+        Call this in every turn of the scheduler's loop, because an attempt may start and end within one turn.
+        """
         now = time.monotonic()
         for attempt in self._study.attempts:
             self._seen_at[attempt.number, attempt.attempt] = now

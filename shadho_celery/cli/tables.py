@@ -330,7 +330,10 @@ def rung_lines(report: Overview) -> list[str]:
 
 
 def budget_lines(report: Overview) -> list[str]:
-    """Return a line on the budgets of trials, and one if none has come to the full one; none without budgets."""
+    """Return a line about the budgets of trials, and a second line if no trial has reached the full budget.
+
+    Return no line for a study without budgets.
+    """
     ladder, reached = ladder_of(report.in_force), report.budgets
     if ladder is None or not reached:
         return []

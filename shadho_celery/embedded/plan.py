@@ -58,7 +58,7 @@ def urls_of(socket: str) -> dict[str, str]:
 
 
 def socket_path(directory: Path) -> str:
-    """Return a path of a folder's socket that is short enough and means the same in the URLs of every library.
+    """Return a path of a folder's socket that is short enough, and that every library reads alike in a URL.
 
     If the folder's own path is too long or has special characters, the path uses a link in a temporary folder. The
     socket itself is in the study's folder, where others find it. `remove_link` removes the link.

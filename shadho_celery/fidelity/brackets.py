@@ -46,7 +46,7 @@ class _Rung:
         return len(self.losses) >= min(self.wanted, len(self.origins) if self.is_closed else self.sent)
 
     def best(self, most: int) -> list[int]:
-        """Return the best `most` origins of the first `wanted` results, without failed trials."""
+        """Return the origins of the best of the first `wanted` results, `most` at most. Failed trials are left out."""
         return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
 
 

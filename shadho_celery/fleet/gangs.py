@@ -138,7 +138,7 @@ class Gangs:
             self._over.append(partial(self._forget, key, [place.seat for place in self._gangs.pop(key).places]))
 
     def tend(self, now: float) -> list[Lost]:
-        """Read the states of seats, ask back those that are wanted, and publish free ones, every LOOK_SECONDS.
+        """Every LOOK_SECONDS, read the states of seats, reclaim the slots that trials want, and publish free seats.
 
         Returns the gangs that are overdue: their attempts must be given up. Raises redis-py's errors; the next call
         does the rest.

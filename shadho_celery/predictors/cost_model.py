@@ -306,7 +306,7 @@ class CostModel:
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to start.
+        """Return the predicted seconds of a promoted trial for each way to start and each class, shape (ways, classes).
 
         For a subspace that the space no longer has, nothing is known, and the result is one second everywhere.
         """
@@ -339,7 +339,10 @@ class CostModel:
         return self.budgets.host(origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        """Return the values that `departures` needs for n sets of params, shape (n, functions). They do not change."""
+        """Return the inputs of `departures` for n sets of params, shape (n, functions).
+
+        The same params always give the same inputs.
+        """
         self._asked.add(subspace)
         return self._effects[subspace].functions(params_list)
 

@@ -389,7 +389,9 @@ class Reservations:
         self.reserved: dict[str, int] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Drop the reservations of classes that are gone or too narrow, and of trials that do not wait any more."""
+        """Drop reservations of classes that are gone or have too few slots for the trial, and of trials that no longer
+        wait.
+        """
         slots = {compute_class.name: compute_class.slots for compute_class in classes}
         for name, number in list(self.reserved.items()):
             trial = self._study.find_open(number)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run on workers: noted, and handled between two turns of the loop."""
+"""Ctrl-C and SIGTERM during a run on workers: noted here, and handled by the session between two turns of its loop."""
 
 from __future__ import annotations
 

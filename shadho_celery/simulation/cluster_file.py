@@ -58,7 +58,7 @@ class Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_fie
 
 
 class Constant(Law, frozen=True, kw_only=True):
-    """Equal trials."""
+    """No random variation: each factor is 1."""
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
         return np.ones(size)

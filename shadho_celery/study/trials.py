@@ -272,7 +272,10 @@ class FinishedTrials:
         return {str(self._names[place]): self._by_class(block) for place, block in blocks}
 
     def active_seconds(self) -> float:
-        """Return the total seconds in which trials ran; a pause of more than PAUSE_SECONDS is between two runs."""
+        """Return the seconds from the first start to the last end, without pauses of more than PAUSE_SECONDS.
+
+        Such a pause lies between two runs of the study.
+        """
         table = self._table()
         if not len(table):
             return 0.0

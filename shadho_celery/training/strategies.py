@@ -1,8 +1,8 @@
 """Roles of a training: the strategy (local rule and central rule), the replica, and the model on which it works.
 
 A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors. Its central
-rule, `Strategy.apply`, runs in the coordinator and applies their mean to the model. Connections, commit rule, late
-frames, failures and checkpoints are the same for all strategies.
+rule, `Strategy.apply`, runs in the coordinator and applies their mean to the model. Connections, failures, checkpoints,
+the commit rule and the dropping of late vectors are the same for all strategies: see `coordinator/coordinator.py`.
 """
 
 from __future__ import annotations

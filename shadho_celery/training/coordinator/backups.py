@@ -122,7 +122,7 @@ class Assignments:
         return True
 
     def set_idle(self, place: int) -> None:
-        """Record that the vector of a place was refused. The place waits for the next step."""
+        """Record that the vector from a place was refused. The place gets no work until the next step."""
         self._idle.add(place)
 
     def cancel_all(self) -> list[int]:
@@ -251,7 +251,10 @@ class Tuner:
         check_replicas(self.replicas, self.max_backups)
 
     def at(self, step: int) -> Choice | None:
-        """Return a new choice if one is due at this step, else None. A choice takes about ten milliseconds."""
+        """Return a newly chosen number of backups if a choice is due at this step, else None.
+
+        Choosing takes about ten milliseconds.
+        """
         if step < self.due:
             return None
         law = self.times.law()

@@ -1,8 +1,9 @@
 """Coordinator of a gang: gathers vectors, commits steps and publishes parameters, in one thread.
 
 Commit rule: a vector counts if its frame is complete and undamaged, belongs to this epoch of the coordinator and to the
-current step, is finite, and is the first from its place. N such vectors make the step. Whenever a replica dies, no part
-of a gradient is applied alone, and no gradient is applied twice.
+current step, is finite, and is the first from its place. N such vectors make the step; in lockstep, a vector that
+arrives later is dropped (`_drop_late`). Whenever a replica dies, no part of a gradient is applied alone, and no
+gradient is applied twice.
 """
 
 from __future__ import annotations
