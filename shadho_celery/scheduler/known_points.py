@@ -1,4 +1,4 @@
-"""Known points: params that a user gives, put into a study as its next trials; the sampler proposes missing ones."""
+"""Known points: params that a user gives as the next trials of a study. The sampler proposes missing values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.space.points import complete, fill
 from shadho_celery.study.state import StudyState
 
-#: proposals for a partial point, which the nearest of them completes; and their limit for all points together
+#: number of proposals for a partial point, of which the nearest completes it; and the limit for all points together
 PROPOSALS, MOST_PROPOSALS = 8, 64
 
-#: mixed into the study's seed: for draws that complete a partial point, and for the proposals
+#: mixed into the study's seed: for the draws from the laws of missing labels, and for the sampler's proposals
 _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 
 #: name of a subspace, and params within it
@@ -27,10 +27,11 @@ Found = tuple[str, Params]
 
 
 def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
-    """Add a WAITING trial for each point, in order. Return their number. A scheduler created later sends them first.
+    """Add a WAITING trial for each point, in order. Return the number of trials. A scheduler created later sends them
+    first.
 
-    Each takes the place of a draw of its subspace. The sampler proposes the values of labels that a point lacks.
-    Nothing is added if one of the points is refused: raises as `completed`.
+    Each trial replaces one draw in its subspace. The sampler proposes the values of labels that a point lacks.
+    If one of the points is refused, nothing is added. Raises like `completed`.
     """
     points = [*points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
@@ -42,9 +43,9 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
 
 
 def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
-    """Add a finished trial with its outcome for each point, which was evaluated elsewhere. Raises like `completed`.
+    """Add a finished trial for each point that was evaluated elsewhere, with its outcome. Raises like `completed`.
 
-    Labels that a point lacks are drawn from their laws. A value between two of a grid is accepted.
+    Labels that a point lacks are drawn from their laws. A value between two grid points of its domain is accepted.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     for trial, outcome in zip(_add(study, plan, found), outcomes, strict=True):
@@ -66,10 +67,10 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found]) -> list[Trial]:
 def completed(
     plan: Plan, points: Iterable[object], entropy: Sequence[int] = (0,), *, off_grid: bool = False
 ) -> list[Found]:
-    """Return subspace and params of each point, with missing labels drawn from their laws by the seed `entropy`.
+    """Return the subspace and the params of each point. Missing labels are drawn from their laws by the seed `entropy`.
 
-    With `off_grid` a value between two of a grid is accepted. Raises UsageError with the place (from 0) of a point
-    outside the space, and the cause.
+    With `off_grid` a value between two grid points of its domain is accepted. Raises UsageError for a point outside the
+    space, with the point's index (from 0) and the cause.
     """
     points = list(points)
     if points and plan.ladder is not None:
@@ -85,9 +86,9 @@ def completed(
 
 
 def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: Sequence[Found]) -> list[Found]:
-    """Return subspace and params of each point, with missing labels taken from the sampler's proposals.
+    """Return the subspace and the params of each point. Missing labels are taken from the sampler's proposals.
 
-    `completed` are the points with missing labels drawn from their laws.
+    `completed` has the same points with missing labels drawn from their laws.
     """
     # `completed` has refused points that are not mappings.
     partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
@@ -96,7 +97,7 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
     parts = {WHOLE: whole} if plan.spans_space else {each.name: each for each in plan.subspaces}
     known = [each for place, each in enumerate(completed) if place not in partial]
-    # With any sampler: its own trials may repeat, but a point that a user names should add information.
+    # This holds for every sampler: its own trials may repeat, but a point that a user names should add information.
     tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
 
     def is_new(params: Params) -> bool:
@@ -122,20 +123,23 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
 
 
 def _tried(study: StudyState) -> Iterator[Params]:
-    """Yield the params of the study's trials, and of those of its warm start; cancelled ones count as untried."""
+    """Yield the params of the trials of the study and of its warm start. Cancelled trials are left out as untried."""
     for trials in [*_history(study, WHOLE), study.pending()]:
         yield from (each.params for each in trials if each.state is not TrialState.CANCELLED)
 
 
 def _history(study: StudyState, name: str) -> Iterator[list[Trial]]:
-    """Yield the trials from which a subspace, or WHOLE, has learned, in blocks: those of the warm start and its own."""
+    """Yield, in blocks, the finished trials from which the sampler of a subspace, or of WHOLE, learns.
+
+    These are the trials of the warm start, then those of the study.
+    """
     for trials in chain([study.warm_start], (block for block, _ in study.history())):
         if told := [each for each in trials if name in {WHOLE, each.subspace}]:
             yield told
 
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:
-    """Return the pending trials of a subspace, or of WHOLE, and those that complete points will become."""
+    """Return the pending trials of a subspace, or of WHOLE, and the future trials of the points in `known`."""
     others = (each for each in known if name in {WHOLE, each[0]})
     return [
         *study.pending(None if name == WHOLE else name),

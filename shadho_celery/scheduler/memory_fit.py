@@ -1,7 +1,8 @@
-"""Fit of trials to the memories of classes, and the retry after an out-of-memory.
+"""Which compute classes have enough memory for a trial, and the retry of a trial that ran out of memory.
 
 Classes are ordered separately for each kind of memory: a trial that has run out of GPU memory needs a class with larger
-GPUs, whatever the RAM of the others. A class without GPUs takes it only if no class with GPUs is left: the last resort.
+GPUs, and the RAM of that class does not matter. As a last resort, if no class with larger GPUs is left, a class without
+GPUs takes the trial.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ TOO_LIKELY = 0.5
 
 
 class MemoryFit:
-    """Classes of one study in the order of each memory."""
+    """The compute classes of one study, ordered once by GPU memory and once by RAM."""
 
     def __init__(self, cost_model: CostModel, expected: Sequence[str]) -> None:
         """Order classes of equal or unknown memory by `expected`, the strongest first."""
         self._model = cost_model
         self._strength = {name: place for place, name in enumerate(expected)}
         self._live: Sequence[ComputeClass] = ()
-        #: the classes seen so far; and by memory the names of those that have it, the smallest first
+        #: the classes seen so far, by name
         self._seen: dict[str, ComputeClass] = {}
+        #: by kind of memory: the names of the classes that have it, the smallest first
         self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
         #: the live classes that were sorted last, with their memories
         self._sorted: list[tuple[str, int, int]] | None = None
-        #: a sentence for each decision for the last resort
+        #: a sentence for each decision to try a class without GPUs as the last resort (keys; the values are None)
         self.notices: dict[str, None] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -50,13 +52,13 @@ class MemoryFit:
         }
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False if the class has too few slots, or likely too little memory while a better one has enough
-        slots.
+        """Return False if the class has too few slots for the trial, or probably too little memory while another class
+        has enough slots and more memory.
         """
         if trial.slots > compute_class.slots:
             return False
         if len(self._live) == 1:
-            # It is the only one: there is none with more memory.
+            # It is the only class, so no class has more memory.
             return True
         classes = self._classes_for(trial)
         if trial.outgrown and all(each.name != compute_class.name for each in classes):
@@ -71,7 +73,7 @@ class MemoryFit:
         return not self._larger(compute_class, Memory.HOST, large)
 
     def retry(self, result: Result, trial: Trial) -> Retry | None:
-        """Return the reason to try a trial on another class, if it ran out of memory and there is one."""
+        """Return the reason to try a trial on another class if it ran out of memory and a class is left, else None."""
         if result.outcome.out_of_memory is None or result.compute_class is None:
             return None
         name = result.compute_class
@@ -89,7 +91,7 @@ class MemoryFit:
         return Retry(reason=reason, outgrown=name, memory=memory)
 
     def warned(self, result: Result, trial: Trial) -> Result:
-        """Return a result, with a warning if its trial ended well on a class that was the last resort."""
+        """Return the result. It gets a warning if its trial ended well on a class that was the last resort."""
         seen = self._seen.get(str(result.compute_class))
         if result.outcome.state not in WELL or not trial.outgrown or seen is None or seen.gpu_memory:
             return result
@@ -100,7 +102,10 @@ class MemoryFit:
         return replace(result, outcome=replace(result.outcome, warning=joined(result.outcome.warning, said)))
 
     def _classes_for(self, trial: Trial) -> Sequence[ComputeClass]:
-        """Return the live classes for a trial: with enough slots, and not outgrown unless all of them are."""
+        """Return the live classes with enough slots for a trial. Outgrown classes are left out, unless all of them are.
+
+        After an out-of-memory on a GPU, classes without GPUs are left out, too, unless no other class is left.
+        """
         classes = self._wide_enough(trial)
         if not trial.outgrown:
             return classes
@@ -133,7 +138,7 @@ class MemoryFit:
     def _larger(
         self, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
     ) -> list[ComputeClass]:
-        """Return those of `classes` that have more of a memory; none if it is GPU memory and the class has no GPU."""
+        """Return those of `classes` that have more of a memory. For GPU memory of a class without a GPU, return []."""
         order = self._orders[memory]
         if compute_class.name not in order:
             return []
@@ -141,7 +146,10 @@ class MemoryFit:
         return [each for each in classes if each.name in above]
 
     def _is_outgrown(self, compute_class: ComputeClass, told: Sequence[tuple[str, Memory]]) -> bool:
-        """Return whether the class has no more memory than one on which a trial ran out of memory."""
+        """Return whether the class has no more memory than one of the classes on which the trial ran out of memory.
+
+        `told` has the names of those classes and the kinds of memory.
+        """
         for name, memory in told:
             order = self._orders[memory]
             if name in order and compute_class.name in order[: order.index(name) + 1]:
@@ -154,7 +162,7 @@ class MemoryFit:
         return [(name, self._kind(name, memory)) for name, memory in told]
 
     def _kind(self, name: str, memory: Memory) -> Memory:
-        """Return the memory that ran out on a class: without a known GPU it can only be the host's."""
+        """Return the kind of memory that ran out on a class. If the class has no GPU, it can only be the host's."""
         return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
 
     def _size(self, name: str, memory: Memory) -> tuple[int, int, str]:

@@ -1,4 +1,7 @@
-"""Plan of a study: everything that follows from its settings and its search space, computed once; and its scheduler."""
+"""Plan of a study: everything that follows from its settings and its search space, computed once.
+
+`make_scheduler` creates the study's scheduler from it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ DEFAULT_SETTINGS = StudySettings()
 #: mixed into the study's seed for the policy's draws, so that they differ from those of samplers
 _POLICY_STREAM = 0x70
 
-#: limits of a study that its caller ends
+#: limits of a study that ends only when its caller stops it
 ENDLESS = Limits(target=-math.inf)
 
 
@@ -63,10 +66,10 @@ class Plan:
 
     @classmethod
     def of(cls, space: Space, settings: StudySettings = DEFAULT_SETTINGS, limits: Limits | None = None) -> Plan:
-        """Return the plan of these settings for a space, with their limits or the given ones.
+        """Return the plan of these settings for a space. `limits` replace those of the settings.
 
         Raises UsageError for an unknown name, for settings that cannot be combined, for an invalid ladder, pruner or
-        number of slots, and without a limit.
+        number of slots, and if there is no limit.
         """
         return _plan(settings, space, split(space), limits or Limits.of(settings))
 
@@ -87,7 +90,7 @@ class Plan:
             )
 
     def make_pruning(self) -> Pruning | None:
-        """Return the pruning of one run, or None without a pruner."""
+        """Return a new Pruning, for one run, or None if the study has no pruner."""
         return None if self.pruner is None else Pruning(self.pruner)
 
     @property
@@ -128,7 +131,10 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
 
 
 def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | None:
-    """Return the ladder of ``STUDY["fidelity"]``, None without. Raises UsageError."""
+    """Return the ladder of ``STUDY["fidelity"]``, or None if that is not set.
+
+    Raises UsageError if it is invalid, or cannot be combined with the other settings.
+    """
     ladder = ladder_of({"fidelity": settings.fidelity})
     if ladder is None:
         return None
@@ -147,7 +153,7 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
 
 
 def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, ladder: Ladder | None) -> None:
-    """Raise UsageError for settings that judge trials by one loss, in a study of several."""
+    """Raise UsageError for settings that judge trials by one loss. Call this for a study of several losses."""
     if pruner is not None:
         raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
     if ladder is not None:
@@ -157,9 +163,10 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
-    """Return the rounds on a ladder; endless ones without.
+    """Return the rounds on a ladder, or one endless round without a ladder.
 
-    `space` and `seed` are for rounds that propose trials. `limit` on trials is for rounds that choose their rungs.
+    `space` and `seed` are used by rounds that propose trials themselves. `limit`, the maximum number of trials, is used
+    by rounds that choose their rungs.
     """
     if ladder is None:
         return Endless()
@@ -169,9 +176,9 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
 
 
 def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None) -> Scheduler:
-    """Return the scheduler of `study`, begun, with the parts that its plan names.
+    """Return the scheduler of `study`, with the parts that its plan names. Its `begin` has been called.
 
-    An executor that runs trials in this process asks the same `pruning` while one runs; by default one is made.
+    `pruning` is given if an executor in this process asks it, too, while a trial runs. By default it is created here.
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)

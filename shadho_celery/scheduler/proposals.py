@@ -1,4 +1,6 @@
-"""Proposals of new trials: rounds ask for them, shares and policy choose the subspace, and its sampler draws the
+"""Proposals of new trials.
+
+The rounds request a trial, the shares and the policy choose its subspace, and the sampler of the subspace draws the
 params.
 """
 
@@ -32,17 +34,17 @@ from shadho_celery.study.state import StudyState
 
 P = TypeVar("P")
 
-#: number of draws for a slot until one fits its memory
+#: maximum number of draws for a slot until a trial fits the slot's class
 DRAWS = 20
 
-#: number of results per trial in a class's queue, if the sampler learns from losses
+#: number of results needed for each trial in a class's queue, if the sampler learns from losses
 RESULTS_PER_AHEAD = 4
 
 #: number of trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
 WAITING_PER_SUBSPACE = 4
 
-#: number of trials too wide for every class that may wait per narrower one; and draws to find a subspace's narrowest
-#: trials
+#: number of trials too wide for every class that may wait for each narrower trial; also the number of draws that
+#: estimate the slots of a subspace's narrowest trials
 TOO_WIDE = 50
 
 
@@ -56,7 +58,7 @@ class Proposals:
     policy: Policy
     shares: Shares
     rounds: Rounds
-    #: by subspace, or one of WHOLE, see `make_samplers`
+    #: by subspace, or a single sampler under WHOLE, see `make_samplers`
     samplers: Mapping[str, Sampler]
     limits: Limits
     width: Width
@@ -64,49 +66,49 @@ class Proposals:
     def __post_init__(self) -> None:
         samplers = self.samplers
         self._index = {subspace.name: place for place, subspace in enumerate(self.members)}
-        #: names, in the order of the search space
+        #: names of the subspaces, in the order of the search space
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
         self._spans_space = WHOLE in samplers
         self._has_rounds = not isinstance(self.rounds, Endless)
-        #: slots of all classes, and of the widest one; and by subspace, slots of its narrowest trials
+        #: number of slots of all classes, and of the class with most slots
         self.slots = self._widest = 0
+        #: by subspace: number of slots of its narrowest trials
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
         self._exhausted: set[str] = set()
-        #: by subspace and number, the trials that the policy has drawn ahead
+        #: by subspace and number: the trials drawn ahead for the policy and not sent yet
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
-        #: by origin and rung, the promoted trials that are offered, as they would be added
+        #: by origin and rung: the offered promotions, each as the trial that would be added
         self._promotable: dict[tuple[int | None, int | None], Trial] = {}
-        #: by promoted trial that is not sent yet, the only machine that may run it first: the one with its checkpoint
+        #: by number of a promoted trial not sent yet: the only machine that may run its first attempt, which has its
+        #: checkpoint
         self.machines: dict[int, str] = {}
-        #: number of points of a finite space, once all have been tried and trials repeat them; None before
+        #: number of points of a finite space, once all of them have been tried and trials repeat them; until then None
         self.all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
-        #: those whose sampler is `auto`, which says what it has chosen
+        #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
         #: tells the results of earlier runs to the rounds; None without such results or without rounds
         self._replay: Replay | None = None
 
     def begin(self) -> None:
-        """Count the trials of earlier runs; learning from them is left to `tell`."""
+        """Count the trials of earlier runs. `tell` is called separately, to learn from their results."""
         for name in self.study.drawn():
             self.shares.deal(name)
         self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
 
     @property
     def is_exhausted(self) -> bool:
-        """True once no sampler has further params, and nothing can be promoted."""
+        """True once no sampler has further params, and the rounds offer neither promotions nor params of their own."""
         if len(self._exhausted) < len(self.samplers):
             return False
         return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self.slots))
 
     @property
     def most_ahead(self) -> int:
-        """Number of trials that may wait in a class's queue: a sampler that learns should know some results before many
-        proposals.
-        """
+        """Maximum number of trials in a class's queue: a sampler that learns needs results before many proposals."""
         return self.study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -118,8 +120,8 @@ class Proposals:
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
         """Return a new trial that `fits` a class, or None if none is wanted now.
 
-        Trials that do not fit wait in the study. `left` limits the trials that are still to be sent, including the
-        waiting ones.
+        New trials that do not fit wait in the study. `left` is the maximum number of trials that may still be sent,
+        including the waiting ones.
         """
         slot = Slot(compute_class, self.study, self.study.clock.now())
         if wants := self.policy.wants():
@@ -132,7 +134,7 @@ class Proposals:
         return None
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
+        """Learn from finished trials, in the order of their results. `following` is as in `FinishedTrials.recall`."""
         self.policy.tell(trials, following)
         self.teach(trials)
         if self._has_rounds:
@@ -141,7 +143,7 @@ class Proposals:
                 rounds.tell(trial)
 
     def end_history(self) -> None:
-        """Continue from here: all results of earlier runs have been told."""
+        """End the replay of earlier runs. Call this after all their results were passed to `tell`."""
         if self._replay is not None:
             self._replay.end()
             self._replay = None
@@ -150,7 +152,7 @@ class Proposals:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
-            # Promoted trials are a selection, and so biased.
+            # Promoted trials are a selection of good trials, and therefore biased.
             if not self._spans_space and trial.origin is None:
                 self.shares.tell(trial)
             if self._learns_by_budget or trial.origin is None:
@@ -160,7 +162,7 @@ class Proposals:
                 self.samplers[name].tell(told)
 
     def _chosen(self, slot: Slot, fits: Fits, left: float) -> Trial | None:
-        """Return the trial that the policy chooses for a slot, as it is in the study; None if none is wanted now."""
+        """Return the trial that the policy chooses for a slot, added to the study; None if no trial is wanted now."""
         while True:
             wanted, offers = self._offers(left)
             choice = self.policy.pick(slot, offers, fits)
@@ -178,21 +180,21 @@ class Proposals:
             if drawn:
                 self.shares.deal(drawn[0].subspace)
                 return drawn[0]
-            # There is a subspace less to draw from.
+            # The sampler of this subspace is exhausted. Choose again among the others.
 
     def _wanted(self, left: float) -> Sequence[Wanted]:
-        """Return what the rounds offer, or nothing if no further trial may wait."""
+        """Return what the rounds offer, or nothing if as many trials wait as may still be sent."""
         if self.study.count(TrialState.WAITING) >= left:
             return ()
         return self.rounds.offers(self.slots) if self._has_rounds else ENDLESS
 
     def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
-        """Return the new trial that the rounds want next, if any, and what a slot may get."""
+        """Return the new trial that the rounds want next, or None, and the offers among which the policy chooses."""
         known, self._promotable = self._promotable, {}
         new = None
         for wanted in self._wanted(left):
             if wanted.origin is None:
-                # Those after a new trial belong to later brackets and are not next in turn.
+                # What follows a new trial belongs to later brackets and is not due yet.
                 new = wanted
                 break
             key = wanted.origin, wanted.rung
@@ -207,7 +209,7 @@ class Proposals:
         )
 
     def _open(self, backlogs: Mapping[str, float], drawn: int | None) -> list[str]:
-        """Return the subspaces in which a new trial may be drawn, or WHOLE if its sampler may draw one."""
+        """Return the names of the subspaces in which a new trial may be drawn, or WHOLE for the whole space."""
         if self._spans_space:
             return [WHOLE] if not self._exhausted and self._may_wait(*self.subspaces) else []
         left, quotas = [name for name in backlogs if name not in self._exhausted], self._quotas(drawn)
@@ -216,16 +218,16 @@ class Proposals:
         return [name for name in left if self._may_wait(name)]
 
     def _as_promoted(self, wanted: Wanted) -> Trial:
-        """Return a promoted trial in the form in which it would be added."""
+        """Return a promotion as the trial that would be added."""
         assert wanted.origin is not None
         facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
         return replace(self.study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
 
     def _draw_ahead(self, wants: Mapping[str, int], left: float) -> None:
-        """Draw the trials ahead that the policy wants; their shares count them when they are sent.
+        """Draw trials ahead, as many for each subspace as the policy wants. The shares count them when they are sent.
 
-        No more are drawn ahead of a subspace than have succeeded there: before, nothing is known of what the params do,
-        and of one that only fails every trial drawn would be run.
+        At most as many trials of a subspace are drawn ahead as have succeeded there. Without a success, nothing is
+        known about the effect of the params, and in a subspace that always fails, every drawn trial would be run.
         """
         for name, missing in wants.items():
             wanted = self._new(left)
@@ -251,12 +253,12 @@ class Proposals:
                 wanted = self._new(left)
 
     def _new(self, left: float) -> Wanted | None:
-        """Return the offer of a new draw; None if there is none."""
+        """Return what the rounds want as the next new draw, or None if they want no draw."""
         offers = self._wanted(left)
         return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
 
     def _taken(self, trial: Trial, overdue: Trial | None) -> Trial:
-        """Return a trial that was drawn ahead; hold back the one that has waited for too long, if any."""
+        """Remove a trial from those drawn ahead, and return it. An `overdue` trial moves to the study's queue."""
         for each in (trial,) if overdue is None else (trial, overdue):
             self.shares.deal(each.subspace)
             del self._ahead[each.subspace][each.number]
@@ -265,7 +267,7 @@ class Proposals:
         return trial
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:
-        """Add a trial again, on a higher rung."""
+        """Add the offered trial to the study: the params of its origin, on a higher rung."""
         draw, rung = (offered.subspace, offered.params, offered.seed), offered.rung
         trial = self.study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
         self.rounds.add(trial)
@@ -274,7 +276,10 @@ class Proposals:
         return trial
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
-        """Add this many new trials in the subspace called `name`, or in those of WHOLE."""
+        """Draw `number` new trials in the subspace called `name`, or in the whole space for WHOLE, and add them.
+
+        Returns fewer trials if the sampler has no further params.
+        """
         sampler = self.samplers[name]
         asked = sampler.ask(number, self.study.pending() if name == WHOLE else self.study.pending(name))
         if name in self._choosers:
@@ -289,7 +294,7 @@ class Proposals:
         return [self._added(*drawn, wanted) for drawn in zip(names, asked, strict=True)]
 
     def _note_choice(self, name: str, sampler: Sampler) -> None:
-        """Note in the study what a sampler `auto` has chosen."""
+        """Record in the study which sampler `auto` has chosen."""
         auto, by_budget = _part(sampler, AutoSampler), _part(sampler, ByBudget)
         assert auto is not None
         budget = None if by_budget is None else by_budget.budget
@@ -297,7 +302,7 @@ class Proposals:
         self.study.note_choice(name, auto.choice + words)
 
     def _let_repeat(self) -> None:
-        """Let the samplers that may repeat points do so, because every point has been tried and losses may be noisy."""
+        """Allow samplers to repeat points, because every point has been tried and losses may be noisy."""
         repeating = [each for sampler in self.samplers.values() if (each := _part(sampler, Unrepeated)) is not None]
         for each in repeating:
             each.may_repeat = True
@@ -316,9 +321,9 @@ class Proposals:
         return trial
 
     def _may_wait(self, *names: str) -> bool:
-        """Return True if another trial of some subspaces may wait; the waiting ones are too large for the class.
+        """Return True if another trial of these subspaces may wait. Trials wait because they are too large for a class.
 
-        Trials too wide for every class are ignored, as long as the subspaces have narrower ones.
+        Waiting trials that are too wide for every class are ignored, as long as the subspaces have narrower ones.
         """
         waiting = 0
         for name in names:
@@ -333,18 +338,18 @@ class Proposals:
         return too_wide < TOO_WIDE * (1 + sum(map(self.study.asked, names)) - too_wide)
 
     def _least_slots(self, name: str) -> int:
-        """Return the slots of the narrowest trials of a subspace, estimated from some draws."""
+        """Return the number of slots of a subspace's narrowest trials, estimated from some draws."""
         if name not in self._narrowest:
             draws = self.members[self._index[name]].sample(np.random.default_rng(self.study.record.seed), TOO_WIDE)
             self._narrowest[name] = min(self.width(params) for params in draws)
         return self._narrowest[name]
 
     def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
-        """Return the number of trials to draw by subspace, or None if it is not fixed.
+        """Return the number of trials to draw in each subspace, or None if it is not fixed.
 
-        If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. Then the
-        policy determines only order and place, and the seed determines the set. In rounds, the limit is the number
-        `drawn` by the end of each.
+        If the proposals do not depend on the losses, a limit on trials fixes the number in each subspace. Then the seed
+        determines the set of trials, and the policy determines only their order and classes. In rounds, the limit is
+        `drawn`: the number of trials drawn by the end of the current round.
         """
         limit = self.limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
@@ -354,7 +359,7 @@ class Proposals:
 
 
 def _part(sampler: object, kind: type[P]) -> P | None:
-    """Return the part of a sampler that has this class: some samplers contain another one."""
+    """Return the sampler itself or the sampler inside it that is of this class, or None: samplers may be wrapped."""
     while not isinstance(sampler, kind):
         if not isinstance(sampler, (Unrepeated, ByBudget, OwnSampler)):
             return None
@@ -363,15 +368,15 @@ def _part(sampler: object, kind: type[P]) -> P | None:
 
 
 def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], seed: int) -> dict[str, Sampler]:
-    """Return the sampler of each subspace, or one of WHOLE that draws in the whole space."""
+    """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
     if spans_space(make):
         return {WHOLE: make(undivided(subspaces[0].space), (seed,))}
     return {subspace.name: make(subspace, (seed, place)) for place, subspace in enumerate(subspaces)}
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:
-    """Return the seed of a subspace's trial number `index`, independent of the timing of the trials."""
+    """Return the seed of the `index`-th trial of a subspace. It does not depend on the timing of the trials."""
     entropy = (seed, subspace, index)
-    # The same as for a tuple, in half the time.
+    # An array gives the same seed as a tuple, in half the time.
     words = np.array(entropy, np.uint32) if seed < 2**32 else entropy
     return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The loop: collect events, tell those who learn from them, assign classes, fill their queues."""
+"""The loop: collect events, let models and samplers learn from them, assign classes, fill their queues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TURN_SECONDS = 0.5
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: number of trials of every class after which classes are ranked by their speed instead of their hardware
+#: once this many trials of every class have ended, classes are ranked by their speed instead of their hardware
 TIMED_TRIALS = 5
 
 
@@ -44,42 +44,42 @@ class Scheduler:
     _: KW_ONLY
     cost_model: CostModel
     limits: Limits
-    #: order of classes of equal hardware, the strongest first
+    #: names of classes, the strongest first: the order of classes with equal hardware
     expected: Sequence[str] = DEFAULT_CLASSES
     #: True to copy late trials to idle slots
     speculate: bool = True
-    #: stops trials by their reports; None to stop none
+    #: stops trials early because of their reports; None to let all trials run to their end
     pruning: Pruning | None = None
 
     def __post_init__(self) -> None:
-        #: their names, in the order of the search space
+        #: names of the subspaces, in the order of the search space
         self.subspaces = self.proposals.subspaces
         #: live classes, strongest first
         self.classes: list[ComputeClass] = []
-        #: longest time that one turn waits for an event
+        #: longest time in seconds that one turn waits for an event
         self.turn_seconds = TURN_SECONDS
         #: called with each ended trial after it is recorded
         self.on_trial: Callable[[Trial], None] | None = None
-        #: ended trials for which it is still to be called
+        #: ended trials for which `on_trial` has not been called yet
         self._ended: list[Trial] = []
-        #: True once nothing new is sent and running trials are awaited
+        #: True once no more trials are sent and the scheduler only waits for the running ones
         self.stopping = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
-        #: attempts that are placed, and sent after they are recorded
+        #: attempts that are placed, and will be sent after they are recorded
         self._unsent: list[Attempt] = []
-        #: trials that are pruned, and stopped after that is recorded
+        #: numbers of pruned trials, which will be stopped after the decision is recorded
         self._to_stop: list[int] = []
         self._began = self._watched_at = self.study.clock.now()
-        #: True once the study should end because this many trials have ended without a better feasible loss
+        #: True once the study should end, because as many trials as the limit allows have ended without a better loss
         self.is_stale = False
         self._most_without_gain = math.inf if self.limits.without_gain is None else self.limits.without_gain
 
     def begin(self) -> None:
-        """Learn from the trials of earlier runs, and submit those in flight again."""
+        """Learn from the trials of earlier runs, and submit the attempts that were in flight again."""
         self._to_stop = self.study.to_stop
         self.proposals.begin()
         self.proposals.teach(self.study.warm_start)
@@ -95,22 +95,22 @@ class Scheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once every point of a finite search, such as a grid, has ended; one that runs may still be lost."""
+        """True once every point of a finite search, such as a grid, has been proposed and all its trials have ended."""
         has_proposed = self.proposals.is_exhausted and not self.study.count(TrialState.WAITING)
         return has_proposed and not self.study.in_flight
 
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
-        """Run the loop until the study has reached a limit or was stopped, and nothing runs any more."""
+        """Run the loop until the study has reached a limit or was stopped, and no trial is running."""
         while not self.done:
             self.turn()
             on_turn()
 
     def turn(self) -> None:
-        """Run one turn of the loop. Return after at most `turn_seconds`, apart from the time of an inline trial.
+        """Run one turn of the loop. It waits for at most `turn_seconds`, plus the time of an inline trial.
 
-        While the store is unavailable nothing is collected, because that would confirm the events of the last turn.
+        While the store is unavailable, no events are collected, because that would confirm the events of the last turn.
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
@@ -121,28 +121,28 @@ class Scheduler:
         else:
             self.tell(self.collect())
             if self._ended:
-                # Before the next ones are sent, because it may stop the study.
+                # Before the next trials are sent, because `on_trial` may stop the study.
                 self._call_on_trial()
             self.assign()
             self.fill()
 
     def collect(self) -> Sequence[Event]:
-        """Return the events since the last turn."""
-        # Once the time is up there is no deadline any more: running trials are awaited in whole turns.
+        """Wait for events, and return those since the last turn."""
+        # Once the time is up, there is no deadline: the loop waits for running trials in whole turns.
         left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
         return self.executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Record `events`, prune by the reports, and let policy and samplers learn from the finished trials."""
+        """Record `events`, prune trials by their reports, and let models and samplers learn from finished trials."""
         told = []
         for event in events:
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
             if trial is not None and isinstance(event, Report) and self.pruning is not None:
                 self._prune(trial, event, self.pruning)
             told.append(trial)
-            # After each: if there are many events, a later one may be an improvement.
+            # Checked after each event: a later one of the same turn may be an improvement.
             self.is_stale |= self.study.trials.without_gain >= self._most_without_gain
         # The models learn much faster from many trials at once.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
@@ -172,7 +172,10 @@ class Scheduler:
         self._stop_at_limit()
 
     def fill(self) -> None:
-        """Give every class trials for its free slots, and record them before they are sent."""
+        """Send trials to the free slots of every class, or copies of late trials if there is nothing else to send.
+
+        Attempts are recorded before they are sent.
+        """
         try:
             for name, trial in self._placed():
                 only_on = self.proposals.machines.pop(trial.number, None)
@@ -181,13 +184,13 @@ class Scheduler:
                 self._unsent = self._copied(self._speculation)
             self._send()
         except StoreOutage as error:
-            # A trial that should be promoted, or its params, could not be read. The others are sent later.
+            # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
             self.study.wait_for_store(error)
 
     def stop(self, *, running: bool = False) -> None:
-        """Send nothing more and cancel unclaimed attempts. With `running`, cancel the others too.
+        """Send no more trials, and cancel the attempts that no worker has claimed. With `running`, cancel all attempts.
 
-        Cancelled unclaimed trials wait in the study until it is resumed.
+        Trials whose unclaimed attempts are cancelled wait in the study until it is resumed.
         """
         self.stopping = True
         if self.study.in_flight:
@@ -195,16 +198,14 @@ class Scheduler:
 
     @property
     def done(self) -> bool:
-        """True if the study has ended: a limit is reached or it was stopped, nothing runs any more, and all is
-        recorded.
-        """
+        """True if the study has ended: it reached a limit or was stopped, no trial runs, and the store is available."""
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
 
     @property
     def hopeless(self) -> str | None:
-        """The reason why no trial of this study can succeed; None if one has or may."""
+        """The reason why no trial of this study can succeed, or None if a trial has succeeded or may still do so."""
         return self._hopelessness.reason if not self.study.count(*WELL) else None
 
     def notices(self) -> Sequence[str]:
@@ -222,7 +223,7 @@ class Scheduler:
             self.stop(running=self.limits.is_met_by(self.study.best) or self.hopeless is not None)
 
     def _send(self) -> None:
-        """Record this turn, stop what was pruned, and send attempts only after the turn is recorded."""
+        """Record this turn. Only after it is recorded, stop the pruned trials and send the placed attempts."""
         if not self.study.commit():
             return
         if self._to_stop:
@@ -235,7 +236,7 @@ class Scheduler:
             self._spill()
 
     def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
-        """Stop a trial if the pruner says so; again at each later report, in case the first request was lost."""
+        """Stop a trial if the pruner says so. Each later report stops it again, in case the first request was lost."""
         if pruning.tell(trial, report):
             self.study.prune(trial.number)
             self._to_stop.append(trial.number)
@@ -249,7 +250,10 @@ class Scheduler:
             self.on_trial(trial)
 
     def _with_retry(self, result: Result) -> Result:
-        """Return a result, with a reason if its trial should be tried again on a class with more memory."""
+        """Return the result. If its trial ran out of memory and should be tried on another class, it has a `retry`.
+
+        A trial that ended well on a class of the last resort gets a warning.
+        """
         trial = self.study.find_open(result.number)
         if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
             return result
@@ -259,7 +263,7 @@ class Scheduler:
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        # First: placement asks the cost model where the checkpoint of a promoted trial was.
+        # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
         self.cost_model.tell(*trials, following=following)
         for trial in trials:
@@ -267,17 +271,17 @@ class Scheduler:
                 self._budget_use.tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
-        """Sort classes, strongest first: by hardware, until the speed of every class is known."""
+        """Return the classes, the strongest first: by speed if the speed of every class is known, else by hardware."""
         ordered = by_strength(classes, self.expected)
         if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
             ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
         return ordered
 
     def _placed(self) -> Iterator[tuple[str, Trial]]:
-        """Yield trials and their classes: one per class in turn, the strongest first, until no class has a free
-        slot.
+        """Yield class names and trials: one trial per class in turn, the strongest class first, until no class takes
+        another trial.
         """
-        # Near the end, a queued trial should rather go to the first slot that becomes free.
+        # Near the end, no trial is queued ahead: it should go to the first slot that becomes free in any class.
         near_end = min(self._left(), self.proposals.rounds.present.left) <= self.proposals.slots
         # A study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
@@ -303,7 +307,10 @@ class Scheduler:
             takers = still_taking
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
-        """Return a trial for a free slot: a waiting one that fits, otherwise a new one, or None."""
+        """Return a trial for a free slot: a waiting trial that fits, else a new trial, else None.
+
+        A reserved class gets only the trial for which it is reserved.
+        """
         fits = partial(self._fits, compute_class=compute_class)
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
@@ -313,7 +320,10 @@ class Scheduler:
         return self.proposals.ask(compute_class, self._fits, self._left())
 
     def _spill(self) -> None:
-        """If there is nothing to send, cancel attempts queued for a busy class that fit a free slot of another."""
+        """Cancel attempts queued for a crowded class if they fit free slots of another class.
+
+        Call this if there is nothing else to send.
+        """
         slots = [(c, self._reservations.free(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
         # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
@@ -327,7 +337,7 @@ class Scheduler:
                 self.executor.cancel(fitting[-free:], running=False)
 
     def _copied(self, speculation: Speculation) -> list[Attempt]:
-        """Return copies of late trials for the idle slots. Call this if there is nothing else to send."""
+        """Return attempts that copy late trials in idle slots. Call this if there is nothing else to send."""
         speculation.due = math.inf
         if self.stopping or not [each for each in self.classes if self._reservations.free(each) > 0]:
             return []
@@ -355,7 +365,7 @@ class Scheduler:
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return whether a class has the slots, probably the memory, and a worker that has not failed the trial.
 
-        The last condition applies only if some class has such a worker.
+        The last condition is ignored if no class that fits has such a worker.
         """
         if not self._memory_fit.fits(trial, compute_class):
             return False
@@ -365,7 +375,7 @@ class Scheduler:
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
-        """Return the number of trials that may still be sent."""
+        """Return the number of trials that the limit still allows to send; 0 once the study is stopping."""
         return 0 if self.stopping else self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     def _seconds_left(self) -> float:
@@ -378,19 +388,20 @@ class Scheduler:
 
 
 class Reservations:
-    """Slots of each class for one study.
+    """Free slots of each class for one study, and reservations for wide trials.
 
     A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free.
     """
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: number of the trial for which a class keeps its slots, by class
+        #: by class: the number of the trial for which it is reserved
         self.reserved: dict[str, int] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Drop reservations of classes that are gone or have too few slots for the trial, and of trials that no longer
-        wait.
+        """Drop the reservations that are out of date.
+
+        The class is gone, it has too few slots for the trial, or the trial no longer waits.
         """
         slots = {compute_class.name: compute_class.slots for compute_class in classes}
         for name, number in list(self.reserved.items()):
@@ -399,12 +410,15 @@ class Reservations:
                 del self.reserved[name]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
-        """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are used."""
+        """Return the free slots of a class plus `ahead` places in its queue. Below 0 if too many are used."""
         taken = self._study.taken(compute_class.name)
         return compute_class.limit + ahead + compute_class.silent - taken
 
     def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
-        """Return True unless the class is reserved for another trial, or another class for this one."""
+        """Return True unless the class is reserved for another trial.
+
+        A trial for which another class is reserved may only start at once.
+        """
         if compute_class.name in self.reserved:
             return self.reserved[compute_class.name] == trial.number
         return trial.number not in self.reserved.values() or self.may_start(trial, compute_class)

@@ -1,8 +1,8 @@
 """Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
 
 The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
-first. Unlike continuing without the late trials, this favours no kind of trial. Source: Dean and Ghemawat, "MapReduce",
-OSDI 2004, section 3.6 (backup tasks).
+first. If late trials were dropped instead, the results would favour fast params. Source: Dean and Ghemawat,
+"MapReduce", OSDI 2004, section 3.6 (backup tasks).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shadho_celery.predictors.cost_model import CostModel
 LATE_FACTOR = 1.5
 LEAST_SECONDS = 1.0
 
-#: number of trials of a class that must have ended before any of its trials is late
+#: number of trials of a class that must have ended before any of its trials counts as late
 MIN_TIMED = 5
 
-#: part of a round that may be copied at a time; at least one trial
+#: fraction of a round's trials that may be copied at a time; at least one trial
 MAX_SHARE = 0.1
 
 #: seconds between two checks
 LOOK_SECONDS = 1.0
 
-#: seconds from a trial's lost copy to the next one; doubled with each further copy
+#: seconds from a trial's first copy to the earliest time of its next one; doubled with each further copy
 AGAIN_SECONDS = 2.0
 
 #: tolerance of a timer in seconds, because times are floats
@@ -38,10 +38,10 @@ EARLY_SECONDS = 1e-3
 
 @dataclass(kw_only=True)
 class Idle:
-    """Idle slots of a class that have no copy yet."""
+    """Idle slots of a class in which copies may start."""
 
     compute_class: str
-    #: number of them for the study
+    #: number of idle slots that the study may use
     slots: int
     #: machine -> idle slots there
     hosts: dict[str, int]
@@ -49,12 +49,13 @@ class Idle:
     fits: Callable[[Trial], bool] = lambda trial: True
 
     def is_open_to(self, trial: Trial) -> bool:
-        """Return True if a slot is idle on another machine than the trial's, and the trial fits."""
+        """Return True if the trial fits and a slot is idle on a machine other than the trial's."""
         return self.slots > 0 and bool(self._elsewhere(trial)) and self.fits(trial)
 
     def take(self, trial: Trial) -> None:
-        """Take one slot on the other machine with most of them. This is an estimate: the queue decides on the
-        machine.
+        """Take one idle slot for a copy, on the machine with the most idle slots except the trial's own.
+
+        The machine is an estimate: in fact, the copy runs on the machine that takes it from the queue.
         """
         host = max(self._elsewhere(trial), key=lambda each: self.hosts[each])
         self.hosts[host] -= 1
@@ -75,9 +76,9 @@ class Speculation:
     def __init__(self, cost_model: CostModel) -> None:
         self._model = cost_model
         self._looked_at = -math.inf
-        #: by trial: the earliest time of its next copy, and the seconds from then to the one after it
+        #: by trial number: the earliest time of its next copy, and the pause in seconds after that copy
         self._paused: dict[int, tuple[float, float]] = {}
-        #: the time at which to ask again even without an event
+        #: the time at which `ask` should be called again even if no event arrives
         self.due = math.inf
 
     def ask(
@@ -85,9 +86,9 @@ class Speculation:
     ) -> list[tuple[Trial, str]]:
         """Return up to `most` of the `running` trials that are late at the time `now`, and a class for each copy.
 
-        `running` have one attempt; beside each is its start time on the clock of `now`. A copy goes to another machine
-        than its trial's, to a class whose expected time is below the trial's current run time, and not soon after a
-        lost copy of the same trial. `idle` is called only if some trials are late.
+        Each running trial has one attempt; beside it is its start time on the clock of `now`. A copy goes to another
+        machine than its trial's, and to a class whose expected time is below the trial's current run time. After a lost
+        copy, the next copy of that trial waits for a pause. `idle` is called only if some trials are late.
         """
         if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
             self.due = self._looked_at + LOOK_SECONDS
@@ -117,7 +118,10 @@ class Speculation:
         return found
 
     def _moments(self, running: Iterable[tuple[Trial, float]]) -> Iterable[tuple[float, Trial, float]]:
-        """Yield the time from which each trial is late, before the trial, if the times of its class are known."""
+        """Yield for each trial: the time from which it is late, the trial, and its start time.
+
+        Trials of a class of which fewer than MIN_TIMED trials have ended are left out.
+        """
         by_class: dict[str, list[tuple[Trial, float]]] = defaultdict(list)
         for trial, since in running:
             by_class[str(trial.compute_class)].append((trial, since))
@@ -129,7 +133,7 @@ class Speculation:
                     yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial, since
 
     def _expected(self, trials: Sequence[Trial], compute_class: str) -> dict[int, float]:
-        """Return the median of the predicted seconds of each trial on a class, by number."""
+        """Return the median of the predicted seconds of each trial on a class, by the number of the trial."""
 
         def alike(trial: Trial) -> tuple[str, float]:
             return trial.subspace, trial.budget or 0.0

@@ -12,15 +12,17 @@ from shadho_celery.core.trial import MAX_SLOTS, Params
 from shadho_celery.errors import UsageError
 from shadho_celery.space.split import Subspace
 
-#: drawn params -> slots
+#: function from drawn params to the number of slots
 Width = Callable[[Params], int]
 
-#: number of draws of each subspace that test the setting before the study starts
+#: number of draws from each subspace with which the setting is tested before the study starts
 SAMPLES = 8
 
 
 def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace]) -> Width:
-    """Return `slots` as a function of drawn params. Raises UsageError unless it gives whole numbers from 1 up."""
+    """Return the setting `slots` as a function of drawn params. Raises UsageError unless it gives whole numbers from 1
+    to MAX_SLOTS.
+    """
     space = subspaces[0].space
     if isinstance(slots, int):
         width = _count(slots)
@@ -49,7 +51,7 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace]) -> Width:
 
 
 def widest(width: Width, subspaces: Sequence[Subspace]) -> int:
-    """Return the largest width, estimated from some draws of each subspace. Raises UsageError as `make_width`."""
+    """Return the largest width, estimated from some draws of each subspace. Raises UsageError like `make_width`."""
     generator = np.random.default_rng(1)
     return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
 
