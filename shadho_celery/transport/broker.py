@@ -29,17 +29,17 @@ from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
 from shadho_celery.transport.urls import BROKER, DEFAULTS, is_untrusted, remedy
 
-#: version of the protocol: the format of messages and of the channel's records; scheduler and worker must have the same
+#: version of the format of messages and of the channel's records; scheduler and workers must have the same version
 PROTOCOL = 11
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"
 
-#: permanent refusals: AMQP's codes (access refused, not allowed), and the words that Redis uses
+#: signs of a permanent refusal: AMQP's codes (access refused, not allowed), and the words that Redis uses
 _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
-#: errors for a URL that its transport cannot use
+#: exceptions raised for a URL that its transport cannot use
 _MISWRITTEN = (ValueError, TypeError)
 
 #: maximum number of messages in one batch (Redis), or of messages not yet confirmed by the broker (RabbitMQ)
@@ -51,7 +51,7 @@ MACHINE_QUEUE_SECONDS = 300
 #: seconds for which a publisher checks whether RabbitMQ still blocks it, before the call fails
 UNBLOCKED_SECONDS = 0.2
 
-#: reason for a publisher's failure while it is blocked
+#: error text for a publisher that RabbitMQ blocks
 BLOCKED = "it takes no messages while its memory or disk is nearly full; see rabbitmq-diagnostics alarms"
 
 #: maximum number of bytes of a queue's name in AMQP
@@ -59,8 +59,7 @@ _MAX_NAME = 255
 
 
 class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
-    """A connection to RabbitMQ that closes at the first request without an answer in time. Closing has a time limit
-    too.
+    """A connection to RabbitMQ that closes if a request is not answered in time. Closing has a time limit too.
 
     py-amqp waits for answers without a limit, unless its socket has one.
     """
@@ -104,7 +103,7 @@ def machine_queue(compute_class: str, host: str) -> str:
     """Return the name of the queue for the workers of a class on one machine: ``class,host``.
 
     A class name has no comma, so the queue of a class cannot have such a name. If the host's name is too long, its
-    digest is used instead. A shortened name could be that of another host, whose workers would decline the attempts.
+    digest is used instead. A shortened name might equal that of another host, whose workers would decline the attempts.
     """
     name = f"{compute_class},{host}"
     if len(name.encode()) <= _MAX_NAME:
@@ -113,12 +112,11 @@ def machine_queue(compute_class: str, host: str) -> str:
 
 
 def queue(name: str) -> kombu.Queue:
-    """Return the queue of a compute class or of a machine. It is durable, and bound to the default exchange by its own
-    name.
+    """Return the queue of a compute class or of a machine. It is durable and bound to the default exchange.
 
-    The queue of a class has no arguments, because those of an existing queue cannot be changed; the consumer timeout is
-    set in the broker's configuration file. The queue of a machine expires, because nothing else would remove it if the
-    machine is gone.
+    The queue of a class has no arguments, because the arguments of an existing queue cannot be changed; the consumer
+    timeout is set in the broker's configuration file. The queue of a machine expires, because nothing else would remove
+    it if the machine is gone.
     """
     expires = MACHINE_QUEUE_SECONDS if "," in name else None
     return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True, expires=expires)
@@ -153,9 +151,9 @@ class RefusedMessage(Exception):
 
 
 def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
-    """Return the payload of a message. Raises RefusedMessage.
+    """Return the payload of a message. Raises RefusedMessage if the worker must not act on the message.
 
-    `headers` are those of the message, or Celery's request; any object with `get` works.
+    `headers` are the message's headers or Celery's request; any object with `get` works.
     """
     protocol = headers.get("shadho_protocol")
     if protocol != PROTOCOL:
@@ -172,9 +170,9 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
 def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> None:
     """Raise ServiceError if the broker refuses the connection, or refuses to let it consume these queues.
 
-    Call this before a worker starts. Celery reconnects for ever, which is right while a broker is down, but hides the
-    reason for a permanent refusal. `connection` is Celery's and not open yet; it is closed afterwards. `url` is the URL
-    to show in messages.
+    Call this before a worker starts. Celery reconnects for ever. That is right while a broker is down, but hides the
+    reason for a permanent refusal. `connection` is Celery's and not open yet; it is closed afterwards. `url` is shown
+    in error messages.
     """
     url = url or connection.as_uri()
     name = names[0]
@@ -184,8 +182,8 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
             for name in names:
                 queue(name)(channel).declare()
                 if connection.transport.driver_type == "amqp":
-                    # This needs the same permission as consuming. A message that it gets returns to the queue when the
-                    # channel closes.
+                    # `basic_get` needs the same permission as consuming. A message that it gets returns to the queue
+                    # when the channel closes.
                     channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         if is_untrusted(error) or isinstance(error, _MISWRITTEN):
@@ -199,7 +197,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages that wait in each of these queues, or None for a queue that does not exist.
+    """Return the number of messages that wait in each of these queues. It is None for a queue that does not exist.
 
     Raises ServiceError if the broker cannot be used.
     """
@@ -212,11 +210,11 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
 
 
 def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the result of `depths` over an open connection. Raises the connection's errors."""
+    """Do the same as `depths`, over an open connection. Raises the connection's errors."""
     found: dict[str, int | None] = {}
     for name in names:
         try:
-            # Use a separate channel: asking for a queue that does not exist closes it.
+            # Use a new channel for each queue: asking for a queue that does not exist closes the channel.
             found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
         except amqp.ChannelError:
             # In Redis a queue exists only while it is not empty.
@@ -226,9 +224,7 @@ def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, i
 
 @contextmanager
 def opened(connection: kombu.Connection) -> Iterator[None]:
-    """Open a connection with a time limit for each request, and close it. After an error, close it without notifying
-    the broker.
-    """
+    """Open a connection for the duration of a `with` block. After an error, close it without notifying the broker."""
     try:
         _open(connection)
         yield
@@ -239,7 +235,7 @@ def opened(connection: kombu.Connection) -> Iterator[None]:
 
 
 def configured() -> kombu.Connection:
-    """Return a connection to the configured broker with the workers' settings, not open yet."""
+    """Return a connection to the configured broker with the workers' settings. It is not open yet."""
     settings = configuration()
     return _connection(
         settings["broker_url"], settings.get("broker_transport_options") or {}, settings.get("broker_use_ssl", False)
@@ -247,19 +243,20 @@ def configured() -> kombu.Connection:
 
 
 def _open(connection: kombu.Connection) -> None:
-    # The time limit allows a second try only after a refusal: a server that does not respond costs the time limit once.
+    # The first try of a server that does not respond uses up the time limit, so only a refused connection is tried
+    # again.
     connection.ensure_connection(
         max_retries=1, interval_start=0.2, timeout=BROKER_CONNECT_SECONDS, reraise_as_library_errors=False
     )
 
 
 def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | bool) -> kombu.Connection:
-    """Return a connection with Celery's `broker_transport_options` and `broker_use_ssl`, not open yet."""
+    """Return a connection that is not open yet. Use Celery's `broker_transport_options` and `broker_use_ssl`."""
     connection = Connection(
         url, ssl=ssl, connect_timeout=BROKER_CONNECT_SECONDS, heartbeat=0, transport_options=dict(options)
     )
     if connection.get_transport_cls().driver_type == "redis":
-        # A worker needs a longer limit, because it waits in a read for its next message.
+        # These limits are not for a worker's own connection, which waits in a read for its next message.
         connection.transport_options |= {
             "socket_timeout": BROKER_SECONDS,
             "socket_connect_timeout": BROKER_CONNECT_SECONDS,
@@ -268,7 +265,7 @@ def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | b
 
 
 class Publisher:
-    """Publishes messages to their queues. If a message is published twice, the second claim is refused."""
+    """Publishes messages to their queues. A message may be published twice, because the second claim is refused."""
 
     def __init__(
         self,
@@ -277,15 +274,15 @@ class Publisher:
         ssl: Mapping[str, Any] | bool = False,
         signer: Signer = UNSIGNED,
     ) -> None:
-        """Use Celery's `broker_transport_options` as `options`, and its `broker_use_ssl` as `ssl`.
+        """Open a connection. `options` and `ssl` are Celery's `broker_transport_options` and `broker_use_ssl`.
 
-        Raises ServiceError if no broker answers.
+        Raises ServiceError if the broker cannot be used.
         """
         self._url = url
         self._signer = signer
-        #: connection to the broker, also a template for others
+        #: connection to the broker; `remove_refused` opens another one like it
         self.connection = connection = _connection(url, options or {}, ssl)
-        # The last two errors: no transport knows the URL's scheme, or the URL cannot be parsed.
+        # KeyError: no transport knows the URL's scheme. ValueError: the URL cannot be parsed.
         named = (KombuError, OSError, KeyError, ValueError)
         self._failures = (*connection.connection_errors, *connection.channel_errors, *named)
         if self.connection.get_transport_cls().driver_type == "amqp":
@@ -312,11 +309,11 @@ class Publisher:
         try:
             self._publish(batch)
         except self._failures as error:
-            # The connection is kept while it is blocked: RabbitMQ would not read that it was closed.
+            # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
             if self._is_blocked:
                 raise _unusable(self._url, error) from error
-            # The connection may have been lost while idle, so a new one is tried. A server that does not respond is not
-            # tried twice.
+            # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
+            # fails, and the messages are not published again.
             self._drop()
             self._open()
             try:
@@ -346,7 +343,7 @@ class Publisher:
             channel = self.connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
             self._declared: set[str] = set()
-            #: delivery tags that RabbitMQ has not confirmed yet; Redis has no confirms
+            #: delivery tags of the last published and the last confirmed message (RabbitMQ only)
             self._published_tag = self._confirmed_tag = 0
             self._has_confirms = hasattr(channel, "confirm_select")
             if self._has_confirms:

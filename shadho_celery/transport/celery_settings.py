@@ -1,6 +1,4 @@
-"""Celery settings in force: the package's own, and those that a celeryconfig.py in the working directory may
-override.
-"""
+"""Celery's settings: those of the package, and those that a celeryconfig.py in the working directory may override."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
 from shadho_celery.transport.urls import tls
 
-#: settings that an environment variable overrides: the variable is set for this run, or by an option of the command
+#: settings and the environment variable that overrides each; the user or an option of the command sets the variable
 _NAMED: Mapping[str, str] = {
     "broker_url": urls.BROKER,
     "shadho_redis_url": urls.REDIS,
@@ -44,8 +42,8 @@ _FREE: Mapping[str, str] = {
 def configuration(*, with_folder: bool = True) -> dict[str, Any]:
     """Return the package's settings, overridden by a celeryconfig.py in the working directory.
 
-    Warns about settings in it that are ignored. With `with_folder` false the file is not read. Raises UsageError if a
-    file cannot be read, or if a URL does not begin like that of any broker.
+    Warns about settings in that file that are ignored. If `with_folder` is False, the file is not read. Raises
+    UsageError if the file cannot be imported, or if Celery cannot use the broker's URL.
     """
     settings, origin = _settings(_packages_file()), urls.BROKER
     if with_folder and (file := file_of_folder()):
@@ -54,14 +52,17 @@ def configuration(*, with_folder: bool = True) -> dict[str, Any]:
         if "broker_url" in own:
             origin = f"broker_url of {file.name}"
     _check_broker(settings["broker_url"], origin)
-    # Only now is the broker known. Without these settings Celery would not verify the broker's certificate.
+    # This needs the final URL of the broker. Without these settings Celery would not verify the broker's certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
     return settings
 
 
 def file_of_folder() -> Path | None:
-    """Return the path of the working directory's celeryconfig.py, or None if there is none except the package's own."""
+    """Return the path of the working directory's celeryconfig.py.
+
+    Returns None if there is no such file, if it is the package's own, or if SHADHO_IGNORE_CELERYCONFIG is 1.
+    """
     own = Path("celeryconfig.py").absolute()
     if os.environ.get(urls.IGNORE) == "1" or not own.exists() or own.samefile(_packages_file()):
         return None
@@ -76,14 +77,14 @@ def _packages_file() -> Path:
 
 
 def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the working directory's file overrides, and warn about those that are ignored."""
+    """Return the settings that the working directory's file overrides. Warn about settings that are ignored."""
     # Imported late: the import takes a second, and a scheduler needs nothing else from Celery.
     from celery.app.defaults import DEFAULTS
 
     own = _read(file)
     given = {name for name, variable in _NAMED.items() if os.environ.get(variable)}
     if "broker_url" in own.keys() & given and own["broker_url"] != settings["broker_url"]:
-        # All its broker settings belong to another broker.
+        # The file's other broker settings are for its own broker, which is not used.
         given |= {name for name in own if name.startswith("broker_")}
     fixed = sorted(name for name in own.keys() & DEFAULTS.keys() if not _is_free(name))
     if other := [name for name in fixed if own[name] != settings.get(name)]:
@@ -96,13 +97,13 @@ def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_free(name: str) -> bool:
-    """Return whether the working directory's file may override this setting: it is one of `_FREE`, and we use it."""
+    """Return whether the working directory's file may set this: it is in `_FREE`, or its name begins with shadho_."""
     kind, _, what = name.partition("_")
     return kind == "shadho" or what in _FREE.get(kind, "").split()
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the settings in the working directory's file. Raises UsageError with the file's name if it fails."""
+    """Return the settings in the working directory's file. Raises UsageError with the file's name if that fails."""
     try:
         return _settings(file)
     except KeyboardInterrupt:
@@ -133,7 +134,8 @@ def _check_broker(url: object, origin: str) -> None:
             "amqp:// or redis://"
         ) from None
     except (TypeError, ValueError):
-        # Do not show their text, which may contain part of the password. TypeError: unknown option in the query.
+        # The error's text is not shown, because it may contain part of the password. TypeError: an unknown option in
+        # the query.
         raise UsageError(
             f"{origin} {mask(url)} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
             "with %40 for @ in the password"

@@ -1,31 +1,33 @@
-"""Channel from workers back to schedulers, in Redis: both ends of it.
+"""Both ends of the channel in Redis by which workers send events back to schedulers.
 
-The broker only delivers messages. The scripts in `lua/` decide who runs an attempt. An attempt is *claimed* by the
-worker that will run it, its *lease* is renewed while it runs, and its result is taken only while that lease lasts.
+The broker only delivers messages. The scripts in `lua/` decide which worker runs an attempt. An attempt is *claimed* by
+the worker that will run it, its *lease* is renewed while it runs, and its result is accepted only while that lease
+lasts.
 
 A failure of a kind that no other worker has had is a *strike* against its worker. It is counted when the result is
 accepted (`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row, the worker's circuit breaker opens: the worker
 cannot claim trials until the study's scheduler has examined its failures (`fleet.circuit_breaker`). A quarantined
 worker gets no further trials of the study.
 
-Keys of a study, under ``shadho:{study}:``; `seats` describes the others:
+Keys of a study, under ``shadho:{study}:``; `seats` describes its other keys:
 
 ========  ======  ===================================================================================
 events    stream  events not confirmed by the scheduler; an entry has one JSON record per line
-attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
-                  by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
-                  ``refused`` -> late results that were refused
+attempts  hash    trial number -> its record: ``N`` (attempts up to N are void) or ``N:delivery`` (attempt N
+                  is claimed), each followed by ``+A`` for each earlier attempt A that still runs; or
+                  ``done:N:delivery`` (attempt N has ended the trial). Also ``refused`` -> number of late
+                  results that were refused
 done      bitmap  1 at the numbers of ended trials that were removed from `attempts`
-leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
+leases    zset    ``number.attempt`` -> time at which the lease ends (ms, the server's clock); 0 if it has ended
 cancel    set     numbers of running trials that should stop; ``N:pruned`` if trial N was pruned
 breakers  hash    worker -> failures in a row that no other worker has had, or ``quarantined``
-known     set     kinds of failures that are the trials' own: more than one worker has had them
+known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
-All keys have a time to live, which scheduler and workers renew. If a study's scheduler does not come back, Redis
-deletes the keys a week after its last trial.
+All keys have a time to live, which the scheduler and the workers renew. If a study's scheduler does not come back,
+Redis deletes the keys a week after the study's last trial.
 """
 
 from __future__ import annotations
@@ -54,23 +56,23 @@ ERASED_SECONDS = 7 * 86400
 #: number of waiting events above which reports are refused, about 20 MB; other events are always accepted
 MAX_WAITING = 100_000
 
-#: number of ended trials kept in `attempts` with the delivery that ended them, because it may repeat its result
+#: number of ended trials kept in `attempts` with the delivery that ended each, because its worker may repeat the result
 KEPT_ENDED = 10_000
 
-#: ended trials that are moved to `done` at once
+#: number of ended trials that are moved to `done` at once
 ARCHIVED = 1000
 
 #: maximum number of trials of a removed study that are marked as ended: a megabyte
 MAX_REMOVED = 2**23
 
-#: events read at a time
+#: maximum number of stream entries read at a time
 READ = 1000
 
-#: seconds without a sign of life after which another machine may take over a scheduler's lock; not longer than the lock
-#: in the store lasts, which is renewed less often
+#: seconds without a renewal after which another machine may take over a scheduler's lock in Redis; not more than the
+#: seconds for which the lock in the store lasts, which is renewed less often
 HOLD_SECONDS = 20.0
 
-#: maximum number of forged holders that one attempt to lock removes
+#: maximum number of forged lock values that one call of `_hold` replaces
 FORGED_HOLDERS = 5
 
 #: maximum number of characters of an event: three times the bytes of a record in the runner's pipe, to allow for
@@ -95,7 +97,7 @@ _TYPES = {
     "shadho:{}:sources": "string",
 }
 
-#: greatest first part of an event id, which no clock reaches; after it, nothing can be added to the stream
+#: maximum of the first part of an event id (ms); no clock reaches it, and after it nothing can be added to the stream
 _LAST_ID = str(2**64 - 1)
 
 #: format of the lock's value: the holder's name, its fencing number, and its signature
@@ -130,7 +132,7 @@ def configured_lease() -> float:
 
 
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
-    """Return the event in a text of the stream; None for text that lacks a required signature or is not an event.
+    """Return the event in a text of the stream, or None if the text is not an event or lacks a required signature.
 
     The signature covers the study's key, so an event of another study is refused.
     """
@@ -157,23 +159,23 @@ class WorkerChannel:
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
     ) -> None:
-        """`worker` is the name by which it claims."""
+        """Claim attempts under the name `worker`. By default, leases last as configured."""
         self._client = client
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self.worker = worker
         self._signer = signer
 
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
-        """Give back an attempt that was not claimed. It is lost, which does not count against its trial."""
+        """Give back an attempt that was not claimed. It ends LOST, which does not count against its trial."""
         run(self._client, "cancel", study, "keep", *_lost(self._signer, study, [(number, attempt)], reason))
 
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
     ) -> tuple[list[bool], list[Claim]]:
-        """Finish attempts and claim others in one round trip.
+        """Send the results of attempts and claim other attempts in one round trip.
 
-        Returns for each result whether it was accepted, and for each claim its answer. If the answer was lost, repeat
-        the call with the same `delivery`. Results that are `watched` count for or against the worker's circuit breaker.
+        Returns for each result whether it was accepted, and for each claim its answer. If no answer arrived, repeat the
+        call with the same `delivery`. Failures count against the worker's circuit breaker only if `watched` is True.
         """
         parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, len(results)]
         for result in results:
@@ -188,12 +190,13 @@ class WorkerChannel:
         return [bool(each) for each in finished], [Claim(each) for each in claimed]
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
-        """Give back claimed attempts that cannot end here. They are lost, which does not count against their trials."""
+        """Give back claimed attempts that cannot end here. They end LOST, which does not count against their trials."""
         run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason))
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Renew the leases of (number, attempt) pairs. Return what `told` returns for each, or ``gone`` if this worker
-        does not have the lease.
+        """Renew the leases of (number, attempt) pairs. Return an answer for each pair.
+
+        The answer is that of `told`, or ``gone`` if this worker does not have the lease.
         """
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
@@ -202,7 +205,8 @@ class WorkerChannel:
     ) -> list[tuple[int, int]]:
         """Return those of the (number, attempt) pairs that no worker can claim any more.
 
-        With `replicas`, return those that will not run any more: no worker can take a seat of their gangs.
+        With `replicas`, return the attempts that will not run any more, so that no worker can take a seat of their
+        gangs.
         """
         answers = run(self._client, "refusals", study, int(replicas), *chain.from_iterable(attempts))
         return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
@@ -211,19 +215,18 @@ class WorkerChannel:
         """Count a late result that was refused before it was sent."""
         [attempts] = keys(study, "attempts")
         with self._client.pipeline() as pipe:
-            # Redis may not have the study any more.
+            # If Redis no longer had the study, this has created the key, which needs a time to live.
             pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
     def report(self, study: str, report: Report) -> str:
-        """Send a report. Return what `told` returns for its trial, or ``refused``.
+        """Send a report. Return the answer of `told` for its trial, or ``refused``.
 
-        It is refused if the lease has ended, or if too many events wait.
+        A report is refused if the attempt's lease has ended, or if too many events wait for the scheduler.
         """
         return str(run(self._client, "report", study, *self._sealed(study, report), MAX_WAITING))
 
     def told(self, study: str, numbers: Sequence[int]) -> list[str]:
-        """Return for each trial ``ok``, ``cancel`` (it should stop) or ``prune`` (it should stop because of its
-        reports).
+        """Return for each trial whether it should stop: ``ok`` (no), ``cancel`` (yes) or ``prune`` (for its reports).
 
         This is cheaper than `renew`.
         """
@@ -239,8 +242,8 @@ class WorkerChannel:
 class SchedulerChannel:
     """A scheduler's end of the channel: drain events, find ended leases, take attempts back.
 
-    Redis has a lock of its own besides that of the store. Without it, schedulers with copies of the same store would
-    take each other's events.
+    The study has a lock in Redis besides the one in the store. Without it, schedulers with copies of the same store
+    would take each other's events.
     """
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0) -> None:
@@ -251,14 +254,15 @@ class SchedulerChannel:
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         self._fence = fence
         self._holder = self._signed(f"{holder_name()}:{fence}")
-        #: number of entries, leases and keys that no worker can have written: unsigned, malformed, or of a wrong type
+        #: number of events, leases, locks and keys that were refused: unsigned, malformed, or of a wrong type
         self.forged = 0
-        #: id of the last event that was read but not confirmed. Without one the stream is read from its start: after a
-        #: failover to a server with a slow clock, new events have lower ids.
+        #: id of the last event that was read but not confirmed; if "", the stream is read from its start, because after
+        #: a failover to a server with a slow clock new events have lower ids
         self._last = ""
         #: True if the last `drain` reached the end of the stream
         self.is_drained = False
-        #: (number, attempt) pairs that have ended their trials since the last `confirm`, and those that are recorded
+        #: (number, attempt) pairs that ended their trials: those since the last `confirm`, and those that are recorded
+        #: in the store but still in `attempts`
         self._ended: list[tuple[int, int]] = []
         self._recorded: list[tuple[int, int]] = []
 
@@ -291,10 +295,10 @@ class SchedulerChannel:
             )
 
     def confirm(self) -> None:
-        """Remove the events drained so far and mark their trials as ended, once all is recorded in the store. Renew the
-        lock.
+        """Remove the events drained so far, after they were recorded in the store, and renew the lock.
 
-        Raises LockLost and removes nothing if another scheduler has the lock.
+        Moves old ended trials from `attempts` to `done`. If another scheduler has the lock, removes nothing and raises
+        LockLost.
         """
         self.keep(self._last)
         if self._last.startswith(_LAST_ID):
@@ -312,8 +316,8 @@ class SchedulerChannel:
         """
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
-            # An earlier scheduler has written the lock again. Of two live schedulers, the one with the greater fence
-            # continues.
+            # An earlier scheduler has taken the lock again. Of two live schedulers, the one with the greater fencing
+            # number continues.
             self.forged += 1
             held = self._hold(dead=held, recorded=recorded)
         if held != self._holder:
@@ -342,49 +346,50 @@ class SchedulerChannel:
         return f"{holder}:{self._signer.sign(self._study + holder)}"
 
     def note_end(self, number: int, attempt: int) -> None:
-        """Remember that an attempt has ended its trial. Once that is recorded, it can leave `attempts`."""
+        """Note that an attempt has ended its trial. Once that is recorded, the trial may leave `attempts`."""
         self._ended.append((number, attempt))
 
     def _archive(self, count: int) -> None:
-        """Move the first trials that were recorded from `attempts` to `done`."""
+        """Move the first `count` recorded trials from `attempts` to `done`."""
         run(self._client, "archive", self._study, *chain.from_iterable(self._recorded[:count]))
         del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
-        """Return (number, attempt) of the claimed attempts whose lease has ended, until `forget` removes them."""
+        """Return the (number, attempt) pairs whose lease has ended. They are returned again until `forget`."""
         found = {member: _MEMBER.fullmatch(member) for member in run(self._client, "expire", self._study)}
         if strange := [member for member, pair in found.items() if pair is None]:
             self.forged += self._client.zrem(self._leases, *strange)
         return [(int(pair[1]), int(pair[2])) for pair in found.values() if pair is not None]
 
     def extend_leases(self) -> None:
-        """Renew all leases that have not ended, after a time in which workers could not reach Redis."""
+        """Renew all leases that have not ended. Call this after workers could not reach Redis for a while."""
         run(self._client, "extend", self._study, int(1000 * configured_lease()))
 
     def forget(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Remove ended leases after their loss was recorded."""
+        """Remove the ended leases of these attempts, after their loss was recorded."""
         if members := [*map(_member, attempts)]:
             self._client.zrem(self._leases, *members)
 
     def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Return for each (number, attempt): ``leased`` (until it is forgotten), ``free`` to be claimed, or ``void``.
+        """Return the state of each (number, attempt) pair: ``leased``, ``free`` (it may be claimed) or ``void``.
 
-        The events of a void attempt are already in the stream.
+        An attempt is leased until `forget`, even if its lease has ended. The events of a void attempt are already in
+        the stream.
         """
         return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
-        """Take back unclaimed attempts; each gives a Lost event. With `running`, also stop the claimed ones.
+        """Take back the unclaimed attempts, with a Lost event for each. With `running`, also stop the claimed attempts.
 
-        Those in `pruned` are stopped because of their reports.
+        With `pruned`, their workers are told that the reason is their reports.
         """
         mode = "prune" if running and pruned else "stop" if running else "keep"
         run(self._client, "cancel", self._study, mode, *_lost(self._signer, self._study, attempts, "taken back"))
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
-        """Take back attempts, claimed or not, because their worker is gone or must stop. Finished trials do not change.
+        """Take back attempts, claimed or not, because their worker is gone or must stop. Ended trials do not change.
 
-        With `claimed`, the loss counts against their trials.
+        With `claimed`, the loss counts against the trials.
         """
         lost = _lost(self._signer, self._study, attempts, reason, claimed=claimed)
         run(self._client, "cancel", self._study, "revoke", *lost)
@@ -392,14 +397,14 @@ class SchedulerChannel:
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Take back ``void`` attempts, even if Redis has recorded their end: their results never arrived.
 
-        Later attempts may then be claimed, even if earlier schedulers sent some. Nothing changes while one of those
-        runs.
+        Later attempts of their trials may then be claimed. Nothing changes for a trial while its latest attempt, which
+        an earlier scheduler may have sent, runs.
         """
         reason = "Redis has no record that it runs, and no result arrived"
         run(self._client, "cancel", self._study, "void", *_lost(self._signer, self._study, attempts, reason))
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Allow another attempt if one of these has ended its trial."""
+        """Allow later attempts of these trials to be claimed, although for Redis these attempts have ended them."""
         run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
 
     def refused(self) -> int:
@@ -407,7 +412,7 @@ class SchedulerChannel:
         return count(self._client.hget(self._attempts, "refused"))
 
     def repair(self) -> None:
-        """Remove keys of a wrong type: every command that uses one fails, which would stop all workers."""
+        """Remove keys of a wrong type. Every command that uses such a key fails, which would stop all workers."""
         expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
         with self._client.pipeline(transaction=False) as pipe:
             for key in expected:
@@ -419,8 +424,8 @@ class SchedulerChannel:
     def erase(self) -> None:
         """Remove the study's keys after it has ended and everything is recorded.
 
-        Attempts and ended trials are kept for ERASED_SECONDS. Messages that were taken back may still be in a queue,
-        and their claims must be refused.
+        The keys `attempts`, `done` and `breakers` are kept for ERASED_SECONDS, because messages of attempts that were
+        taken back may still be in a queue, and their claims must be refused.
         """
         self._archive(len(self._recorded))
         gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources")
@@ -429,10 +434,10 @@ class SchedulerChannel:
             self._client.expire(kept, ERASED_SECONDS)
 
     def remove(self, numbers: int) -> str:
-        """Remove the keys of a study that was deleted from the store. Trials up to `numbers` count as ended.
+        """Remove the keys of a study that was deleted from the store. It had `numbers` trials, all of which have ended.
 
-        Running trials are stopped, and messages in queues are refused. If a scheduler runs the study from another copy
-        of the store, nothing changes, and its host and process are returned.
+        Running trials are stopped, and messages in queues are refused. Returns "". If a scheduler runs the study from
+        another copy of the store, nothing changes, and its host and process are returned.
         """
         [holder, done] = keys(self._study, "holder", "done")
         held = self._client.get(holder)
@@ -449,7 +454,7 @@ class SchedulerChannel:
 def _lost(
     signer: Signer, study: str, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False
 ) -> list[int | str]:
-    """Return arguments of the script `cancel`: each attempt with the Lost event that it gives if it is taken back."""
+    """Return arguments of the script `cancel`: number, attempt and sealed Lost event of each attempt."""
     parts: list[int | str] = []
     for number, attempt in attempts:
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
@@ -474,7 +479,7 @@ class Breaker(str, Enum):
 
 
 class Quarantine:
-    """Strikes against the workers of one study."""
+    """The circuit breakers of the workers for one study, as Redis stores them."""
 
     def __init__(self, client: Redis, study: str) -> None:
         self._client = client
@@ -513,7 +518,7 @@ class Quarantine:
 
 
 class Shipping:
-    """Both ends of shipping a study's sources to workers that accept code.
+    """Sends a study's sources to the workers that accept code, and fetches them there.
 
     Code that runs on workers is always signed. Without a key, nothing is sent and nothing is accepted.
     """
@@ -526,11 +531,11 @@ class Shipping:
         self._signer = signer
 
     def send(self, study: str, sources: Sources) -> None:
-        """Store the sources for the workers, again if Redis has lost its data."""
+        """Store the sources for the workers. Repeat the call now and then, in case Redis has lost its data."""
         [key] = keys(study, "sources")
         self._client.set(key, self._signer.seal(key, sources), ex=ERASED_SECONDS)
 
     def fetch(self, study: str) -> Sources | None:
-        """Return a study's sources, or None if there are none with our signature."""
+        """Return a study's sources, or None if Redis has no sources with our signature."""
         [key] = keys(study, "sources")
         return _SOURCES.read(key, self._client.get(key) or "", self._signer)

@@ -27,17 +27,17 @@ from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 #: seconds for which a request and its answers are kept
 KEPT_SECONDS = 30
 
-#: requests that a worker reads at a time
+#: maximum number of requests that a worker reads at a time
 MAX_REQUESTS = 10
 
-#: maximum number of characters of a log in an answer, more than any log has; and maximum bytes of a request and of an
-#: answer as JSON
+#: maximum number of characters of a log in an answer; no log is longer
 MAX_SENT = 2_500_000
+#: maximum size of a sealed request and of a sealed answer
 MAX_REQUEST, MAX_ANSWER = 1000, 7 * MAX_SENT
 
 
 class LogRequest(Struct, frozen=True, kw_only=True):
-    """Request for the log of an attempt."""
+    """Request of a client to a worker for the log of an attempt."""
 
     study: StudyKey
     number: Number
@@ -52,9 +52,9 @@ class LogAnswer(Struct, frozen=True, kw_only=True):
     """A worker's answer to a request."""
 
     worker: str
-    #: the rest of the log, with time stamps; None if the worker does not have this log
+    #: the log after the requested position, with time stamps; None if the worker does not have this log
     text: str | None = None
-    #: position of its end
+    #: position of the log's end, from which the next request can continue
     end: Number = 0
 
 
@@ -73,7 +73,7 @@ class WorkerLogs:
         self.refused = 0
 
     def requests(self) -> list[LogRequest]:
-        """Take the first waiting requests and return them. Raises redis-py's errors."""
+        """Remove the first waiting requests from Redis and return them. Raises redis-py's errors."""
         try:
             texts = run_on(self._client, "take_requests", [self._requests], MAX_REQUESTS, MAX_REQUEST)
         except redis.ResponseError as error:
@@ -94,7 +94,7 @@ class WorkerLogs:
 
 
 class LogClient:
-    """The client's end."""
+    """The end of a process that wants to read logs."""
 
     def __init__(self, client: Redis, signer: Signer = UNSIGNED) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class LogClient:
         key, deadline = _answers(request), self._clock.now() + seconds
         waiting = {*workers}
         while waiting and (left := deadline - self._clock.now()) > 0:
-            # Shorter than the client's timeout for a server that does not respond.
+            # At most 5 seconds, which is shorter than the client's timeout for a server that does not respond.
             found = self._client.blpop([key], timeout=min(5, math.ceil(left)))
             answer = found and _ANSWERS.read(key, found[1], self._signer)
             if found and answer is None:

@@ -33,7 +33,7 @@ _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
 
-#: errors with their own exception in redis-py; their text lacks the code
+#: exceptions of redis-py for temporary errors; their text does not contain the error code
 _PASSING = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -45,8 +45,8 @@ _PASSING = (
 )
 
 #: Codes of temporary errors: memory or disk is full, the server is starting, busy or being replaced, or its users are
-#: being reloaded. They can occur in the middle of a text, as in a script's error. The last two: Redis 7 has no code for
-#: a script that a user may not run.
+#: being reloaded. They can occur in the middle of a text, as in a script's error. The last two entries are texts of
+#: Redis 7, which has no code for a script that a user may not run.
 _PASSING_CODES = re.compile(
     r"\b(OOM|MISCONF|LOADING|READONLY|MASTERDOWN|NOREPLICAS|NOMASTERLINK|BUSY|TRYAGAIN|CLUSTERDOWN|INPROG|UNBLOCKED"
     r"|NOPERM|NOAUTH|WRONGPASS)\b|user executing the script|ACL failure in script"
@@ -58,7 +58,7 @@ def connect(url: str) -> Redis:
     try:
         _check_database(url)
         options = {"socket_connect_timeout": REDIS_CONNECT_SECONDS, "decode_responses": True, **tls(url)}
-        # A shorter timeout than later, because a person waits for the answer.
+        # This timeout is shorter than that of later commands, because a person waits for the answer.
         impatient = {"socket_timeout": REDIS_CONNECT_SECONDS, "retry": Retry(NoBackoff(), 1)}
         with redis.Redis.from_url(url, **impatient, **options) as first:
             _check_server(first)
@@ -66,7 +66,7 @@ def connect(url: str) -> Redis:
         # bytes that are not text: they are read with escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
-    # The last two: redis-py cannot parse the URL, or does not know an option in it.
+    # ValueError and TypeError: redis-py cannot parse the URL, or does not know an option in it.
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
@@ -98,12 +98,12 @@ def _check_server(client: Redis) -> None:
 
 
 def keys(study: str, *names: str) -> list[str]:
-    """Return the study's keys of these names."""
+    """Return the keys in Redis that a study uses for these `names`, such as ``shadho:STUDY:events``."""
     return [f"shadho:{study}:{name}" for name in names]
 
 
 def run(client: Redis, name: str, study: str, *args: int | str) -> Any:
-    """Run the script ``lua/NAME.lua`` on the keys of `study` that its header names. Return its answer."""
+    """Run the script ``lua/NAME.lua`` on those keys of `study` that the script's header lists. Return its answer."""
     return run_on(client, name, keys(study, *_script(name)[2]), *args)
 
 
@@ -149,7 +149,7 @@ def is_spoilt(error: Exception) -> bool:
 
 
 def count(text: str | None) -> int:
-    """Return the number of a counter in Redis, or 0 if the value is not a number."""
+    """Return the value of a counter in Redis, or 0 if it is missing or not a number."""
     return int(text) if text and text.isdecimal() and len(text) < 16 else 0
 
 
@@ -168,7 +168,7 @@ def own_address(client: Redis) -> str:
 
 
 def flush(calls: list[Callable[[], object]]) -> None:
-    """Make the pending `calls` in order, and remove each one that succeeds. Raises redis-py's errors."""
+    """Make the pending `calls` in order, and remove each call that succeeds. Raises redis-py's errors."""
     while calls:
         calls[0]()
         del calls[0]
@@ -176,7 +176,7 @@ def flush(calls: list[Callable[[], object]]) -> None:
 
 @contextmanager
 def outages_pass() -> Iterator[None]:
-    """Ignore a temporary error, so the caller tries again later. Raises ServiceError for any other error of Redis."""
+    """Ignore a temporary error of Redis; the caller tries again later. Raises ServiceError for any other error."""
     try:
         yield
     except redis.RedisError as error:
@@ -186,7 +186,7 @@ def outages_pass() -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise ServiceError for every error of Redis."""
+    """Raise ServiceError for every error of Redis in the `with` block."""
     try:
         yield
     except redis.RedisError as error:

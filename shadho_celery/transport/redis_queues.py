@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class NotAMessage(ValueError):
-    """JSON that is not in the format of a message."""
+    """An item in a queue is JSON, but not in the format of a message."""
 
 
 class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
 
 
 class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
-    """A channel that skips items in its queues that are not messages, and keeps its client."""
+    """kombu's channel for Redis that skips items that are not messages, and uses the same client for all calls."""
 
     Message = Message
     _kept: Any = None
@@ -77,6 +77,6 @@ class Connection(broker.Connection):
 
 
 class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
-    """Celery's component that creates connections."""
+    """Celery's component that creates connections, here with our `Connection`."""
 
     Connection = Connection

@@ -1,8 +1,8 @@
-"""Deletion in bulk of messages whose attempts no worker can claim any more.
+"""Bulk deletion of messages whose attempts no worker can claim any more.
 
-A worker needs a millisecond or more for each message, and an ended study may leave very many. Redis alone decides, by
-the study and the attempts in the message's body. Signature and protocol version do not matter, because claims of these
-attempts are refused in any case.
+A worker needs a millisecond or more to refuse a message, and an ended study may leave very many messages. Redis alone
+decides which attempts are refused, by the study and the attempts in the message's body. Signature and protocol version
+do not matter, because claims of these attempts are refused in any case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from shadho_celery.transport.redis import Redis, run_on
 class AreRefused(Protocol):
     """Returns those of a study's (number, attempt) pairs that no worker can claim any more.
 
-    For messages to `replicas`, returns those that will not run any more: a replica belongs to a running attempt.
+    If `replicas` is True, the messages are for replicas. It then returns the attempts that will not run any more,
+    because a replica can join only a running attempt.
     """
 
     def __call__(
@@ -40,13 +41,13 @@ class AreRefused(Protocol):
     ) -> Collection[tuple[int, int]]: ...
 
 
-#: messages that are examined together
+#: number of messages that are examined together
 LOOK = 1000
 
 #: seconds to wait for RabbitMQ's next message, which another consumer may have taken
 NEXT_SECONDS = 0.2
 
-#: types of AMQP's frames, and the method of a delivery
+#: types of AMQP's frames, and the first bytes of a method frame that delivers a message (basic.deliver)
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _DELIVER = struct.pack(">HH", 60, 60)
 
@@ -69,11 +70,11 @@ def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefus
 def remove_refused(connection: kombu.Connection, queues: Iterable[str], are_refused: AreRefused) -> int:
     """Delete the refused messages of these queues, for at most REMOVAL_SECONDS. Return their number.
 
-    This opens another connection like this one. Every error ends it silently: a scheduler's user may not be allowed to
-    read queues, and workers delete the remaining messages.
+    This opens a new connection to the broker of `connection`. Every error ends the deletion silently: the scheduler's
+    user may not have the permission to read queues, and workers delete the remaining messages.
     """
     end, dropped = time.monotonic() + REMOVAL_SECONDS, 0
-    # As in the worker (`node.consumer`), the heartbeat returns the messages of a machine that is gone.
+    # With a heartbeat, as in `node.consumer`, the broker puts the examined messages back if this machine fails.
     other = connection.clone(heartbeat=BROKER_HEARTBEAT_SECONDS)
     with suppress(Exception), opened(other):
         for queue in queues:
@@ -91,7 +92,7 @@ def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreR
 
 
 def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: AreRefused, end: float) -> int:
-    # A separate channel: when it closes, all messages that were not acknowledged return to their places at once.
+    # Use a separate channel: when it closes, all unacknowledged messages return to their places in the queue at once.
     channel = connection.channel()
     try:
         try:
@@ -100,7 +101,7 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
             return 0
         # RabbitMQ sends the next messages while these are examined.
         channel.basic_qos(0, 2 * LOOK, False)
-        # Messages that arrive after the awaited ones return to their places too.
+        # Messages that arrive after the `waiting` ones return to their places too.
         consumer = channel.basic_consume(queue, callback=lambda _: None)
         dropped, goes_on = 0, True
         while goes_on:
@@ -122,9 +123,9 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
 
 
 def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
-    """Return delivery tag and body of the next `count` deliveries, or fewer if no other message comes.
+    """Return the bodies of the next `count` deliveries by delivery tag, or fewer if no other message arrives in time.
 
-    py-amqp takes three times as long, mostly for the headers, which are not needed.
+    This reads the frames itself. py-amqp takes three times as long, mostly for the headers, which are not needed.
     """
     found: dict[int, bytes] = {}
     begun = tag = size = 0
@@ -156,14 +157,14 @@ _DROP = {"redis": _drop_from_redis, "amqp": _drop_from_rabbitmq}
 
 
 class _Attempt(Struct):
-    """The fields of an attempt that are read."""
+    """The fields of an attempt in a message that are needed here."""
 
     number: Number
     attempt: Place
 
 
 class _Sent(Struct):
-    """The fields of a payload that are read."""
+    """The fields of a message's payload that are needed here."""
 
     study: StudyKey
     attempts: list[_Attempt]
@@ -171,12 +172,12 @@ class _Sent(Struct):
 
     @property
     def pairs(self) -> set[tuple[int, int]]:
-        """Trial and attempt of each message."""
+        """(number, attempt) pairs of the message's attempts."""
         return {(each.number, each.attempt) for each in self.attempts}
 
 
 class _Item(Struct):
-    """The field of an item of a Redis queue that is read."""
+    """The field of an item in a Redis queue that is needed here."""
 
     body: str
 
@@ -186,7 +187,7 @@ _decode_item = decoder(_Item)
 
 
 def _refused(messages: Mapping[M, _Sent | None], are_refused: AreRefused) -> list[M]:
-    """Return the keys of those messages whose attempts are all refused. None stands for any other message."""
+    """Return the keys of those messages whose attempts are all refused. A value of None is not a message of ours."""
     asked: dict[tuple[str, bool], set[tuple[int, int]]] = defaultdict(set)
     found = {key: (sent.study, sent.replica is not None, sent.pairs) for key, sent in messages.items() if sent}
     for study, replicas, pairs in found.values():
@@ -199,7 +200,7 @@ def _refused(messages: Mapping[M, _Sent | None], are_refused: AreRefused) -> lis
 
 
 def _read_item(item: bytes | str) -> _Sent | None:
-    """Return the body of an item of a Redis queue, or None unless it is a message with attempts."""
+    """Return the needed fields of an item in a Redis queue, or None if it is not a message with attempts."""
     try:
         return _read(base64.b64decode(_decode_item(item).body))
     except (ValueError, RecursionError):
@@ -207,7 +208,7 @@ def _read_item(item: bytes | str) -> _Sent | None:
 
 
 def _read(body: bytes) -> _Sent | None:
-    """Return the needed fields of a message's body, or None unless it has attempts."""
+    """Return the needed fields of a message's body, or None if it does not contain attempts."""
     try:
         (sent,), *_ = _decode_body(body)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Registry of workers and studies in Redis. They announce themselves, and disappear when their heartbeat stops.
+"""Registry of workers and studies in Redis. Each announces itself regularly, and disappears when it stops doing so.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
-preceded by a signature if there is a key; it expires unless it is renewed). ``shadho:host:POOL`` is the set of names of
-the workers that share the cores of one host; it expires unless one of them renews it.
+preceded by a signature if there is a key; each expires unless it is renewed). ``shadho:host:POOL`` is the set of names
+of the workers that share the cores of one host; it expires unless one of these workers renews it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANNOUNCE_SECONDS = 20.0
 #: maximum number of characters of an announcement
 MAX_ANNOUNCEMENT = 1_000_000
 
-#: greatest virtual time of a study's turns: slot seconds divided by its weight
+#: maximum virtual time of a study's turns: slot seconds divided by its weight
 MAX_VIRTUAL = 1e18
 
 _Slots = Annotated[int, Meta(ge=0, le=10**6)]
@@ -37,28 +37,28 @@ _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
-#: maximum number of trials of a study in a worker's announcement, because a worker may have very many slots
+#: maximum number of trials of one study in a worker's announcement; a worker may have very many slots
 MAX_TOLD = 1000
 
 
 class RunningTrial(Struct, frozen=True, kw_only=True):
-    """A trial in a slot."""
+    """A trial, or a replica of one, that runs in a slot of the announced worker."""
 
     number: Number
     #: start of the trial in seconds since the epoch, by the worker's clock
     started_at: Moment
-    #: the replica's rank in its gang
+    #: rank in its gang if it is a replica, else None
     rank: Number | None = None
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """A study's part of a worker's slots."""
+    """The slots and the running trials of one study on a worker."""
 
     #: the study's name, for people
     name: Name = ""
-    #: slots that run its trials
+    #: number of slots that run its trials
     slots: _Slots = 0
-    #: those trials, in order of their start; at most MAX_TOLD
+    #: the trials in these slots, in order of their start; at most MAX_TOLD
     trials: list[RunningTrial] = []
 
 
@@ -70,24 +70,24 @@ class Worker(Struct, frozen=True, kw_only=True):
     key: str = ""
     compute_class: _ClassName = ""
     slots: _Slots = 0
-    #: slots that run a trial
+    #: number of slots that run a trial
     busy: _Slots = 0
-    #: the trials that it runs, by the study's key
+    #: slots and running trials of each study, by the study's key
     studies: dict[str, Share] = {}
-    #: number of trials that have ended here since its start; None if it does not announce that
+    #: number of trials that have ended on this worker since its start; None if it does not announce that
     ended: Number | None = None
     #: modules whose objectives it runs
     imports: list[str] = []
-    #: digests of their code as its processes imported it; without modules that are not imported yet or were edited
-    #: since
+    #: versions of their code that its processes have imported, by module. Modules that are not imported yet, or that
+    #: were edited since, are left out
     codes: dict[str, CodeVersion] = {}
     #: True if it runs code that a study ships to it
     accepts_code: bool = False
-    #: reason why shipped code cannot run here, by the code's digest
+    #: reason why shipped code cannot run on this worker, by the code's digest
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
     pid: int = 0
     machine: Machine = Machine()
-    #: id of the storage that its checkpoints lie on. Workers with equal ids share it; "" means unknown.
+    #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
     storage: Name = ""
     #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
@@ -98,19 +98,19 @@ class Worker(Struct, frozen=True, kw_only=True):
 class Progress(Struct, frozen=True, kw_only=True):
     """Progress of a study in trials."""
 
-    #: trials that have ended and count against the limit
+    #: number of trials that have ended and count against the limit
     ended: Number = 0
     #: maximum number of trials that may end; None without a limit
     limit: Number | None = None
     running: Number = 0
-    #: trials that are drawn but have not started
+    #: number of trials that are drawn but have not started
     waiting: Number = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots it wants, its weight and its turns. Name and trials are shown to people.
+    """A study's announcement: the slots it wants, its weight and its turns. Name and progress are shown to people.
 
-    Older versions announce only some of these.
+    Older versions of the package announce only some of these.
     """
 
     name: Name = ""
@@ -119,7 +119,7 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
-    #: virtual times of its turns (`fleet.workers`) by compute class, for classes where it wants more slots than it has
+    #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
 
 
@@ -129,10 +129,10 @@ T = TypeVar("T", bound=Struct)
 
 
 class Registry(Generic[T]):
-    """Announcements of one kind."""
+    """The announcements of all workers, or of all studies: `kind` is Worker or StudyWants."""
 
     def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED, *, index: str = "") -> None:
-        """Use `index` as the key of the names to read; by default that of all announcements of the kind."""
+        """Use `index` as the key of the set of names. By default, it is the set of all announced names of the kind."""
         self._client = client
         self._sealed: Sealed[T] = _SEALED[kind]
         self._signer = signer
@@ -140,11 +140,11 @@ class Registry(Generic[T]):
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
-        #: latest text and its decoded form by name: most announcements do not change
+        #: latest text and its decoded announcement by name, because most announcements do not change between two reads
         self._known: dict[str, tuple[str, T | None]] = {}
 
     def announce(self, name: str, announcement: T) -> bool:
-        """Announce `name` for the next ANNOUNCE_SECONDS. Return whether Redis did not know the name."""
+        """Announce `name` for the next ANNOUNCE_SECONDS. Return True if Redis did not know the name before."""
         key = self._name.format(name)
         text = self._signer.seal(key, announcement)
         with self._client.pipeline(transaction=False) as pipe:
@@ -162,7 +162,7 @@ class Registry(Generic[T]):
         self._client.delete(self._index)
 
     def living(self) -> dict[str, T]:
-        """Return the announcements by name, without those that are unsigned or malformed."""
+        """Return the announcements by name. Unsigned and malformed announcements are left out and counted."""
         names = sorted(self._client.smembers(self._index))
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
@@ -180,16 +180,16 @@ class Registry(Generic[T]):
         return living
 
 
-#: unknown code, which is equal to any other
+#: stands for an unknown version of the code, which may run any trial
 ANY_CODE = CodeVersion()
 
 
 def able(
     workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
 ) -> dict[str, Worker]:
-    """Return those of the live `workers` that run `module` in the version of `code`, with our protocol and key.
+    """Return those of the live `workers` that can run trials of `module` in the version `code`.
 
-    Workers that drain are left out. `fingerprint` is that of the signing key.
+    They have our protocol, and the signing key with this `fingerprint`. Workers that drain are left out.
     """
     return sorted_out(workers, module, fingerprint, code)[0]
 
@@ -197,7 +197,7 @@ def able(
 def sorted_out(
     workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion
 ) -> tuple[dict[str, Worker], dict[str, str]]:
-    """Return what `able` returns, and warnings about those that lack only this version of the code, by name."""
+    """Return the result of `able`, and warnings by name about the workers that lack only this version of the code."""
     found: dict[str, Worker] = {}
     differing: dict[str, str] = {}
     for name, worker in workers.items():
@@ -228,7 +228,7 @@ def unable(
     refused: int = 0,
     compute_class: str = "gpu_large",
 ) -> ServiceError | None:
-    """Return why none of the live `workers` runs this `code` of `module`, with the remedy, or None if one does.
+    """Return an error that says why no live worker can run this `code` of `module`. Return None if a worker can.
 
     `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
     """
@@ -254,7 +254,10 @@ def unable(
 
 
 def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
-    """Return a warning about live workers that have `module` but speak another protocol, or ""."""
+    """Return a warning about live workers that have `module` but another protocol, or "" if there are none.
+
+    The caller puts the subject in front of it.
+    """
     theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
     if not theirs:
         return ""
@@ -270,7 +273,7 @@ def start_command(compute_class: str, module: str) -> str:
 
 
 class Host:
-    """The host of one worker."""
+    """The other workers on the host of one worker that share its cores."""
 
     def __init__(self, client: Redis, name: str, machine: Machine, signer: Signer = UNSIGNED) -> None:
         """Use the worker's `name`, and the `machine` that it announces."""
@@ -281,7 +284,10 @@ class Host:
         self._workers = Registry(client, Worker, signer, index=self._index)
 
     def join(self) -> None:
-        """Make this worker, which has announced itself, visible to the others for the next ANNOUNCE_SECONDS."""
+        """Make this worker visible to the other workers of the host for the next ANNOUNCE_SECONDS.
+
+        Announce the worker first.
+        """
         if self._pool:
             with self._repairing(), self._client.pipeline(transaction=False) as pipe:
                 pipe.sadd(self._index, self._name)
@@ -289,13 +295,13 @@ class Host:
                 pipe.execute()
 
     def leave(self) -> None:
-        """Make this worker invisible to the others."""
+        """Make this worker invisible to the other workers of the host."""
         if self._pool:
             with self._repairing():
                 self._client.srem(self._index, self._name)
 
     def neighbours(self) -> dict[str, Worker]:
-        """Return the other live workers of the host by name."""
+        """Return the other live workers that share the host's cores, by name."""
         living: dict[str, Worker] = {}
         if self._pool:
             with self._repairing():
@@ -304,7 +310,7 @@ class Host:
 
     @contextmanager
     def _repairing(self) -> Iterator[None]:
-        """Remove a key of a wrong type, which no scheduler would repair, and ignore the error."""
+        """If the host's key has a wrong type, remove it and ignore the error. Schedulers do not repair this key."""
         try:
             yield
         except redis.ResponseError as error:

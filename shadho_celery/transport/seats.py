@@ -1,10 +1,10 @@
-"""Seats of gangs in Redis: which replica of which trial runs where. Both ends of it.
+"""Seats of gangs in Redis, by which workers and schedulers agree which worker runs which replica of a trial.
 
-A trial that takes several slots *calls* for the replicas of its gang. It calls again when they have arrived. The
+A trial that takes several slots *calls* for the replicas of its gang, and reports when they have arrived. The
 scheduler's executor publishes a message for each seat. The worker that gets the message *takes* the seat, if the
 trial's attempt runs and no other worker has the seat. It *renews* the seat while the replica runs, and *leaves* it
-afterwards. A seat that is not renewed is lost, and free again. When a trial has ended, messages and renewals of its
-replicas are refused, so nobody has to search for them.
+afterwards. A seat that is not renewed is lost, and another worker may take it. When a trial has ended, messages and
+renewals of its replicas are refused, so its replicas end without being searched for.
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
@@ -29,13 +29,13 @@ from shadho_celery.transport.signing import UNSIGNED, Signer
 
 
 class Seat(Struct, frozen=True, kw_only=True):
-    """A replica's place in a gang."""
+    """The right of one replica to take part in the gang of an attempt, which one worker at a time may hold."""
 
     number: int
     attempt: int
-    #: number of the attempt's call to which it belongs, from 1
+    #: number of the attempt's call for replicas to which the seat belongs, from 1
     call: int
-    #: from 1; the coordinator has rank 0
+    #: the replica's rank, from 1; the coordinator has rank 0
     rank: int
 
     @property
@@ -59,36 +59,39 @@ class WorkerSeats:
     def call(self, study: str, call: Called) -> bool:
         """Call for replicas, or report that they have arrived. Return False if the attempt does not run any more.
 
-        The gang's token is encrypted with the fleet's key, so only the workers that have a seat of this call can read
-        it.
+        The gang's token is encrypted with the fleet's key, so other clients of Redis and of the broker cannot read it.
         """
         token = self._signer.encrypt(call.gang.token, _purpose(study, call))
         sealed = self._signer.seal(study, replace(call, gang=replace(call.gang, token=token)))
         return bool(run(self._client, "call_replicas", study, call.number, call.attempt, call.call, sealed))
 
     def token(self, study: str, seat: Seat, token: str) -> str:
-        """Return the token of the seat's gang, decrypted. Raises UsageError."""
+        """Return the decrypted token of the seat's gang. Raises UsageError if it cannot be decrypted."""
         return self._signer.decrypt(token, _purpose(study, seat))
 
     def take(self, study: str, seat: Seat, delivery: str) -> Claim:
-        """Take a seat. Return REFUSED if its attempt does not run, or if another worker has it.
+        """Take a seat. It is refused, for example, if its attempt does not run or if another worker has the seat.
 
-        If the answer was lost, repeat the call with the same `delivery`.
+        If no answer arrived, repeat the call with the same `delivery`.
         """
         who = (self._lease_ms, delivery, self._worker, MAX_STRIKES)
         return Claim(run(self._client, "take_seat", study, *who, seat.number, seat.attempt, seat.call, seat.rank))
 
     def renew(self, study: str, taken: Sequence[tuple[Seat, str]]) -> list[str]:
-        """Renew seats, each with the delivery that took it. Return for each ``ok``, ``gone`` or ``yield`` (leave)."""
+        """Renew seats, each given with the delivery that took it. Return an answer for each seat.
+
+        The answer is ``ok``, ``gone`` (the replica has lost its seat) or ``yield`` (it should leave the seat).
+        """
         parts = [part for seat, delivery in taken for part in (seat.number, seat.attempt, seat.key, delivery)]
         return list(run(self._client, "renew_seats", study, self._lease_ms, *parts))
 
     def leave(
         self, study: str, seat: Seat, delivery: str, *, done: bool = False, failure: ReplicaFailed | None = None
     ) -> bool:
-        """Give a seat back. Another worker may take it, unless its work is `done`.
+        """Give a seat back. Another worker may then take it, unless the replica's work is `done`.
 
-        Returns False if that changes nothing: its attempt has ended, or another worker has the seat.
+        A `failure` is sent to the scheduler. Returns False if nothing changes, because the attempt has ended or another
+        worker has the seat.
         """
         sealed = "" if failure is None else self._signer.seal(study, failure)
         state = "done" if done else "left"
@@ -103,7 +106,7 @@ def _purpose(study: str, call: Seat | Called) -> str:
 
 
 class SchedulerSeats:
-    """A scheduler's end: the states of seats, and the calls that made them."""
+    """A scheduler's end: read the states of seats and the calls for replicas, and reclaim seats."""
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
         self._client = client
@@ -112,13 +115,11 @@ class SchedulerSeats:
         self._gangs, self._seats, self._yields = keys(study, "gangs", "seats", "yields")
 
     def states(self, seats: Sequence[Seat]) -> list[str]:
-        """Return the state of each seat: ``never`` taken, ``taken`` now, ``lost`` (not renewed), ``left`` or
-        ``done``.
-        """
+        """Return the state of each seat: ``never`` (taken), ``taken``, ``lost`` (not renewed), ``left`` or ``done``."""
         return list(run(self._client, "seat_states", self._study, *(seat.key for seat in seats))) if seats else []
 
     def calls(self, attempts: Sequence[tuple[int, int]]) -> list[Called]:
-        """Return the latest calls of those (number, attempt) pairs that have called for replicas."""
+        """Return the latest call of each of these (number, attempt) pairs that has called for replicas."""
         if not attempts:
             return []
         sealed = self._client.hmget(self._gangs, [f"{number}.{attempt}" for number, attempt in attempts])
@@ -126,7 +127,7 @@ class SchedulerSeats:
         return [event for event in events if isinstance(event, Called)]
 
     def ask_back(self, seats: Sequence[Seat]) -> None:
-        """Ask these backup replicas to leave."""
+        """Reclaim the slots of backup replicas: ask the replicas in these seats to leave."""
         if seats:
             self._client.sadd(self._yields, *(seat.key for seat in seats))
 

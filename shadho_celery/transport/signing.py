@@ -1,9 +1,9 @@
-"""Signing: with a key, messages and events are signed (HMAC), and unsigned ones are refused.
+"""Signing: with a key, messages and events are signed (HMAC), and unsigned messages and events are refused.
 
 Any client of the broker can send a message, and any client of Redis can send a result. With a key that only the fleet's
-processes can read, messages of other clients are refused. Create one with ``openssl rand -hex 32 > shadho.key``.
+processes can read, messages of other clients are refused. Create a key with ``openssl rand -hex 32 > shadho.key``.
 
-Secrets in messages, such as the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from it.
+Secrets in messages, such as the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from that key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MIN_BYTES = 16
 #: prefix of an encrypted secret
 _MARK = "aes:"
 
-#: bytes of its random nonce
+#: bytes of the random nonce at the start of an encrypted secret
 _NONCE_BYTES = 12
 
 
@@ -54,14 +54,14 @@ class Signer:
     def configured(cls) -> Signer:
         """Return a signer with the key in the file named by SHADHO_SIGNING_KEY_FILE, or UNSIGNED if that is not set.
 
-        Raises UsageError for a file that cannot be read or that other users can read.
+        Raises UsageError if the file cannot be read, if other users can read it, or if the key is too short.
         """
         path = os.environ.get(KEY_FILE)
         return cls(read_key(Path(path).expanduser())) if path else UNSIGNED
 
     def sign(self, text: str) -> str:
-        """Return the signature of `text`, 64 hexadecimal digits; "" without a key."""
-        # An unpaired surrogate, which our texts never contain, must not raise: the signature is then simply wrong.
+        """Return the signature of `text`, 64 hexadecimal digits. Without a key, return ""."""
+        # An unpaired surrogate, which only a forged text can contain, must not raise an error.
         secret = text.encode(errors="surrogatepass")
         return hmac.digest(self._key, secret, hashlib.sha256).hex() if self._key else ""
 
@@ -78,7 +78,7 @@ class Signer:
         return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
 
     def encrypt(self, secret: str, purpose: str) -> str:
-        """Return `secret` encrypted for `purpose`, which is needed to decrypt it. Without a key it is unchanged.
+        """Return `secret`, encrypted for `purpose`, which is needed to decrypt it. Without a key, return it unchanged.
 
         Raises UsageError if `cryptography` is not installed.
         """
@@ -89,7 +89,7 @@ class Signer:
         return _MARK + base64.urlsafe_b64encode(data).decode()
 
     def decrypt(self, text: str, purpose: str) -> str:
-        """Return the secret that was encrypted for `purpose`.
+        """Return the secret in `text`, which was encrypted for `purpose`. Without a key, return the text unchanged.
 
         Raises UsageError if it was encrypted for another purpose or with another key, or if `cryptography` is not
         installed.
@@ -123,17 +123,17 @@ class Signer:
 
 
 class Sealed(Generic[R]):
-    """Texts of `Signer.seal` with records of one kind, or of a union."""
+    """Decoder for texts of `Signer.seal` that contain records of one type or of a union of types."""
 
     def __init__(self, kind: Any, most: int) -> None:
-        """A text may have `most` characters. Create this at import: several threads decode."""
+        """Refuse texts of more than `most` characters. Create the object at import, because several threads use it."""
         self._decode = decoder(kind)
         self._most = most
 
     def read(self, about: str, sealed: str, signer: Signer) -> R | None:
-        """Return the record in a text, or None if it is malformed or lacks a required signature.
+        """Return the record in a text, or None if the text is malformed, too long, or lacks a required signature.
 
-        Without a key signatures are ignored.
+        The signature must also cover `about`. Without a key, signatures are ignored.
         """
         signature, brace, rest = sealed.partition("{")
         if len(sealed) > self._most or not signer.is_signed(about + brace + rest, signature):
@@ -146,7 +146,7 @@ class Sealed(Generic[R]):
 
 
 def read_key(path: Path) -> bytes:
-    """Return the key in a file that only its owner can read. Raises UsageError."""
+    """Return the key in a file. Raises UsageError if it cannot be read, if others can read it, or if it is short."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

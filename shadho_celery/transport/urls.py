@@ -1,4 +1,4 @@
-"""URLs of the broker and Redis from the environment, whether a file may name another broker, and TLS.
+"""URLs of the broker and of Redis from the environment, and TLS.
 
 TLS for ``amqps://`` and ``rediss://`` has the same rules for the scheduler, the workers' Celery and the channel. A
 server's certificate must be valid for the host name in its URL. It is verified with the system's certificate
@@ -18,20 +18,20 @@ from shadho_celery.errors import UsageError
 
 BROKER = "CELERY_BROKER_URL"
 REDIS = "SHADHO_REDIS_URL"
-#: comes before BROKER, which may be another application's
+#: overrides BROKER, which may have been set for another application
 OWN_BROKER = "SHADHO_BROKER_URL"
-#: is 1 if the working directory's celeryconfig.py is not to be read
+#: set to 1 if the working directory's celeryconfig.py should not be read
 IGNORE = "SHADHO_IGNORE_CELERYCONFIG"
 DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
 
 CA, CERTIFICATE, KEY = "SHADHO_TLS_CA", "SHADHO_TLS_CERT", "SHADHO_TLS_KEY"
 
-#: name of a failed verification in the errors of every library
+#: text in the errors of every library for a certificate that could not be verified
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def prefer_own() -> None:
-    """Let the project's own variable override Celery's, which Celery itself reads."""
+    """Copy the project's own variable for the broker's URL to Celery's variable, because Celery reads that one."""
     if own := os.environ.get(OWN_BROKER):
         os.environ[BROKER] = own
 
@@ -42,14 +42,14 @@ def url(variable: str) -> str:
 
 
 def is_fleet(given: Mapping[str, str]) -> bool:
-    """Return True if `given` URLs by variable, or the environment, name a broker or Redis."""
+    """Return whether the URL of a broker or of Redis is set, in the environment or in `given`, which is by variable."""
     return any(variable in given or os.environ.get(variable) for variable in DEFAULTS)
 
 
 def check(variable: str, url: str) -> None:
     """Raise UsageError unless a URL can be parsed. Several URLs may be joined by semicolons.
 
-    Python's own message is left out, because it shows the supposed port, which may be part of the password.
+    Python's own message is left out, because it contains the text after the colon, which may be part of the password.
     """
     for part in url.split(";"):
         try:
@@ -64,10 +64,10 @@ def check(variable: str, url: str) -> None:
 
 
 def tls(url: str) -> dict[str, Any]:
-    """Return kombu's `ssl`, or redis-py's keyword arguments, for `url`. Empty without TLS, or if the URL has its own
-    options.
+    """Return the TLS options for `url`: kombu's `ssl` for AMQP, redis-py's keyword arguments for Redis.
 
-    Raises UsageError for a file that cannot be read.
+    They are empty if the URL does not use TLS, or if a Redis URL contains its own options. Raises UsageError if a file
+    cannot be read, or if the options cannot be used together.
     """
     scheme, _, rest = url.partition("://")
     if scheme not in ("amqps", "rediss"):
@@ -76,7 +76,7 @@ def tls(url: str) -> dict[str, Any]:
         if scheme == "amqps":
             raise UsageError(f"an amqps:// URL takes no ssl_ options; name the certificate authority in {CA}")
         return {}
-    # Imported here because it takes time, and most servers are asked without TLS.
+    # Imported here because it takes time, and most servers are used without TLS.
     import ssl
 
     found = {name: _file(variable) for name, variable in _FILES.items() if os.environ.get(variable)}
@@ -84,12 +84,12 @@ def tls(url: str) -> dict[str, Any]:
         raise UsageError(f"{KEY} is set without {CERTIFICATE}; name the certificate of this key there")
     if scheme == "rediss":
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED, **{f"ssl_{name}": path for name, path in found.items()}}
-    # None means the host name in the URL. Without this entry no name would be checked.
+    # A `server_hostname` of None means the host name in the URL. Without this entry no host name would be checked.
     return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None, **found}
 
 
 def remedy(cause: str, variable: str) -> str:
-    """Return the remedy for a server that cannot be used because of `cause`. `variable` holds its URL."""
+    """Return the remedy if a server cannot be used because of `cause`. `variable` is the name of its URL's variable."""
     if _UNTRUSTED in cause:
         return (
             f"name the server's certificate authority in {CA}, and in {variable} a host name that the certificate has"

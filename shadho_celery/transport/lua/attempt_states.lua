@@ -1,8 +1,8 @@
 -- Return the states of attempts.
 --
 -- KEYS  1 attempts  2 leases  3 done
--- ARGV  "number.attempt" of each
--- Returns for each 'leased' (it runs, or its trial's latest attempt does), 'free' (it may be claimed) or 'void'
+-- ARGV  "number.attempt" of each attempt
+-- Returns for each attempt 'leased' (it or its trial's latest attempt has a lease), 'free' (it may be claimed) or 'void'
 
 -- include record
 local answer = {}
@@ -12,7 +12,7 @@ for i = 1, #ARGV do
   local latest = last and string.match(last, '^%d+')
   if redis.call('ZSCORE', KEYS[2], ARGV[i]) then answer[i] = 'leased'
   elseif not last or latest and tonumber(latest) < tonumber(attempt) then answer[i] = 'free'
-  -- A scheduler with a later copy of the store sent it.
+  -- The latest attempt was sent by a scheduler with a later copy of the store.
   elseif latest and redis.call('ZSCORE', KEYS[2], number .. '.' .. latest) then answer[i] = 'leased'
   else answer[i] = 'void' end
 end

@@ -1,10 +1,15 @@
--- Take back attempts.
+-- Take back attempts: an attempt that is taken back can no longer be claimed, and its Lost event is sent.
 --
 -- KEYS  1 attempts  2 cancel  3 events  4 leases  5 done
--- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'prune'
---       (for their reports), 'revoke' (their leases end, too: their workers are gone, or learn of it at the next
---       renewal) or 'void' (also where their trial has ended, for its result never came; but not those that run or may
---       be claimed, nor while a later one runs); then for each attempt its number, attempt and sealed Lost event
+-- ARGV  1 mode; then for each attempt its number, attempt and sealed Lost event
+-- Modes 'keep', 'stop', 'prune' and 'revoke' take back the attempts that are not claimed. Trials that have ended do not
+-- change. The modes differ in what happens to claimed attempts:
+--   'keep'    they continue
+--   'stop'    their workers are asked to stop them
+--   'prune'   like 'stop', and the workers are told that the reason is their reports
+--   'revoke'  they are taken back too and their leases end; workers that are alive notice it at the next renewal
+-- Mode 'void' is for attempts whose result never arrived. It takes back an attempt if its trial has ended, or if it was
+-- claimed and neither it nor the trial's latest attempt has a lease. Attempts that may still be claimed do not change.
 
 -- include record
 local mode = ARGV[1]
@@ -21,7 +26,7 @@ for i = 2, #ARGV, 3 do
     void = done or claimed and not (has_lease(number, attempt) or has_lease(number, latest))
   end
   if void then
-    -- A later attempt that is claimed stays so, unless it is missing, too.
+    -- A later attempt that is claimed keeps its claim, unless its result is missing too (mode 'void').
     if latest <= tonumber(attempt) or mode == 'void' then
       redis.call('HSET', KEYS[1], number, attempt .. beside(last or '', KEYS[4], number, attempt))
     end

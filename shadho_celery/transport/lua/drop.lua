@@ -1,8 +1,8 @@
--- Drop messages that are the next ones of a queue, a list whose last item is the next.
+-- Delete unwanted messages among the next ones in a queue. The queue is a list, and its last item is delivered next.
 --
 -- KEYS  1 queue
--- ARGV  1 items to look at; then the items to drop
--- Returns the number of dropped items
+-- ARGV  1 number of items to examine; then the items to delete
+-- Returns the number of deleted items
 
 local unwanted = {}
 for i = 2, #ARGV do unwanted[ARGV[i]] = true end

@@ -1,7 +1,7 @@
 -- Renew every lease that has not ended.
 --
 -- KEYS  1 leases
--- ARGV  1 lease in ms
+-- ARGV  1 duration of a lease in ms
 
 -- include now
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(0', '+inf')) do

@@ -1,21 +1,21 @@
--- Finish attempts and claim others, in one step.
+-- Accept or refuse the results of attempts, and claim other attempts, in one step.
 --
 -- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
--- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
---       5 number of results; then of each its number, attempt, sealed Result, and the kind of its failure: '' for a
---       success, 'unwatched' if it does not count against the worker; then of each attempt to claim its number, attempt
---       and sealed Started
--- Returns {finished, claimed}, a list each: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
+-- ARGV  1 duration of a lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
+--       5 number of results; then for each result its number, attempt, sealed Result, and the kind of its failure: ''
+--       for a success, 'unwatched' for a failure that does not count against the worker; then for each attempt to claim
+--       its number, attempt and sealed Started
+-- Returns {finished, claimed}, two lists: 1 accepted, 0 refused; in `claimed` also -1 if the worker's breaker is open
 
 -- include now
 -- include record
 local delivery, worker = ARGV[2], ARGV[3]
--- One entry of the stream has them all: reading an entry costs the scheduler more than reading an event.
+-- All events go into one entry of the stream: reading an entry costs the scheduler more than reading an event.
 local events = {}
--- Fail now if that key has a wrong type: after a failure nothing must be recorded without its event.
+-- Fail now if the stream's key has a wrong type: a result must not be recorded if its event cannot be added.
 redis.call('XLEN', KEYS[3])
 
--- Count a failure of a kind that only this worker has had against it; a success closes its circuit breaker.
+-- Count a failure against the worker, unless its kind is known to be caused by the trials. A success resets the count.
 local function judge(failure)
   local strikes = redis.call('HGET', KEYS[5], worker)
   if strikes == 'quarantined' then return end
@@ -30,10 +30,10 @@ end
 local function finish(number, attempt, event, failure)
   local last = record(number)
   local mine = 'done:' .. attempt .. ':' .. delivery
-  -- A repeated call: the first answer was lost on the way.
+  -- The call is repeated because its first answer was lost.
   if last == mine then return 1 end
   local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
-  -- Without a record Redis has lost its data; the store takes one result a trial in any case.
+  -- If there is no record, Redis has lost its data, and the result is accepted: the store takes one result per trial.
   if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
     redis.pcall('HINCRBY', KEYS[1], 'refused', 1)
     redis.call('EXPIRE', KEYS[1], 604800)
@@ -41,7 +41,7 @@ local function finish(number, attempt, event, failure)
   end
   events[#events + 1] = event
   redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
-  -- The rule of core/attempts.py: a success ends the trial, a failure leaves it to the attempts that still run.
+  -- The rule of core/attempts.py: a success ends the trial. A failure ends it only if no other attempt of it runs.
   if failure == '' or not last or beside(last, KEYS[2], number, attempt) == '' then
     redis.call('HSET', KEYS[1], number, mine)
     for _, each in ipairs(named(last or '')) do redis.call('ZREM', KEYS[2], number .. '.' .. each) end
@@ -62,7 +62,7 @@ local function claim(number, attempt, event)
   redis.call('SREM', KEYS[4], number, number .. ':pruned')
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   events[#events + 1] = event
-  -- Last: if one of the others fails (a key of a wrong type), the repeated call must not find the claim made.
+  -- This is last: if an earlier command fails (a key of a wrong type), the repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   return 1
 end
@@ -71,7 +71,7 @@ local finished, claimed, last = {}, {}, 5 + 4 * ARGV[5]
 for i = 6, last, 4 do finished[#finished + 1] = finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]) end
 for i = last + 1, #ARGV, 3 do claimed[#claimed + 1] = claim(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 if #events > 0 then redis.call('XADD', KEYS[3], '*', 'e', table.concat(events, '\n')) end
--- Leases are a new key, without a time to live, whenever none was there before.
+-- The key of the leases has no time to live when its first lease has just created it.
 if #claimed > 0 and redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
 end

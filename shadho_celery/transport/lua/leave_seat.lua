@@ -1,8 +1,8 @@
--- Leave a seat whose replica has ended.
+-- Free a seat after its replica has ended ('left'), or mark its work as done.
 --
 -- KEYS  1 attempts  2 leases  3 events  4 seats  5 yields  6 done
 -- ARGV  1 number  2 attempt  3 seat  4 delivery  5 'left' or 'done'  6 sealed event, or ''
--- Returns 1, or 0 if the attempt has ended before or another worker has the seat
+-- Returns 1, or 0 if the attempt has already ended or another worker has the seat
 
 -- include runs
 local seated = redis.call('HGET', KEYS[4], ARGV[3])

@@ -1,9 +1,10 @@
--- Tell which attempts will be refused at every claim.
+-- Return which attempts can no longer be claimed by any worker.
 --
 -- KEYS  1 attempts  2 leases  3 done
--- ARGV  1 '1' to tell of the seats of their gangs: as long as an attempt runs, its seats can be taken
+-- ARGV  1 '1' if the messages are for seats of the attempts' gangs: seats can be taken as long as the attempt runs
 --       then number and attempt of each
--- Returns for each 1, or 0 if it may be claimed, be it later: after `done:N` another attempt may follow
+-- Returns for each attempt 1 if it is refused, or 0 if it may be claimed now or later: after `done:N` a later attempt may
+-- follow
 
 -- include record
 local answer = {}

@@ -1,8 +1,8 @@
--- Renew leases, and the study's keys; record a running attempt again after Redis has lost its data.
+-- Renew leases and the study's keys. Record a running attempt again if Redis has lost its data.
 --
 -- KEYS  1 attempts  2 leases  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields  10 done
--- ARGV  1 lease in ms; then "number.attempt" of each lease
--- Returns for each 'ok', 'cancel', 'prune' (the trial should stop) or 'gone' (the worker has lost the lease)
+-- ARGV  1 duration of a lease in ms; then "number.attempt" of each lease
+-- Returns for each lease 'ok', 'cancel' or 'prune' (the trial should stop), or 'gone' (the worker has lost the lease)
 
 -- include now
 -- include record

@@ -1,4 +1,4 @@
--- Let a later attempt be claimed if this one or an earlier one has ended the trial.
+-- Allow later attempts of trials to be claimed, if the given attempt or an earlier one has ended the trial.
 --
 -- KEYS  1 attempts  2 done
 -- ARGV  number and attempt of each
@@ -7,7 +7,7 @@
 for i = 1, #ARGV, 2 do
   local last = record(ARGV[i])
   local ended = last and string.match(last, '^done:(%d+):')
-  -- Which attempt ended a trial in `done` is forgotten; the scheduler knows it.
+  -- `done` does not contain which attempt ended a trial. The scheduler knows it, so its call is trusted.
   if last == 'done' or ended and tonumber(ended) <= tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 end
 -- include keep

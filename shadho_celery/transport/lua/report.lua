@@ -1,8 +1,8 @@
 -- Send a report of an attempt that runs.
 --
 -- KEYS  1 leases  2 events  3 cancel
--- ARGV  1 number  2 attempt  3 sealed Report  4 events from which on reports are refused
--- Returns 'ok', 'cancel', 'prune' (the trial should stop), or 'refused' if the attempt has no lease any more, or if too
+-- ARGV  1 number  2 attempt  3 sealed Report  4 number of waiting events at which reports are refused
+-- Returns 'ok', 'cancel' or 'prune' (the trial should stop), or 'refused' if the attempt no longer has a lease or too
 -- many events wait for the scheduler
 
 -- include told

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 seats
 -- ARGV  seats
--- Returns for each 'never' taken, 'taken', 'lost', 'left' or 'done'
+-- Returns for each seat 'never' (not taken yet), 'taken', 'lost' (not renewed in time), 'left' or 'done'
 
 -- include now
 local answer = {}

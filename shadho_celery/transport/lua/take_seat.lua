@@ -1,13 +1,15 @@
 -- Take a seat in a gang for a replica.
 --
 -- KEYS  1 attempts  2 leases  3 cancel  4 gangs  5 seats  6 breakers  7 yields  8 done
--- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open its circuit breaker  5 number  6 attempt  7 call  8 rank
--- Returns 1 taken; 0 refused (its attempt does not run, or another worker has the seat); -1 circuit breaker open
+-- ARGV  1 duration of a lease in ms  2 delivery  3 worker  4 strikes that open its circuit breaker
+--       5 number  6 attempt  7 call  8 rank
+-- Returns 1 taken; 0 refused; -1 the worker's circuit breaker is open. A seat is refused if its attempt does not run,
+-- should stop or has called again, if its slot was reclaimed, or if it is done or another worker has it
 
 -- include runs
 local number, attempt, call = ARGV[5], ARGV[6], ARGV[7]
 local seat = number .. '.' .. attempt .. '.' .. call .. '.' .. ARGV[8]
--- 'perhaps' is not enough for a new seat.
+-- A new seat needs a record that the attempt runs; 'perhaps' is not enough.
 if runs(number, attempt) ~= true or redis.call('SISMEMBER', KEYS[3], number) == 1 then return 0 end
 if redis.call('SISMEMBER', KEYS[7], seat) == 1 then return 0 end
 local latest = redis.call('HGET', KEYS[4], number .. '.' .. attempt)
