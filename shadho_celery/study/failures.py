@@ -1,4 +1,4 @@
-"""Failures of a study's trials by kind, and the decision that a study is hopeless."""
+"""Failures of a study's trials counted by kind, and the decision whether a study is hopeless."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shadho_celery.core.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """Trials that have failed in the same way."""
+    """Number of trials that have failed in the same way, and the first of them."""
 
-    #: how the first of them failed
+    #: the failure of the trial `first`
     failure: Failure
-    #: number of that trial, the least one
+    #: the least number of these trials
     first: int
     trials: int = 1
 
@@ -24,7 +24,7 @@ class FailureCount:
 
 
 class Failures:
-    """Counts of failed trials by kind, in the order of their first ones."""
+    """Counts of failed trials by kind of failure."""
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         self._counts: dict[str, FailureCount] = {}
@@ -43,30 +43,29 @@ class Failures:
         return failure
 
     def common(self) -> list[FailureCount]:
-        """Return the counts, the greatest first; among equal ones that with the earlier trial."""
+        """Return the counts, the greatest first. Of equal counts, the one with the earlier first trial comes first."""
         return sorted(self._counts.values(), key=lambda each: (-each.trials, each.first))
 
 
 class Hopelessness:
-    """Decides whether the first trials of a run, by number, all fail in one way: a wrong name in the code, a missing
-    file.
+    """Decides whether the first trials of a run all fail in one way, as with a wrong name in the code.
 
-    The order is by number, because the order in which trials end depends on the machines.
+    The first trials are those with the least numbers, because the order in which trials end depends on the machines.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """`numbers` are those of the first trials. Without any, no run is hopeless."""
+        """`numbers` are those of the first trials. If it is empty, no run is hopeless."""
         self._numbers = numbers
         self._failed: dict[int, Failure] = {}
 
     def add(self, trial: Trial, failure: Failure) -> None:
-        """Record how a trial has failed."""
+        """Record how a trial has failed. A trial that is not among the first ones is ignored."""
         if trial.number in self._numbers:
             self._failed[trial.number] = failure
 
     @property
     def reason(self) -> str | None:
-        """The way in which all of them have failed, or None."""
+        """A text with the failure that all of the first trials have had, or None."""
         kinds = {failure.kind for failure in self._failed.values()}
         if len(kinds) != 1 or len(self._failed) < len(self._numbers):
             return None

@@ -1,7 +1,7 @@
 """Pareto front of trials with several losses, and its hypervolume.
 
-All losses are minimised. One point dominates another if it is nowhere worse and somewhere better. Source: [F] Fonseca,
-Paquete, Lopez-Ibanez, "An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006.
+All losses are minimised. A point dominates another one if no loss is worse and at least one loss is better. Source: [F]
+Fonseca, Paquete, Lopez-Ibanez, "An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: part of the range of a loss by which the reference point is beyond its worst value
+#: fraction of the range of a loss by which the reference point lies beyond the worst value
 MARGIN = 0.1
-#: number of losses up to which a hypervolume is exact: the time of an exact one grows exponentially with it
+#: greatest number of losses for an exact hypervolume, because its time grows exponentially with the number of losses
 MOST_EXACT = 3
-#: number of Sobol points that estimate the hypervolume of more losses; a power of two
+#: number of Sobol points that estimate the hypervolume of more than MOST_EXACT losses; a power of two
 SAMPLES = 4096
 #: the greatest float
 _GREATEST = float(np.finfo(np.float64).max)
 
 
 class Front:
-    """Losses that no other ones dominate (of equal ones only the first), with the numbers of their trials."""
+    """Pareto front: the losses of trials that no other trial dominates. Of equal losses, only the first are kept."""
 
     def __init__(self) -> None:
-        #: losses by number of the trial
+        #: losses by trial number
         self._losses: dict[int, tuple[float, ...]] = {}
 
     def add(self, number: int, losses: Sequence[float]) -> bool:
@@ -45,17 +45,20 @@ class Front:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of its trials, sorted by the first loss."""
+        """Numbers of the trials on the front, sorted by the first loss."""
         return sorted(self._losses, key=self._losses.__getitem__)
 
     @property
     def points(self) -> Array:
-        """Their losses, shape (trials, losses)."""
+        """Losses of the trials on the front, in the order of `numbers`, shape (trials, losses)."""
         return np.array([self._losses[number] for number in self.numbers])
 
 
 def reference_point(losses: Array) -> Array:
-    """Return the point beyond the worst of each loss by MARGIN of its range, shape (losses,). It is finite."""
+    """Return a point worse than the worst value of each loss by MARGIN of the loss's range, shape (losses,).
+
+    It is finite.
+    """
     scale = sizes(losses)
     low, worst = np.ldexp([losses.min(axis=0), losses.max(axis=0)], -scale)
     with np.errstate(over="ignore"):
@@ -71,9 +74,9 @@ def hypervolume(points: Array, reference: Array) -> float:
 
 
 def hypervolumes(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Return the hypervolume of the first points for each of the `counts`, which increase.
+    """Return the hypervolume of the first `count` points for each count of `counts`, which increase.
 
-    One that is too large for a float is the greatest float.
+    A hypervolume that is too large for a float is the greatest float.
     """
     # Differences of the greatest floats, and products of large ones, overflow.
     scale = sizes(np.vstack([points, reference]))
@@ -83,7 +86,7 @@ def hypervolumes(points: Array, reference: Array, counts: Sequence[int]) -> list
 
 
 def _scaled(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Return `hypervolumes` of losses from -1 to 1."""
+    """Return the same as `hypervolumes`, for losses from -1 to 1."""
     if points.shape[1] > MOST_EXACT:
         return _estimated(points, reference, counts)
     exact = _swept_plane if points.shape[1] == 2 else _swept_space
@@ -102,9 +105,12 @@ def _swept_plane(points: Array, reference: Array) -> float:
 
 
 def _swept_space(points: Array, reference: Array) -> float:
-    """Sweep over the last loss: between two points the volume is the area of a front of two losses ([F])."""
+    """Return the hypervolume of three losses, by a sweep over the last one ([F]).
+
+    Between two points, the volume is the area under the front of the first two losses times the difference in the last.
+    """
     end_x, end_y, end_z = map(float, reference)
-    # That front from left to right, between two ends that no point reaches.
+    # The front of two losses from left to right, between two ends that no point reaches.
     xs, ys = [-np.inf, end_x], [end_y, -np.inf]
     volume, area, before = 0.0, 0.0, end_z
     for x, y, z in sorted(points.tolist(), key=lambda point: point[2]):
@@ -123,7 +129,10 @@ def _swept_space(points: Array, reference: Array) -> float:
 
 
 def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
-    """Estimate from the covered part of a fixed quasi-random set between the best of each loss and the reference."""
+    """Estimate hypervolumes: the share of fixed quasi-random points that is dominated, times the volume of their box.
+
+    The box lies between the best value of each loss and the reference point.
+    """
     from scipy.stats import qmc  # takes half a second to import, and few studies have so many losses
 
     inside = (points < reference).all(axis=1)
@@ -142,11 +151,11 @@ def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[f
 
 
 def first_front(points: Array) -> NDArray[np.bool_]:
-    """Return which points no other one dominates (of equal ones only the first), shape (n,)."""
+    """Return True for each point that no other point dominates, shape (n,). Of equal points, only the first is True."""
     order = np.lexsort((np.arange(len(points)), *points.T[::-1]))
     found = np.zeros(len(points), dtype=bool)
     if points.shape[1] == 2:
-        # In this order a point is on the front if its second loss is below all before.
+        # In this order, a point is on the front if its second loss is below those of all earlier points.
         second = points[order, 1]
         least = np.minimum.accumulate(second)
         found[order] = second < np.concatenate([[np.inf], least[:-1]])
@@ -160,7 +169,10 @@ def first_front(points: Array) -> NDArray[np.bool_]:
 
 
 def sizes(losses: Array) -> NDArray[np.intc]:
-    """Return the power of two above each loss's greatest size, shape (losses,): a scale without rounding."""
+    """Return the exponent of the power of two above each loss's greatest absolute value, shape (losses,).
+
+    Scaling by a power of two does not round.
+    """
     return np.asarray(np.frexp(np.abs(losses).max(axis=0))[1])
 
 

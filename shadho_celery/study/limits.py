@@ -1,4 +1,4 @@
-"""Limits of a study."""
+"""Limits of a study: what ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shadho_celery.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a study; None for no limit."""
+    """The limits that end a study. A field is None if it sets no limit."""
 
     #: number of trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
@@ -21,11 +21,12 @@ class Limits:
     seconds: float | None = None
     #: a loss of a feasible trial that is good enough
     target: float | None = None
-    #: number of first trials of this run: if all of them fail in one way, and the study has had no success, it stops
+    #: number of first trials of this run; if they all fail in one way, and the study has had no success, it stops
     failures: int | None = None
-    #: number of trials that end without a better feasible loss; with several losses, without a change of the front
+    #: number of trials in a row that end without a better feasible loss; with several losses, without a change of the
+    #: Pareto front
     without_gain: int | None = None
-    #: least budget of a trial that may reach the target; None for any
+    #: lowest budget at which a loss may reach the target; None for any budget
     budget: float | None = None
 
     def __post_init__(self) -> None:
@@ -39,9 +40,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
-        """Return the limits that settings give. Raises UsageError if there are none, or for a target with several
-        losses.
-        """
+        """Return the limits in the settings. Raises UsageError without a limit, or for a target with several losses."""
         failures, target = settings.max_failures or None, settings.target
         if target is not None and settings.objectives:
             if settings.has_several:
@@ -59,15 +58,15 @@ class Limits:
         )
 
     def trials_left(self, trials: int) -> float:
-        """Return the number of trials that may follow after `trials`."""
+        """Return the number of trials that may still follow once there are `trials`; infinity without a limit."""
         return math.inf if self.trials is None else self.trials - trials
 
     def seconds_left(self, began: float, now: float) -> float:
-        """Return the seconds that are left at `now` of a run that started at `began`."""
+        """Return the seconds left at the time `now` of a run that started at `began`; infinity without a limit."""
         return math.inf if self.seconds is None else began + self.seconds - now
 
     def is_met_by(self, best: Trial | None) -> bool:
-        """Return whether the `best` COMPLETE trial is good enough, and feasible."""
+        """Return whether the `best` COMPLETE trial is feasible and reaches the target."""
         if self.target is None or best is None or best.outcome.violation:
             return False
         if self.budget is not None and best.budget is not None and best.budget < self.budget:

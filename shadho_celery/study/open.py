@@ -1,4 +1,4 @@
-"""Start or resume a study."""
+"""Start a new study in a store, or resume one, and lock it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from shadho_celery.study.state import RENEW_SECONDS, StudyState
 #: maximum bytes of a study's name, so that it fits a line of a table
 MAX_NAME = 200
 
-#: (settings given so far, settings in force in the earlier runs, {} for a new study) -> those in force now
+#: function from the settings given so far and those in force in the latest run ({} for a new study) to those in force
+#: now
 Settle = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
-#: number of characters of the key in a name that was not given
+#: number of characters of the study's key in a generated name
 SHORT = 4
 
 
@@ -54,15 +55,18 @@ def open_study(
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
-    """Begin or resume a study, and lock it.
+    """Start a new study, or resume one, and lock it.
 
-    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
-    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
-    record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are missing or cannot
-    be read are moved away, and it is told what was done; without they are refused. A new study keeps the trials of a
-    `warm_start`, which teach it and its resumptions.
-    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another
-    version), UsageError (another seed) or StoreError.
+    `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. With `resume`,
+    the study called `name` is resumed, or without a name the module's latest. `settings` (JSON values) are added to
+    those of earlier runs in the study's record. `settle` decides which settings are in force; these are recorded, too.
+
+    If `repaired` is given, trials that are missing or cannot be read are moved away, and it is called with a text that
+    says so; otherwise such trials raise StoreError. The trials of a `warm_start` are recorded with a new study, and its
+    samplers learn from them in every run.
+
+    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another version), UsageError (another
+    seed) or StoreError.
     """
     clock = clock or SystemClock()
     if name is not None:
@@ -135,7 +139,7 @@ def _short_name(module: str, key: str, length: int) -> str:
 
 
 def _create(store: SqlStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]) -> StudyRecord:
-    """Record a new study. A generated name gets longer until the store has no other study with it."""
+    """Record a new study. A generated name is made longer until no other study in the store has it."""
     for length in range(SHORT, len(record.key) + 1):
         try:
             store.create(record, warm_start)
@@ -160,7 +164,7 @@ def _check_name(name: str) -> None:
 
 
 def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -> None:
-    """Raise StudyError if the texts of the study's space are those of another version, and cannot be compared."""
+    """Raise StudyError if another version has described the study's space, so that the spaces cannot be compared."""
     if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
         raise StudyError(
             f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "

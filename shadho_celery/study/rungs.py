@@ -1,4 +1,4 @@
-"""Finished trials by rung: how many, where, and how well the ranks of a rung agree with those of the next one."""
+"""Summaries of finished trials by rung: their counts, classes and seconds, and whether ranks agree between rungs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from itertools import combinations
 
 from msgspec import Struct
 
-#: number of latest trials on two rungs by which these are compared
+#: number of latest promoted trials by which two rungs are compared
 LATEST = 16
 
 
 class OnClass(Struct, frozen=True, kw_only=True):
-    """Finished trials of a rung, or of a subspace, on one compute class."""
+    """Counts of the finished trials of a rung, or of a subspace, on one compute class, and their median time."""
 
     complete: int
     pruned: int
     failed: int
-    #: median seconds of the complete ones; None if there are none
+    #: median seconds of the complete trials; None if there is no complete trial
     seconds: float | None
 
 
 class RungSummary(Struct, frozen=True, kw_only=True):
-    """Finished trials of one rung."""
+    """Summary of the finished trials of one rung."""
 
     budget: float
     #: by compute class; trials that were never sent are left out
     classes: Mapping[str, OnClass]
-    #: of the latest promoted trials, the agreement of their ranks here and on the next rung; None if there are too few
+    #: `agreement` of the losses of the latest promoted trials on this rung and the next; None if there are too few
     agreement: float | None
 
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Kendall's rank correlation of two losses, 0 if it is negative; None for fewer than two finite pairs."""
+    """Return Kendall's rank correlation of pairs of losses, or 0 if it is negative.
+
+    Pairs that are not finite are left out. Returns None for fewer than two finite pairs.
+    """
     known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     compared = [*combinations(known, 2)]
     if not compared:

@@ -1,7 +1,7 @@
 """The state of one search, kept in step with its store.
 
 A study accepts events in any order and any number of times. A trial gets at most one result. `commit` writes all
-changes since the last one in one transaction.
+changes since the last commit in one transaction.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 #: number of claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
 
-#: number of attempts after which a trial may return to a worker that has failed it, because no other one has taken it
+#: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
 MAX_AVOIDING = 30
 
-#: number of trial numbers in a message
+#: maximum number of trial numbers in a message
 SHOWN = 10
 
-#: number of lost attempts that are kept for display
+#: maximum number of lost attempts that are kept for display
 MAX_LOSSES = 1000
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
 
-#: seconds between tries to reach an unavailable store: first and longest; each is twice the last
+#: seconds between tries to reach an unavailable store, the first and the longest; each pause is twice the last
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
 
-#: outcome of a pruned trial that has no other outcome, before its loss is known
+#: outcome of a pruned trial whose attempts were lost; its loss is filled in from its last report
 _STOPPED = Outcome(state=_S.PRUNED)
 _T = TypeVar("_T")
 _number = attrgetter("number")
@@ -81,7 +81,7 @@ class StudyState(StudyTrials):
         first_number: int = 0,
         warm_start: Sequence[Trial] = (),
     ) -> None:
-        """`trials` are those of earlier runs, by number. New ones get the next numbers, from `first_number` on."""
+        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`."""
         super().__init__(store, record, trials, warm_start)
         self.fence = fence
         #: name of the study in its store
@@ -89,46 +89,46 @@ class StudyState(StudyTrials):
         self.clock = clock or SystemClock()
         #: number of copies sent in this run, and of trials that ended by a copy
         self.copied = self.rescued = 0
-        #: number of results refused in this run, because they are for other params than their trial's
+        #: number of results refused in this run, because they are for other params than those of their trial
         self.refused = 0
-        #: True if `commit` must write the choices
+        #: True if `choices` has changed, so that `commit` must write it
         self._has_chosen = self.choices != record.choices
-        #: the only record of live attempts: the executor uses it too
+        #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
-        #: trials of which an attempt has failed while another one was live
+        #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
-        #: return the trial with this number if it has not finished, otherwise None
+        #: function: return the trial with this number if it has not finished, otherwise None
         self.find_open = self._open.get
         self._waiting: deque[int] = deque()
-        #: attempts lost while running in this run, with the reasons, until they are taken from here
+        #: claimed attempts that were lost in this run, with the reasons; the reader removes them
         self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
-        #: slots used by live attempts, by every class to which attempts were sent
+        #: slots used by live attempts, by class; it has every class to which attempts were ever sent
         self._taken: Counter[str] = Counter()
-        #: return the number of slots of a class that live attempts take
+        #: function: return the number of slots of a class that live attempts use
         self.taken = self._taken.__getitem__
-        #: by subspace: its unfinished trials without promoted ones, by number
+        #: by subspace and number: the unfinished trials, except promoted ones
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
-        #: numbers of the trials that `commit` must write; True for a new one
+        #: numbers of the trials that `commit` must write; True for a new trial
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
-        #: report with the greatest step, by unfinished trial
+        #: by number of an unfinished trial: its report with the greatest step
         self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
-        #: trials that were deleted from the store by others in this run, and written again
+        #: numbers of trials that another program has deleted from the store in this run, and that were written again
         self.rewritten: set[int] = set()
-        #: reason why the store cannot be written at the moment, or None
+        #: the error if the store cannot be written at the moment, else None
         self.trouble: StoreOutage | None = None
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
-        #: number of trials that count against the `trials` limit
+        #: number of trials that count towards the limit on trials
         self.counted = self.count(*COUNTED)
-        #: number of the next trial; not their count, because a repair may have moved trials away
+        #: number of the next trial; it may exceed the count of trials, because a repair may have moved trials away
         self._next = max(first_number, self.trials.last_number + 1)
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)
 
     def next_numbers(self, count: int) -> list[int]:
-        """Return the numbers of the first `count` trials that this run may end: waiting ones, then new ones."""
+        """Return the numbers of the first `count` trials that this run may end: unfinished trials, then new ones."""
         waiting = sorted(self._open)[:count]
         return [*waiting, *range(self._next, self._next + count - len(waiting))]
 
@@ -147,21 +147,21 @@ class StudyState(StudyTrials):
             yield from [self._open.get(number) or next(finished) for number in block]
 
     def drawn(self) -> Iterator[str]:
-        """Iterate over the subspaces of all trials except promoted ones, by the trials' numbers."""
+        """Iterate over the subspaces of the trials, in the order of their numbers. Promoted trials are left out."""
         is_open = [(trial.number, trial.subspace) for trial in self._open.values() if trial.origin is None]
         return (name for _, name in merge(self.trials.drawn(), sorted(is_open)))
 
     def recalled(self) -> Iterator[Trial]:
-        """Iterate over all trials by number. Finished ones have the facts of `FinishedTrials.recall`."""
+        """Iterate over all trials by number. Finished trials have only the facts that `FinishedTrials.recall` lists."""
         finished = chain.from_iterable(block for block, _ in self._kept_locked(self.trials.recall(by_number=True)))
         return merge(finished, sorted(self._open.values(), key=_number), key=_number)
 
     def history(self) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
-        """Iterate over the finished trials like `FinishedTrials.recall`, renewing the lock meanwhile."""
+        """Iterate over blocks of finished trials like `FinishedTrials.recall`, and renew the lock meanwhile."""
         return self._kept_locked(self.trials.recall())
 
     def trial(self, number: int) -> Trial:
-        """Return the trial with this number, finished or not. Raises KeyError."""
+        """Return the trial with this number, finished or not. Raises KeyError if there is no such trial."""
         found = self._open.get(number) or self.trials.get(number)
         if found is None:
             raise KeyError(number)
@@ -178,19 +178,19 @@ class StudyState(StudyTrials):
         return self.trials.best
 
     def pending(self, subspace: str | None = None) -> Collection[Trial]:
-        """Return the trials, of one subspace or all, that have not finished, without promotions to a higher rung."""
+        """Return the unfinished trials of one subspace, or of all. Promotions to a higher rung are left out."""
         if subspace is None:
             return [trial for pending in self._pending.values() for trial in pending.values()]
         return self._pending[subspace].values()
 
     @property
     def subspaces(self) -> list[str]:
-        """Subspaces of the trials."""
+        """Names of the subspaces that have trials, sorted."""
         return sorted(self._asked)
 
     @property
     def compute_classes(self) -> list[str]:
-        """Compute classes to which trials were sent."""
+        """Names of the compute classes to which trials were sent, sorted."""
         return sorted(self._taken)
 
     # Live attempts
@@ -202,24 +202,24 @@ class StudyState(StudyTrials):
 
     @property
     def sent(self) -> list[Trial]:
-        """Trials that were sent and have not ended, in the order of their first live attempts."""
+        """Trials that were sent and have not ended, in the order in which their first live attempts were sent."""
         return [self._open[number] for number in self.live.numbers]
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Live attempts, copies included."""
+        """Live attempts of all trials, including copies."""
         return [sent.attempt for sent in self.live]
 
     @property
     def copies(self) -> int:
-        """Number of live attempts besides the first one of their trial."""
+        """Number of live attempts except the first live one of each trial."""
         return sum(len(self.live.of(number)) - 1 for number in self.live.numbers)
 
     @property
     def alone(self) -> list[Trial]:
-        """Trials that may be copied: they run in one slot and have one live attempt.
+        """Trials that may be copied: they run in one slot, have one live attempt, and are not being pruned.
 
-        Trials of which an attempt has failed, or too many were lost, are left out: their live attempt decides.
+        Trials of which an attempt has failed, or too many were lost, are left out: the live attempt decides the result.
         """
         running = [each for each in self.sent if each.state is _S.RUNNING and each.step is None and each.slots == 1]
         sound = [each for each in running if each.number not in self._suspects and each.lost < MAX_LOST - 1]
@@ -231,9 +231,9 @@ class StudyState(StudyTrials):
         return live[min(live)].began
 
     def is_current(self, number: int, attempt: int) -> bool:
-        """Return whether an attempt is live, or the last one of a trial that waits for its next.
+        """Return whether an attempt is live, or is the last attempt of a trial that is waiting again.
 
-        Reports of other attempts are ignored, but a late result of one may still end the trial.
+        Reports of other attempts are ignored, but a late result of such an attempt may still end the trial.
         """
         trial = self._open.get(number)
         return trial is not None and (
@@ -241,12 +241,12 @@ class StudyState(StudyTrials):
         )
 
     def last_report(self, attempt: Attempt) -> Report | None:
-        """Return the latest report of a live attempt, or None."""
+        """Return the report of a live attempt that arrived last, or None."""
         sent = self.live.find(attempt.number, attempt.attempt)
         return None if sent is None else sent.report
 
     def running(self) -> Mapping[str, int]:
-        """Return the slots of live attempts that run on each machine, or may only run there."""
+        """Return by machine the number of slots of the live attempts that run there, or that may only run there."""
         slots: Counter[str] = Counter()
         for attempt in self.attempts:
             if host := attempt.host or attempt.only_on:
@@ -266,7 +266,7 @@ class StudyState(StudyTrials):
         rung: int | None = None,
         origin: int | None = None,
     ) -> Trial:
-        """Add a WAITING trial with the next number, and return it. A `budget` of None is all of the fidelity.
+        """Add a WAITING trial with the next number, and return it. A `budget` of None means all of the fidelity.
 
         On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
         """
@@ -294,11 +294,11 @@ class StudyState(StudyTrials):
             self._has_chosen = True
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
-        """Put a trial into the queue of `next_waiting`, at its end or as the `first`."""
+        """Put a trial into the queue from which `next_waiting` takes: at the end, or with `first` at the front."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
-        """Take the first trial that `fits` from the queue of waiting trials, or None."""
+        """Remove the first trial that `fits` from the queue of waiting trials, and return it; None if no trial fits."""
         passed_over = []
         try:
             while self._waiting:
@@ -310,14 +310,14 @@ class StudyState(StudyTrials):
                         return trial
             return None
         finally:
-            # Also if one of them could not be read.
+            # Also if a trial could not be read.
             self._waiting.extendleft(reversed(passed_over))
 
     def send(self, trial: Trial, compute_class: str, only_on: str | None = None) -> Attempt:
-        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial is live.
+        """Return the trial's next attempt, for `compute_class`. It is a copy if another attempt of the trial is live.
 
-        With `only_on`, only that machine may run it. A copy, however, must run on another machine. The next attempt of
-        the trial may run on any machine again.
+        With `only_on`, only that machine may run this attempt; later attempts of the trial may run on any machine. For
+        a copy, `only_on` is ignored, because it must run on another machine than the first attempt.
         """
         failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
@@ -354,7 +354,7 @@ class StudyState(StudyTrials):
         return trial
 
     def prune(self, number: int) -> None:
-        """Set the `step` of a trial that has reported. It ends PRUNED once its attempts are cancelled or lost."""
+        """Mark a trial that has reported as pruned, by its `step`. It ends once its attempts are cancelled or lost."""
         trial = self._open[number]
         if trial.step is None:
             self._note(replace(trial, step=self._last_reports[number].step))
@@ -365,15 +365,15 @@ class StudyState(StudyTrials):
         return [trial.number for trial in self.sent if trial.step is not None]
 
     def reports(self) -> Iterable[Report]:
-        """Return the recorded reports in the order in which they were made."""
+        """Return the recorded reports of all trials in the order of their times."""
         return sorted(self.store.reports(self.record.key), key=attrgetter("at"))
 
     def commit(self) -> bool:
         """Write all changes in one transaction. Without changes, only renew the lock every `RENEW_SECONDS`.
 
-        Returns False while the store is unavailable: see `trouble`, and call this again. It is tried with increasing
-        pauses, and the fence shows in the end whether this scheduler still has the study. Raises LockLost if another
-        scheduler has taken it over, StoreError if the store fails.
+        Returns False while the store is unavailable; `trouble` has the reason. Then call this again: it tries the store
+        with increasing pauses. Raises LockLost if another scheduler has taken over the study, as the fence shows, and
+        StoreError if the store fails.
         """
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
@@ -404,9 +404,9 @@ class StudyState(StudyTrials):
         return True
 
     def deletions(self, *, at_end: bool = False) -> Iterator[Message]:
-        """Yield warnings about trials that others have deleted from the store in this run.
+        """Yield warnings about trials that another program has deleted from the store in this run.
 
-        Running ones are written again. Ended ones cannot be written again, and are checked only with `at_end`.
+        Unfinished trials have been written again. Finished trials cannot be, and are checked only with `at_end`.
         """
         if self.rewritten:
             yield Message(
@@ -431,8 +431,9 @@ class StudyState(StudyTrials):
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """Write the last changes and unlock the study, written or not. Raises StoreError, also if the store is
-        unavailable.
+        """Write the last changes and unlock the study. It is unlocked even if the changes cannot be written.
+
+        Raises StoreError, also if the store is unavailable.
         """
         try:
             if not self.commit() and self.trouble is not None:
@@ -441,7 +442,7 @@ class StudyState(StudyTrials):
             self.unlock()
 
     def unlock(self) -> None:
-        """Unlock the study as it is recorded. The changes since the last `commit` are left to the next run."""
+        """Unlock the study without writing the changes since the last `commit`."""
         self.store.unlock(self.record.key, self.fence)
 
     def _kept_locked(self, blocks: Iterator[_T]) -> Iterator[_T]:
@@ -461,7 +462,7 @@ class StudyState(StudyTrials):
         return self._show(trial)
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
-        """Decide whether a result ends its trial or only its attempt. This is the only place that does."""
+        """Decide whether a result ends its trial or only its attempt. Only this function decides that."""
         if not result.is_of(trial.params):
             self.refused += 1
             return None
@@ -493,7 +494,11 @@ class StudyState(StudyTrials):
         return self._note(finished)
 
     def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Trial | None:
-        """Remove an attempt that will not end its trial. After the last one the trial is WAITING again, or FAILED."""
+        """Remove an attempt that will not end its trial.
+
+        After the last live attempt, the trial is WAITING again, or PRUNED if it was being pruned, or FAILED if it has
+        had too many attempts.
+        """
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
             return None
@@ -525,7 +530,7 @@ class StudyState(StudyTrials):
         return self._note(trial.evolve(state=_S.WAITING))
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
-        """Return the outcome of a trial that was stopped because of its reports, with the loss of the last one."""
+        """Return the outcome of a trial that was stopped because of its reports, with the loss of its last report."""
         last = self._last_reports[trial.number].loss
         loss = last if math.isfinite(last) else None
         losses = {} if loss is None else dict.fromkeys([*self.record.objectives][:1], loss)
@@ -536,7 +541,7 @@ class StudyState(StudyTrials):
         return None if last is None else last.step
 
     def _show(self, trial: Trial) -> Trial:
-        """Record a trial with the state and place of the oldest of its live attempts."""
+        """Record a trial with the state, class, host and start time of the oldest of its live attempts."""
         live = self.live.of(trial.number)
         oldest = live[min(live)].attempt
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
@@ -544,7 +549,7 @@ class StudyState(StudyTrials):
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Replace the trial with this number by `trial`, which `commit` will write."""
+        """Replace the trial with this number by `trial`, which `commit` will write. Return it with `live` updated."""
         live = self.live.of(trial.number)
         kept = None if live.keys() <= {trial.attempt} else tuple(sent.attempt for sent in live.values())
         if kept != trial.live:
@@ -569,14 +574,14 @@ class StudyState(StudyTrials):
             self._counts.add(trial)
 
     def _enter(self, attempt: Attempt) -> None:
-        """Add a live attempt."""
+        """Add an attempt to the live ones."""
         now = self.clock.now()
         sent = Sent(attempt, now, now if attempt.state is _S.RUNNING else math.inf)
         self.live.put(attempt.number, attempt.attempt, sent)
         self._count_attempt(attempt, +1)
 
     def _leave(self, event: Lost | Result, gone: Sequence[Sent], *, is_over: bool) -> None:
-        """Count attempts that are not live any more because of an event; their trial may be over with them."""
+        """Update the counts for attempts that an event has ended. `is_over`: their trial has no other live attempt."""
         for sent in gone:
             self._count_attempt(sent.attempt, -1)
         self.live.on_end(event, gone, is_over)
@@ -586,14 +591,14 @@ class StudyState(StudyTrials):
         self._taken[str(attempt.compute_class)] += by * attempt.slots
 
     def _reopen(self, trial: Trial) -> None:
-        """Enter an unfinished trial of an earlier run."""
+        """Add an unfinished trial of an earlier run, with its live attempts."""
         self._next = max(self._next, trial.number + 1)
         if trial.origin is None:
             self._pending[trial.subspace][trial.number] = trial
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
-            # Its report is recorded with the decision, in one transaction.
+            # The report is in the store: it was recorded in one transaction with the decision to prune.
             reports = self.store.reports(self.record.key, trial.number)
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         if trial.state is _S.WAITING:
@@ -605,7 +610,7 @@ class StudyState(StudyTrials):
 
 
 def listed(numbers: Collection[int]) -> str:
-    """Return the numbers of some trials as text."""
+    """Return the numbers of some trials as text, the first SHOWN of them."""
     shown = sorted(numbers)[:SHOWN]
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
     return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{more}"

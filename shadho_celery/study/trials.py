@@ -1,4 +1,4 @@
-"""Finished trials of a study, behind one interface: add, get, iterate, count."""
+"""Finished trials of a study, with methods to add, get, iterate over and count them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from shadho_celery.study.failures import Failures
 from shadho_celery.study.front import Front
 from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
 
-#: reads trials by number, in any order
+#: function that reads the trials with the given numbers; it may return them in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
 
 #: a pause between two trials longer than this many seconds separates two runs
 PAUSE_SECONDS = 60.0
 
-#: number of trials that are read at a time
+#: number of trials that are read from the store at a time
 BLOCK = 2000
 
-#: facts of a row whose texts are kept as places in a list of names, and those that are numbers
+#: facts of a row that are texts, kept as indexes in a list of names
 _NAMED = [name for name, form in PACKED.items() if form is NAMED]
+#: facts of a row that are numbers
 _NUMBERS = {name: form for name, form in PACKED.items() if form not in (NAMED, STATE)}
 #: types of a row's columns; `violation` is that of the constraints, and `warned` is 1 for a trial with a warning
 _TYPES = {
@@ -46,16 +47,16 @@ _TYPES = {
 }
 _ROW = Struct("<" + "".join(_TYPES.values()))
 _COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
-#: what stands for None in the numbers
+#: by number column: the number that stands for None
 _NONES = [form.none for form in _NUMBERS.values()]
-#: reads the numbers and the names of a trial, and those of a summary
+#: functions that return the numbers of a trial, and its names; then the same for a summary
 _OF_TRIAL = attrgetter(*map(of_trial, _NUMBERS)), attrgetter(*map(of_trial, _NAMED))
 _OF_SUMMARY = attrgetter(*_NUMBERS), attrgetter(*_NAMED)
-#: recalled facts of a trial itself, and those of its outcome
+#: packed facts that are fields of Trial; then those that are fields of its Outcome
 _OWN = [name for name in PACKED if name in Trial.__struct_fields__ and name != "state"]
 _OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
 _STATES = tuple(TrialState)
-#: what a flag stands for
+#: values of a flag by its number
 _FLAGS = {-1: None, 0: False, 1: True}
 _PLACES = {state: place for place, state in enumerate(_STATES)}
 _Table = NDArray[np.void]
@@ -63,7 +64,10 @@ _Table = NDArray[np.void]
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector: records have no cycles, and per million of them it would scan all imports 100 times."""
+    """Pause Python's garbage collector while trials are loaded.
+
+    Records have no cycles, and for each million of them the collector would scan all imported modules 100 times.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -74,7 +78,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
-    """Return the finished trials of a study, and the others. `read` is as in FinishedTrials."""
+    """Return the finished trials of a study, and a list of the unfinished ones. `read` is as in FinishedTrials."""
     opened: list[Trial] = []
 
     def finished() -> Iterator[Trial | Summary]:
@@ -91,7 +95,7 @@ class Counts:
     """Numbers of trials by state and subspace, and of attempts by compute class."""
 
     def __init__(self) -> None:
-        #: by compute class, subspace and state; None for all classes or all subspaces
+        #: counts by compute class, subspace and state; None stands for all classes or all subspaces
         self._counts: Counter[tuple[str | None, str | None, TrialState]] = Counter()
 
     def add(self, trial: Trial, by: int = 1) -> None:
@@ -105,7 +109,10 @@ class Counts:
             self._counts[one.compute_class, None, one.state] += by
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
-        """Return the number in one of `states`, of one compute class or one subspace if that is given."""
+        """Return the number of trials in any of `states`: of all, of one subspace, or placed in one compute class.
+
+        In a class, attempts are counted as `add_placed` was called.
+        """
         # Not `sum`: its generator doubles the time, and this is called several times per trial.
         found = 0
         for state in states:
@@ -116,41 +123,42 @@ class Counts:
 class FinishedTrials:
     """Finished trials in the order of their results, and the best of them.
 
-    A row of numbers is kept for each. Everything else is read from the store when it is needed.
+    For each trial, a row of numbers is kept. Everything else is read from the store when it is needed.
     """
 
     def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
-        """`earlier` trials come by number. `read` gets trials by number from the store.
+        """`earlier` are trials in the order of their numbers. `read` gets trials by number from the store.
 
-        Without `read` the trials themselves are kept.
+        Without `read`, the trials themselves are kept in memory.
         """
         self._read = read
         self._rows = bytearray()
-        #: names and their indexes: of subspaces, and of classes
+        #: names of subspaces and classes, and their indexes in the list
         self._names: list[str | None] = [None]
         self._places: dict[str | None, int] = {None: 0}
-        #: trials that are not in the store yet
+        #: by number: the trials that are not in the store yet
         self._fresh: dict[int, Trial] = {}
-        #: by subspace, the merit of its best trial
+        #: by subspace: the merit of its best trial
         self._merits: dict[str, Merit] = {}
-        #: the COMPLETE trial with the least loss, of those with the highest budget; of equals that of the least number.
-        #: Of several losses it is the one on the front with the least first loss. If no trial is feasible, it is the
-        #: one that is nearest to it
+        #: the COMPLETE trial with the least loss, among those with the highest budget. Of equal trials, it is the one
+        #: with the least number. With several losses, it is the trial on the front with the least first loss. If no
+        #: trial is feasible, it is the one with the least violation
         self.best: Trial | None = None
-        #: feasible trials with several losses that no other one dominates
+        #: front of the feasible trials with several losses
         self._front = Front()
         #: number of trials on the front
         self.on_front = 0
-        #: losses and constraints by number, of the trials that have any
+        #: by number: losses and constraints of the trials that have any
         self._numbers: dict[int, tuple[Losses, Losses]] = {}
-        #: trials that have ended since the best feasible one, or since the front changed; without cancelled ones
+        #: number of trials, without cancelled ones, that have ended since the best feasible trial, or since the front
+        #: changed
         self.without_gain = 0
-        #: their counts, to which a study adds its other trials
+        #: counts of the finished trials, to which a study adds its unfinished trials and its live attempts
         self.counts = Counts()
         self.count = self.counts.count
-        #: number of COMPLETE trials by budget, of those with a budget
+        #: number of COMPLETE trials by budget; trials without a budget are left out
         self.by_budget: Counter[float] = Counter()
-        #: number of lost attempts of these trials that were claimed
+        #: number of claimed attempts of finished trials that were lost
         self.lost = 0
         for trial in earlier:
             self._append(trial)
@@ -171,19 +179,19 @@ class FinishedTrials:
     def __getitem__(self, place: slice) -> list[Trial]: ...
 
     def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
-        """Return the trial that was the `place`-th to finish (-1 for the latest), or those of a slice."""
+        """Return the trial at index `place` in the order of finishing (-1 for the latest), or those of a slice."""
         if isinstance(place, slice):
             return self.of(self.numbers[place])
         return self.of([self.numbers[place]])[0]
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the trials in the order of their results."""
+        """Numbers of the trials, in the order of their results."""
         numbers: list[int] = self._table()["number"].tolist()
         return numbers
 
     def add(self, trial: Trial) -> None:
-        """Add a finished trial, which is kept until `release`."""
+        """Add a finished trial. It is kept in memory until `release`."""
         self._append(trial)
         self._fresh[trial.number] = trial
         self.counts.add(trial)
@@ -193,7 +201,7 @@ class FinishedTrials:
             self._rank(trial)
 
     def _rank(self, trial: Trial) -> None:
-        """Compare a COMPLETE trial with the best ones so far."""
+        """Update the best trial, the best of each subspace and the front by a COMPLETE trial."""
         mine, best = merit(trial), self.best
         best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
         if len(trial.outcome.losses) > 1 and self._is_on_front(trial):
@@ -209,7 +217,7 @@ class FinishedTrials:
                 self.best = trial
 
     def release(self) -> None:
-        """Drop the trials, because the store has them."""
+        """Drop the trials that are kept in memory. Call this once the store has them."""
         if self._read is not None:
             self._fresh.clear()
 
@@ -221,7 +229,7 @@ class FinishedTrials:
         return found if found is not None and found.state.is_finished else None
 
     def of(self, numbers: Sequence[int]) -> list[Trial]:
-        """Return the finished trials with these numbers, in this order."""
+        """Return the finished trials with these numbers, in this order. Raises StoreError if a trial is missing."""
         stored = [number for number in numbers if number not in self._fresh]
         known = {trial.number: trial for trial in self._read(stored)} if stored and self._read is not None else {}
         if gone := [number for number in stored if number not in known]:
@@ -230,13 +238,13 @@ class FinishedTrials:
 
     @property
     def front(self) -> list[Trial]:
-        """Feasible trials with several losses that no other one dominates, sorted by the first loss."""
+        """Trials on the Pareto front of several losses, sorted by the first loss. Only feasible trials are on it."""
         return self.of(self._front.numbers)
 
     def losses(self) -> Iterator[tuple[int, Losses]]:
-        """Iterate over the feasible COMPLETE trials with named losses, in the order of their results.
+        """Iterate over the losses of feasible COMPLETE trials with named losses, in the order of their results.
 
-        Beside the losses is the number of trials that had ended, without cancelled ones.
+        Before the losses of a trial is the number of trials that had ended by then. Cancelled trials are not counted.
         """
         ended = 0
         for number, state in self._table()[["number", "state"]].tolist():
@@ -246,16 +254,16 @@ class FinishedTrials:
                 yield ended, losses
 
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget of its trials, or None without a feasible one."""
+        """Return the least loss in `subspace` at the highest budget there, or None if no trial there is feasible."""
         lacks_loss, violation, *_, loss = self._merits.get(subspace, NO_MERIT)
         return None if lacks_loss or violation else loss
 
     def best_few(self, count: int) -> list[Trial]:
-        """Return the best COMPLETE trials, the best first."""
+        """Return the best COMPLETE trials, the best first, `count` at most."""
         return self.of(self._ranked()["number"][:count].tolist())
 
     def of_state(self, state: TrialState) -> Iterator[Trial]:
-        """Iterate over the trials of one state, the latest first."""
+        """Iterate over the trials in one state, the latest first."""
         return self._whole(self._of_state(state)["number"][::-1].tolist())
 
     def warned(self) -> Iterator[Trial]:
@@ -264,7 +272,7 @@ class FinishedTrials:
         return self._whole(table["number"][table["warned"] > 0].tolist())
 
     def by_subspace(self) -> dict[str, dict[str, OnClass]]:
-        """Return how many trials of each subspace each class ran."""
+        """Return the summary of the trials of each subspace on each compute class."""
         table = self._table()
         table = table[np.argsort(table["subspace"], kind="stable")]
         places, starts = np.unique(table["subspace"], return_index=True)
@@ -286,7 +294,10 @@ class FinishedTrials:
         return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
 
     def seconds_since(self, start: int) -> dict[str, list[float]]:
-        """Return the seconds, by class, of the trials that ended well or FAILED after the first `start` results."""
+        """Return by class the seconds of each trial that ended after the first `start` results.
+
+        Cancelled trials, and trials without a time, are left out.
+        """
         table = self._table()[start:]
         ended = table[~np.isnan(table["seconds"]) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         found: dict[str, list[float]] = {}
@@ -295,12 +306,15 @@ class FinishedTrials:
         return found
 
     def last_steps(self) -> list[tuple[int, int]]:
-        """Return the number of PRUNED trials by the step of their last report, in order of the step."""
+        """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
         return [*zip(steps.tolist(), counts.tolist(), strict=True)]
 
     def rungs(self) -> list[RungSummary]:
-        """Return the finished trials by rung, the lowest first; empty in a study without budgets."""
+        """Return the summary of the finished trials of each rung, by budget, the lowest first; [] without budgets.
+
+        Cancelled trials are left out.
+        """
         table = self._table()
         table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         origins = np.where(table["origin"] < 0, table["number"], table["origin"])
@@ -318,7 +332,7 @@ class FinishedTrials:
         return sorted(found, key=lambda rung: rung.budget)
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
-        """Return how many of some trials each class ran."""
+        """Return the summary of some trials on each compute class."""
         found = {}
         for place in np.unique(table["compute_class"][table["compute_class"] > 0]).tolist():
             mine = table[table["compute_class"] == place]
@@ -334,22 +348,22 @@ class FinishedTrials:
 
     @property
     def last_number(self) -> int:
-        """The greatest number, -1 without a trial."""
+        """The greatest number of a trial, or -1 if there is no trial."""
         return int(self._table()["number"].max(initial=-1))
 
     @property
     def compute_classes(self) -> list[str]:
-        """Compute classes of the trials."""
+        """Names of the compute classes of the trials."""
         return [str(self._names[place]) for place in np.unique(self._table()["compute_class"]).tolist() if place]
 
     def asked(self) -> dict[str, int]:
-        """Return the number of trials by subspace, without promoted ones."""
+        """Return the number of trials by subspace. Promoted trials are not counted."""
         table = self._table()
         places, counts = np.unique(table["subspace"][table["origin"] < 0], return_counts=True)
         return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
 
     def drawn(self) -> Iterator[tuple[int, str]]:
-        """Iterate over number and subspace of all trials except promoted ones, by number."""
+        """Iterate over the number and the subspace of each trial, by number. Promoted trials are left out."""
         rows = self._table()
         rows = rows[rows["origin"] < 0][["number", "subspace"]]
         rows = rows[np.argsort(rows["number"])]
@@ -360,8 +374,8 @@ class FinishedTrials:
     def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
         """Yield all trials in blocks, in the order of their results or numbers, for samplers and other models.
 
-        They lack texts, metrics and most times. Params are read when they are used. Beside each block is the number of
-        trials that follow it, by subspace.
+        The trials lack texts, metrics and most times. Their params are read when they are used. Beside each block is
+        the number of trials that follow it, by subspace.
         """
         rows = self._table()
         rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
@@ -375,7 +389,7 @@ class FinishedTrials:
 
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
-        # A summary has the facts of the outcome beside the others.
+        # A summary has the facts of the outcome as its own fields.
         one: Any = trial
         ended, (numbers_of, names_of) = (one, _OF_SUMMARY) if isinstance(trial, Summary) else (one.outcome, _OF_TRIAL)
         self.lost += one.lost
@@ -393,8 +407,9 @@ class FinishedTrials:
         )
 
     def _count_rows(self) -> None:
-        """Sort all rows by their results, count them, and find the best. All at once, because there may be very
-        many.
+        """Sort all rows in the order of their results, count them, and find the best trials.
+
+        This works on whole columns, because there may be very many rows.
         """
         table = self._table()
         table[:] = table[np.argsort(table["finished_at"], kind="stable")]
@@ -410,7 +425,7 @@ class FinishedTrials:
             self._merits[one.subspace] = merit(one)
         ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
         self.without_gain = len(ended)
-        # Of equal ones the first that ended was a gain.
+        # Of equally good trials, the first that ended was a gain.
         equal = ranked[["violation", "loss"]] == ranked[["violation", "loss"]][:1]
         equal &= np.nan_to_num(ranked["budget"]) == np.nan_to_num(ranked["budget"][:1])
         best = np.isin(ended["number"], ranked["number"][equal & (ranked["violation"] == 0)])
@@ -424,7 +439,7 @@ class FinishedTrials:
             self.without_gain -= 1 + int(np.argmax(best))
 
     def _is_on_front(self, trial: Trial) -> bool:
-        """Return whether a COMPLETE trial is on the front, and add it there."""
+        """Add a COMPLETE trial to the front if it belongs there. Return whether it does."""
         losses = [*trial.outcome.losses.values()]
         is_on_front = len(losses) > 1 and not trial.outcome.violation and self._front.add(trial.number, losses)
         self.on_front = len(self._front.numbers)
@@ -440,7 +455,7 @@ class FinishedTrials:
 
     def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
         facts = {name: self._unpacked(rows[name], form) for name, form in PACKED.items()}
-        # None is the default of each: what no trial of the block has needs no argument.
+        # None is the default of each field: a fact that no trial of the block has needs no argument.
         own, of_outcome = ([n for n in part if facts[n].count(None) < len(rows)] for part in (_OWN, _OF_OUTCOME))
         mine, ended = ([*zip(*(facts[n] for n in part), strict=True)] or [()] * len(rows) for part in (own, of_outcome))
         for number, state, values, found in zip(facts["number"], facts["state"], mine, ended, strict=True):
@@ -451,7 +466,7 @@ class FinishedTrials:
             yield Trial(params=_Params(number, params), state=state, outcome=outcome, **named)
 
     def _unpacked(self, column: _Table, form: Packed) -> list[Any]:
-        """Return the facts of a column of the rows."""
+        """Return the values of a column of the rows as the facts that they stand for."""
         values: list[Any] = column.tolist()
         if form is NAMED:
             return [self._names[place] for place in values]
@@ -481,36 +496,36 @@ class FinishedTrials:
         return found
 
     def _table(self) -> _Table:
-        """Return a view of the rows. While it is referenced, no trial can be added."""
+        """Return a view of the rows as a numpy table. While it is referenced, no trial can be added."""
         return np.frombuffer(self._rows, dtype=_COLUMNS)
 
 
 class StudyTrials:
-    """The trials of one study, as its scheduler runs them, or as a reader finds them in its store."""
+    """The trials of one study, for the scheduler that runs them, and for a reader of the store."""
 
     def __init__(
         self, store: Store, record: StudyRecord, trials: Iterable[Trial | Summary], warm_start: Sequence[Trial]
     ) -> None:
-        """`trials` are those in the store, by number."""
+        """`trials` are those in the store, in the order of their numbers."""
         self.store, self.record = store, record
-        #: finished trials of earlier studies, from which samplers learn and which are not part of this study
+        #: finished trials of earlier studies from which samplers learn; they are not part of this study
         self.warm_start = warm_start
         is_auto = record.in_force.get("sampler") == "auto"
-        #: what the sampler `auto` chose last, and why, by subspace; empty with other samplers
+        #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
-        #: failures of this run, of which a reader knows none
+        #: counts of the failures of this run; empty for a reader of the store
         self.failures = Failures()
         with collector_paused():
             #: finished trials in the order of their results
             self.trials, opened = load_trials(trials, partial(store.trials, record.key))
-        #: trials that have not finished, by number
+        #: by number: the trials that have not finished
         self._open = {trial.number: trial for trial in opened}
         self._counts = self.trials.counts
-        #: return the number of trials in one of some states, of one compute class or one subspace if that is given; in
-        #: a class every live attempt counts, so a trial with two of them there counts twice
+        #: function: return the number of trials in any of the given states, of one compute class or one subspace if
+        #: that is given. In a class, every live attempt counts, so a trial with two live attempts there counts twice
         self.count = self._counts.count
         self._asked = Counter(self.trials.asked())
-        #: return the number of trials drawn in a subspace so far, without promotions to a higher rung
+        #: function: return the number of trials drawn in a subspace so far; promotions to a higher rung are not counted
         self.asked = self._asked.__getitem__
         for trial in opened:
             self._counts.add(trial)
@@ -518,12 +533,12 @@ class StudyTrials:
 
     @property
     def lost(self) -> int:
-        """Number of lost attempts that were claimed."""
+        """Number of claimed attempts that were lost."""
         return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
 
 class _Block:
-    """Params of a block of trials, all read when one of them is used."""
+    """Params of a block of trials. All of them are read when the params of one trial are used."""
 
     def __init__(self, numbers: Sequence[int], read: Callable[[Sequence[int]], Iterable[Trial]]) -> None:
         self._numbers = numbers
