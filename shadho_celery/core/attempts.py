@@ -18,41 +18,42 @@ T = TypeVar("T")
 
 @dataclass
 class Sent:
-    """A live attempt, with what this scheduler knows of it."""
+    """A live attempt, with the facts that this scheduler knows about it."""
 
     #: RUNNING once a worker has claimed it
     attempt: Attempt
     #: time at which it was sent (`Clock.now`)
     at: float
-    #: time at which this scheduler learned that a worker has claimed it, as workers' clocks may differ; infinite before
+    #: time at which this scheduler learned that a worker has claimed it, because workers' clocks may differ; infinite
+    #: until then
     began: float = math.inf
     #: its latest report
     report: Report | None = None
-    #: number of looks in a row that found no trace of the claimed attempt in Redis
+    #: number of consecutive checks that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
-        """Trial and attempt."""
+        """Number of the trial, and number of the attempt within it."""
         return self.attempt.number, self.attempt.attempt
 
     @property
     def is_claimed(self) -> bool:
-        """Return whether a worker runs it."""
+        """Whether a worker has claimed it, and so runs it."""
         return self.attempt.state is TrialState.RUNNING
 
     def slot_seconds(self, now: float) -> float:
-        """Return the seconds for which it has run, for each of its slots."""
+        """Return the slot seconds that it has used: the seconds since it was claimed, times its number of slots."""
         return max(0.0, now - self.began) * self.attempt.slots
 
 
 class Attempts(Generic[T]):
-    """Facts about each live attempt, by trial and attempt, in the order of sending."""
+    """Facts about the live attempts, by the numbers of trial and attempt, in the order of sending."""
 
     def __init__(self) -> None:
         self._live: dict[int, dict[int, T]] = {}
-        #: called after an attempt has ended: with the event, the attempts that are not live any more because of it, and
-        #: True if its trial has no other live attempt
+        #: called after an attempt has ended: with the event, the attempts that are no longer live because of it, and
+        #: whether its trial has no live attempt left
         self.on_end: Callable[[Lost | Result, Sequence[T], bool], None] = lambda event, gone, is_over: None
 
     def __iter__(self) -> Iterator[T]:
@@ -65,7 +66,7 @@ class Attempts(Generic[T]):
 
     @property
     def numbers(self) -> Collection[int]:
-        """Numbers of those trials, in the order of sending."""
+        """Numbers of the trials that have a live attempt, in the order of sending."""
         return self._live.keys()
 
     def put(self, number: int, attempt: int, known: T) -> None:
@@ -73,11 +74,11 @@ class Attempts(Generic[T]):
         self._live.setdefault(number, {})[attempt] = known
 
     def of(self, number: int) -> Mapping[int, T]:
-        """Return the trial's live attempts by their number."""
+        """Return the facts about the trial's live attempts, by the number of the attempt."""
         return self._live.get(number, {})
 
     def find(self, number: int, attempt: int) -> T | None:
-        """Return the attempt, or None if it is not live."""
+        """Return the facts about an attempt, or None if it is not live."""
         return self._live.get(number, {}).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
@@ -89,11 +90,11 @@ class Attempts(Generic[T]):
         return not live
 
     def finish(self, number: int, attempt: int, *, well: bool) -> bool:
-        """Remove an attempt that has ended; return True if its trial ends with it.
+        """Remove an attempt that has ended. Return True if its trial ends with it.
 
-        The first attempt that ends well ends its trial, and with it the others, also if it was thought to be lost. An
-        attempt that ends badly leaves the trial to the other live attempts, and ends it if it is the only one. The bad
-        end of an attempt that is not live changes nothing: it may be one that was finished before, and is heard again.
+        The first attempt that ends `well` ends its trial and all other attempts of it, even if that attempt was thought
+        to be lost. An attempt that fails ends its trial only if it is the trial's last live attempt. The failure of an
+        attempt that is not live changes nothing, because it may be the second report of an end that was handled before.
         """
         live = self._live.get(number, {})
         if well or live.keys() == {attempt}:

@@ -1,4 +1,4 @@
-"""Which of two trials is better: decided here. Stores and tables of numbers sort in the same order, held by a test."""
+"""The order of trials from best to worst. Stores and in-memory tables sort in the same order, which a test checks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 
 from shadho_celery.core.trial import Trial, TrialState
 
-#: the least merit is that of the best trial
+#: sort key of a trial; the best trial has the least
 Merit = tuple[bool, float, float, bool, float]
 
-#: the merit of a trial without a loss
+#: merit of a trial without a loss
 NO_MERIT: Merit = (True, 0.0, 0.0, False, 0.0)
 
 
 def merit(trial: Trial) -> Merit:
-    """Return a sort key, least for the best trial; of equal ones the one with the least number is the best.
+    """Return a sort key, which is least for the best trial. Of trials with equal keys, the least number is the best.
 
-    Feasible trials come first, then those that break their constraints least. Of these the highest budget comes first,
-    as losses at unlike budgets do not compare; there complete trials come before pruned ones, then the least loss.
-    Trials without a loss come last.
+    Trials are sorted by these criteria in turn: the least violation of constraints (0 for feasible trials); the highest
+    budget, because losses at different budgets cannot be compared; complete before pruned; the least loss. Trials
+    without a loss come last.
     """
     outcome = trial.outcome
     if outcome.loss is None:
@@ -29,9 +29,9 @@ def merit(trial: Trial) -> Merit:
 
 
 def feasible_loss(trial: Trial) -> float:
-    """Return the loss by which trials of one budget are compared, infinite unless it is COMPLETE and feasible.
+    """Return the loss by which trials of one budget are compared; infinity unless the trial is COMPLETE and feasible.
 
-    So what has failed, was pruned or breaks a constraint is no better than any other trial, and is never promoted.
+    A trial that failed, was pruned or breaks a constraint is therefore not better than any other, and never promoted.
     """
     loss = trial.outcome.loss
     if trial.state is not TrialState.COMPLETE or loss is None or math.isnan(loss) or trial.outcome.violation:

@@ -1,6 +1,4 @@
-"""Validation of input from outside: names, and plain values that must match a declared record; and texts of
-messages.
-"""
+"""Validation of input from outside, which must match a declared record; and texts that are safe to show in messages."""
 
 from __future__ import annotations
 
@@ -31,12 +29,12 @@ _UNPRINTABLE = re.compile(
     r"\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
 
-#: maximum nesting of plain values; a record has less, so deeper values cannot match it
+#: maximum nesting of plain values; all records have less, so a deeper value cannot match one
 _LEVELS = 8
 
-#: beginning of a URL; and of an SQLite URL, which has no password and may have any file name
+#: beginning of a URL; and that of an SQLite URL, which has no password, and whose file may have any name
 _SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
-#: name of a password in a URL's query; one with a percent sign may be another spelling
+#: name of a password in a URL's query; a name with a percent sign may be an encoded one
 _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
 
 #: format of msgspec's messages: the problem, then the path of the field
@@ -51,14 +49,14 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 def printable(text: str) -> str:
     """Return a text that cannot control a terminal: control and format characters are escaped as in Python.
 
-    Lines and tabs are kept. All text that is sent to a terminal or a log must be passed through this, because a
-    stranger may have written it.
+    Line feeds and tabs are kept. All text that is sent to a terminal or a log must pass through this function, because
+    a stranger may have written it.
     """
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with the same values that cannot control a terminal."""
+    """Return JSON text with the same values that cannot control a terminal, because such characters are escaped."""
     return text if text.isprintable() else _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -67,16 +65,16 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def one_line(text: object, most: int = 200) -> str:
-    """Return `text` printable and in one line of at most this many characters; dots mark one that was cut."""
+    """Return `text` as one printable line of at most `most` characters. A longer line is cut and ends with dots."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def mask(url: str) -> str:
-    """Return a URL, or several joined by semicolons, without passwords.
+    """Return a URL, or several joined by semicolons, with asterisks in place of passwords.
 
-    A password may contain any character. Everything that may belong to one is therefore hidden: from the first colon
-    after the scheme to the last @, and everything after ``?password=``.
+    A password may contain any character. Everything that may belong to a password is therefore hidden: from the first
+    colon after the scheme to the last @, and everything after ``?password=``.
     """
     for start, end in reversed(_passwords(url)):
         url = f"{url[:start]}***{url[end:]}"
@@ -84,21 +82,21 @@ def mask(url: str) -> str:
 
 
 def mask_in(text: str, url: str) -> str:
-    """Return a text about a URL, such as a driver's error, without its passwords."""
+    """Return a text about a URL, such as a driver's error, with asterisks in place of the URL's passwords."""
     hidden = " ".join(url[start:end] for start, end in _passwords(url))
     words = "|".join({*re.findall(r"\w+", f"{hidden} {unquote(hidden)}")})
     return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "***", text, flags=re.IGNORECASE) if words else text
 
 
 def _passwords(url: str) -> list[tuple[int, int]]:
-    """Return the places of a URL, from and to, that may belong to a password."""
+    """Return the parts of a URL that may belong to a password, each as its start and end."""
     if _FILE.match(url):
         return []
     scheme = _SCHEME.match(url)
     colon = url.find(":", scheme.end() if scheme else 0)
     at, secret = url.rfind("@"), _SECRET.search(url)
     if secret and secret.start() < at:
-        # The @ may belong to the password in the query, or that name to a password before the @.
+        # Either the @ belongs to the password in the query, or ``?password=`` belongs to a password before the @.
         return [(min(colon + 1 or secret.end(), secret.end()), len(url))]
     found = [(colon + 1, at)] if 0 <= colon < at else []
     return [*found, (secret.end(), len(url))] if secret else found
@@ -114,16 +112,15 @@ def short(value: object, most: int = 200) -> str:
 
 
 def line_of(error: BaseException, path: str) -> str:
-    """Return the line of the file at `path` that led to `error`, or "" if there is none. A SyntaxError names its
-    own.
-    """
+    """Return the line of the file at `path` that led to `error`, or "" if there is none, as for a SyntaxError."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def plain(value: object, levels: int = _LEVELS) -> object:
-    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own. Drop values nested too
-    deeply.
+    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own types.
+
+    A value that is nested deeper than `levels` becomes None.
     """
     if levels == 0:
         return None
@@ -140,7 +137,7 @@ def plain(value: object, levels: int = _LEVELS) -> object:
 
 
 def _plain_key(key: object) -> object:
-    """Return a Python str for one of numpy or of an Enum, with unpaired surrogates escaped."""
+    """Convert a key that is a numpy text or a text of an Enum to a Python str, with unpaired surrogates escaped."""
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
@@ -151,21 +148,21 @@ def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
 
 
 def resolve(*kinds: Any) -> None:
-    """Resolve the types of records, or of unions of them, when their module is imported.
+    """Resolve the types of records, or of unions of records. Call it when the module of the records is imported.
 
-    Otherwise msgspec resolves them at the first decoding, and stores the answer before it is complete. Another thread
-    that decodes a record of the same type at that moment would crash the process (SIGSEGV).
+    Otherwise msgspec resolves them at the first decoding, and stores the type information before it is complete.
+    Another thread that decodes a record of the same type at that moment would crash the process (SIGSEGV).
     """
     for kind in kinds:
         msgspec.json.Decoder(kind)
 
 
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:
-    """Return a function that decodes JSON to a record of `kind`, or of a union, and resolve its type.
+    """Return a function that decodes JSON to a record of `kind`, which may be a union. Its type is resolved here.
 
-    msgspec does not read NaN, infinite numbers and unpaired surrogates, which Python writes. Such text is read by
-    Python, which takes three times as long. The function raises ValueError (msgspec's errors are ValueErrors) and
-    RecursionError.
+    msgspec does not read NaN, infinite numbers and unpaired surrogates, which Python writes. Python's own decoder then
+    reads the text, which takes three times as long. The function raises ValueError (msgspec's errors are ValueErrors)
+    and RecursionError.
     """
     decode = msgspec.json.Decoder(kind).decode
 
@@ -183,8 +180,8 @@ def as_record(
 ) -> R:
     """Convert plain values to a declared record.
 
-    Raises UsageError with the key under `where`, or with what `words` have for it, the problem, the field's
-    description, and `form`, the remedy.
+    Raises UsageError with these parts: the key that does not fit, prefixed with `where`, or its name in `words`; the
+    problem; the field's description; and `form`, the remedy.
     """
     try:
         return msgspec.convert(plain(value), kind)
@@ -201,9 +198,9 @@ def refuse_foreign(
     where: str,
     form: str,
 ) -> None:
-    """Raise UsageError if settings use names of other tools for `known` ones. The error gives the names used here.
+    """Raise UsageError if `settings` have names that other tools use. The error gives the names used here.
 
-    `elsewhere` maps each name here to those of other tools.
+    `known` are the names used here, and `elsewhere` maps each of them to the names in other tools.
     """
     here = {there: name for name in known for there in elsewhere.get(name, ())}
     if foreign := [f"{here[name]} for {name}" for name in settings if isinstance(name, str) and name in here]:
@@ -211,19 +208,20 @@ def refuse_foreign(
 
 
 def description(kind: type[object], key: str) -> str:
-    """Return the description of a record's field, or of the field that contains `key`; "" without one."""
+    """Return the description of a record's field `key`, or of the field that contains `key`; "" if it has none."""
     hint = get_type_hints(kind, include_extras=True).get(key.partition(".")[0]) if key else None
     return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
 
 
 def misfit_at(key: str, what: str) -> ValueError:
-    """Return the error to raise in a record for its field `key`, in msgspec's format."""
+    """Return the error that a record raises for an invalid field `key`, in msgspec's format."""
     return ValueError(f"{what} - at `$.{key}`")
 
 
 def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) -> tuple[str, str]:
-    """Return the key that msgspec refused in `value` ("" for the whole value), and a readable description of the
-    problem.
+    """Return the key in `value` that msgspec refused, and a readable description of the problem.
+
+    The key is "" if msgspec refused the whole value.
     """
     found = _WHERE.fullmatch(str(error))
     what, path = (found["what"], found["path"] or "") if found else (str(error), "")
@@ -245,13 +243,13 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Return False if a call of `function` with this many positional arguments cannot be valid."""
+    """Return whether `function` can be called with `count` positional arguments; True if that is not known."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
     except ValueError:
-        # A function written in C, of which nothing is known.
+        # A function written in C has no signature.
         return True
     return True
 

@@ -1,7 +1,7 @@
-"""Clocks: time is an argument, so the same code runs on the machine's clock and on a simulated one.
+"""Clocks: a clock is an argument, so the same code runs on the machine's clock and on a simulated one.
 
-A clock has two readings. Intervals are differences of `now`, which cannot be set. Records contain `wall`, the time of
-day, which an administrator, NTP or a resumed virtual machine may set back or forward at any time.
+A clock has two readings. Intervals are computed from `now`, a monotonic time. Records contain `wall`, the time of day,
+which an administrator, NTP or a resumed virtual machine may set back or forward at any time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time, and waits for time to pass."""
+    """Gives the time, and waits for time to pass."""
 
     def now(self) -> float:
-        """Return the seconds since some time in this process's past. They never decrease (monotonic)."""
+        """Return the seconds since an arbitrary moment in the past. They never decrease (monotonic)."""
 
     def wall(self) -> float:
         """Return the seconds since the epoch, for records."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The machine's own clock, as the module `time` reads it."""
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
@@ -47,5 +47,5 @@ class ManualClock:
         self._now += max(0.0, seconds)
 
     def advance_to(self, moment: float) -> None:
-        """Move forward to `moment` (seconds), never back."""
+        """Set the clock forward to `moment` (in seconds). An earlier moment changes nothing."""
         self._now = max(self._now, moment)

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line, resolve
 
-#: twelve hexadecimal digits; "" for none
+#: digest of code: twelve hexadecimal digits, or "" for no digest
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
-#: path of a Python file below a folder, which no name can leave
+#: relative path of a Python file; its names cannot lead out of the folder
 SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.py\Z", max_length=1000)]
 
-#: maximum bytes of the sources of a study that are shipped
+#: maximum bytes of all sources of a study together, if they are shipped
 MAX_SOURCES = 1_000_000
 
 #: maximum characters of the reason why code cannot be imported
@@ -27,7 +27,7 @@ MAX_PROBLEM = 500
 
 
 def digest_of(content: bytes) -> str:
-    """Return 6 bytes of BLAKE2b of `content`, in hexadecimal digits."""
+    """Return the BLAKE2b digest of `content`: 6 bytes as twelve hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=6).hexdigest()
 
 
@@ -40,15 +40,18 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: dict[str, Digest] = {}
     #: digest of the compiled space's description
     space: Digest = ""
-    #: folder with the sources, on that process's machine
+    #: folder of the sources on that process's machine
     root: str = ""
-    #: reason why the code cannot be imported, "" if it can
+    #: reason why the code cannot be imported; "" if it can
     problem: Annotated[str, Meta(max_length=MAX_PROBLEM)] = ""
     #: True if the sources are shipped to the workers that accept them
     is_shipped: bool = False
 
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
-        """Return the version with its compiled space, `Space.describe()`, and with the digest of everything."""
+        """Return the version with the digest of its space, and that of sources and space together.
+
+        `description` is that of the compiled space, `Space.describe()`.
+        """
         space = digest_of(_as_json(description))
         return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
 
@@ -60,12 +63,12 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_usable(self, digest: str) -> bool:
         """Return whether a process with this version may be given trials of the code with `digest`.
 
-        It may if either is unknown: the process itself refuses code that it does not have.
+        It may also if `digest` or its own is unknown, because a process refuses trials of code that it does not have.
         """
         return not digest or (not self.problem and self.digest in ("", digest))
 
     def difference(self, ours: CodeVersion) -> str:
-        """Return a description of how this version, of another process, differs from `ours`."""
+        """Return a description of how this version, which is that of another process, differs from `ours`."""
         if self.problem:
             return self.problem
         names = [name for name in sorted({**ours.files, **self.files}) if self.files.get(name) != ours.files.get(name)]
@@ -83,11 +86,11 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sources(Struct, frozen=True, kw_only=True):
-    """Sources of a study to be sent to workers that accept them."""
+    """Sources of a study that are shipped to the workers that accept code."""
 
-    #: digest of the version of these sources
+    #: digest of their `CodeVersion`
     code: Digest
-    #: content by path
+    #: content of each file, by its path
     files: dict[SourcePath, bytes]
 
     def __post_init__(self) -> None:
@@ -99,5 +102,5 @@ def _as_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-# Slots' threads and schedulers' threads decode it.
+# Several threads decode these records: those of a worker's slots, and those of a scheduler.
 resolve(CodeVersion, Sources)

@@ -1,6 +1,6 @@
-"""The facts of a trial: one table, of which stores, summaries, exported tables, JSON and `TrialResult` are made.
+"""The facts of a trial: one table, from which stores, summaries, exported tables, JSON and `TrialResult` are made.
 
-A new fact is a field of `Trial` or `Outcome` (core/trial.py), the place that sets it, and a line of `TrialFacts` here.
+A new fact needs a field of `Trial` or `Outcome` (core/trial.py), the code that sets it, and a line in `TrialFacts`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sql:
-    """Type of a column in a store."""
+    """Type of a column in a store, independent of the kind of database."""
 
     #: integer, biginteger, float, boolean, text or json
     kind: str
-    #: most characters of a text; None for any number
+    #: maximum number of characters of a text; None without a maximum
     length: int | None = None
-    #: True if no row lacks it
+    #: True if every row has a value in this column (NOT NULL)
     is_needed: bool = False
-    #: True for text from outside, which may have characters that databases refuse
+    #: True for text from outside, which may contain characters that databases refuse
     is_foreign: bool = False
 
 
@@ -38,39 +38,40 @@ NAME, SHORT = Sql("text", 255), Sql("text", 16)
 
 
 def needed(sql: Sql) -> Sql:
-    """Return the type of a column that no row lacks."""
+    """Return the type for a column in which every row has a value."""
     return replace(sql, is_needed=True)
 
 
 def foreign(sql: Sql) -> Sql:
-    """Return the type of a column with text from outside."""
+    """Return the type for a column with text from outside."""
     return replace(sql, is_foreign=True)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Form of a fact in the rows of numbers that a study keeps of its finished trials."""
+    """Form of a fact in the packed rows of numbers in which a study keeps its finished trials in memory."""
 
-    #: code of `struct`
+    #: format character of `struct`
     code: str
     #: number that stands for None
     none: float = -1
 
 
-#: a number that is not negative, a signed one, and a real one
+#: for a whole number from 0; for one that may be negative; for a real number
 COUNT, STEP, REAL = Packed("q"), Packed("q", -(2**63)), Packed("d", math.nan)
-#: a rung; a truth value; the moment of the end, 0 if it is not known
+#: for a rung; for a truth value; for the moment of the end, which is 0 if it is not known
 RUNG, FLAG, MOMENT = Packed("h"), Packed("b"), Packed("d", 0.0)
-#: the place of a text in a list of names, the place 0 for None; the place of a state
+#: for a text, as its index in a list of names, in which index 0 stands for None; for a state, as its index
 NAMED, STATE = Packed("I"), Packed("B")
-#: for what a summary has and the row has not
+#: for a fact that a summary has although the packed row does not
 ASIDE = Packed("")
 
 
 class Shown(Enum):
     """Where a fact is shown: nowhere, in JSON only, or in JSON and in exported tables.
 
-    There it is a column in front of labels and metrics, a date behind them, or a text at the end.
+    In a table the fact is a column before labels and metrics (FRONT), a date after them (DATE), or a text in the last
+    columns (END).
     """
 
     NO = auto()
@@ -93,9 +94,9 @@ class Fact(Generic[T]):
         *,
         column: str = "",
     ) -> None:
-        """`packed` is None for what a study does not keep of finished trials; `words` describe the fact to users.
+        """`packed` is None for a fact that a study does not keep of finished trials. `words` describe it to users.
 
-        `column` is its name in records and stores, if that is another one.
+        `column` is the name of the fact in records and stores, if it differs from the attribute's name.
         """
         self.read, self.sql, self.packed, self.shown = read, sql, packed, shown
         self.name, self.column = "", column
@@ -122,7 +123,7 @@ _NO, _JSON, _FRONT, _DATE, _END = Shown
 
 # fmt: off
 class TrialFacts:
-    """A trial as its users see it: the table of its facts, in the order in which they are shown."""
+    """The facts of a trial as its users see them, in the order in which they are shown."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -185,24 +186,24 @@ class TrialFacts:
 
 #: the facts by their names in records and stores
 FACTS: Mapping[str, Fact[Any]] = {each.column: each for each in vars(TrialFacts).values() if isinstance(each, Fact)}
-#: those that a study keeps of finished trials, and those of them that are numbers in a row
+#: names of the facts that a study keeps of finished trials, and forms of those that are numbers in a packed row
 KEPT = [column for column, fact in FACTS.items() if fact.packed is not None]
 PACKED = {column: fact.packed for column, fact in FACTS.items() if fact.packed is not None and fact.packed.code}
-#: types of the fields of a trial and its outcome
+#: types of the fields of a trial and of its outcome, by name
 HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The facts in KEPT of a finished trial: a record that a store makes, with more fields than these."""
+    """Base of the record of a finished trial that a store makes, which has a field for each fact in KEPT."""
 
     number: Number
 
 
 def of_trial(column: str) -> str:
-    """Return the path of a fact in a trial: its own field, or that of its outcome."""
+    """Return the attribute path of a fact in a `Trial`: a field of the trial itself, or of its outcome."""
     return column if column in Trial.__struct_fields__ else f"outcome.{column}"
 
 
 def names(*shown: Shown) -> list[str]:
-    """Return the names by which users know the facts that are shown in one of these ways, without one in any."""
+    """Return the names for users of the facts that are `shown` in one of these ways, by default in any way."""
     return [fact.name for fact in FACTS.values() if (fact.shown in shown if shown else fact.shown is not Shown.NO)]

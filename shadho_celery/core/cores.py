@@ -1,4 +1,4 @@
-"""Cores of a host: those that this process may use, and the processes with which it shares them."""
+"""CPU cores of a host: which of them this process may use, and which processes share them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Cores that this process may use."""
+    """The CPU cores that this process may use."""
 
     count: int
-    #: numbers of the processors on which it may run; it uses `count` of them at a time
+    #: numbers of the processors on which this process may run; it uses at most `count` of them at a time
     processors: set[int]
-    #: id of the running system, or of the control group whose CPU quota limits this process. Processes with equal ids
-    #: share the cores. Host names cannot be used: containers on one system have different ones, or the same on several
-    #: systems.
+    #: digest that is equal for the processes that share these cores: of the running system, and of the control group
+    #: whose CPU quota limits this process. A host name would not do: containers on one system have different host
+    #: names, and containers on different systems may have the same one.
     pool: str
     #: True if ``SHADHO_CORES`` limits the count
     is_limited: bool
@@ -39,21 +39,21 @@ def usable_cores() -> Cores:
     quota, group = min(quotas, default=(len(processors), ""))
     usable = max(1, math.ceil(quota))
     told = os.environ.get("SHADHO_CORES", "")
-    # Python reads no number of thousands of digits, and no machine has as many cores as one of ten digits.
+    # Python refuses to convert thousands of digits. A number of ten digits is more than the cores of any machine.
     limit = int(told) if told.isdecimal() and len(told) < 10 else 0
     pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
     return Cores(count=min(usable, limit or usable), processors=processors, pool=pool, is_limited=bool(limit))
 
 
 def _running_system() -> str:
-    """Return the id of the running kernel, which all its containers share."""
+    """Return the id of the running kernel, which is the same in all its containers; the host name without one."""
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return socket.gethostname()
 
 
 def _quotas() -> Iterator[tuple[float, str]]:
-    """Yield the CPU quotas that apply to this process, in cores, each with an id of its control group."""
+    """Yield each CPU quota that applies to this process, in cores, with an id of its control group."""
     for folder in _control_groups():
         with suppress(OSError, ValueError):
             if (quota := _quota(folder)) > 0:

@@ -1,4 +1,4 @@
-"""Failure of a trial in a few words: its exception, the first line of its message, and the user's line of code."""
+"""Short description of a trial's failure: its exception, the first line of the message, and the user's line of code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|'[^']*'|\"[^\"]*\"")
 _FOLDER = re.compile(r".*[\\/]")
 #: prefix of the lines of an exception group's traceback
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
-#: files that are not the user's: of installed packages, of Python's library, and of the rooms that call objectives
+#: files that are not the user's: those of installed packages, of Python's library, and of this package's modules that
+#: call objectives
 _FOREIGN = re.compile(
     r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|program|runner|space|training))[\\/]"
     r"|^<"
@@ -20,14 +21,14 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failure, read from the error of its outcome."""
+    """Kind, first line and place of a failure, as read from the error of a trial's outcome."""
 
-    #: the exception and the line that raised it, without the folder; otherwise the error's first line without numbers.
-    #: It is equal for failures of the same kind
+    #: the exception and the line that raised it, without the folder; for an error without a traceback, one line of it
+    #: without numbers. Equal for failures of the same kind
     kind: str
-    #: the exception and the first line of its message; otherwise the error's first line
+    #: the exception and the first line of its message; for an error without a traceback, one line of it
     headline: str
-    #: ``file:line`` of the user's code, the innermost; "" if the error names none
+    #: innermost ``file:line`` of the user's code; "" if the error has no such line
     place: str = ""
 
     def __str__(self) -> str:
@@ -35,10 +36,10 @@ class Failure:
 
 
 def read_failure(error: str | None) -> Failure:
-    """Return the failure that an outcome's error describes."""
+    """Read kind, first line and place of a failure from an outcome's error."""
     text = _GROUP.sub("", (error or "").strip())
-    # A process's death is described in the first line; faulthandler's text after it varies. A long traceback is cut at
-    # its beginning.
+    # The first line describes the death of a process; faulthandler's text after it varies. A long traceback lacks its
+    # beginning.
     last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
@@ -50,12 +51,12 @@ def read_failure(error: str | None) -> Failure:
 
 
 def kind_of(error: str | None) -> str:
-    """Return the kind of a failure."""
+    """Return the kind of the failure that an outcome's error describes."""
     return read_failure(error).kind
 
 
 def headline(error: str | None) -> str:
-    """Return the most informative line of an error."""
+    """Return the most informative line of an outcome's error: the exception and the first line of its message."""
     return read_failure(error).headline
 
 

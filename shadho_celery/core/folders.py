@@ -1,5 +1,5 @@
-"""Folders below the working directory. In each, a study has a folder named by its key, which is unique over all
-stores.
+"""Folders below the working directory. In each of them, a study has a folder whose name is its key, which is unique
+among all stores.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shadho_celery.errors import UsageError
 CHECKPOINTS = Path(".shadho/checkpoints")
 #: code that studies have shipped to a worker
 SHIPPED_CODE = Path(".shadho/code")
-#: files of a study's private Redis and workers
+#: files of the embedded servers and workers of a study
 EMBEDDED = Path(".shadho/embedded")
-#: all of them
+#: all of these folders
 FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
 
 #: file that an embedded supervisor keeps locked while it lives
@@ -25,9 +25,9 @@ LOCK = "lock"
 
 
 def below(root: Path, *parts: str) -> Path:
-    """Return the path of `parts`, which come from data, below a folder.
+    """Return the path of `parts` below the folder `root`. The parts come from data, so they are not trusted.
 
-    Raises UsageError if it is outside the folder because of its names or a link.
+    Raises UsageError if the path is outside of `root`, because of ``..`` or a link.
     """
     path = root.joinpath(*parts)
     top = os.path.realpath(root)
@@ -35,7 +35,7 @@ def below(root: Path, *parts: str) -> Path:
         real = os.path.realpath(path)
         is_outside = "\0" in str(path) or os.path.commonpath([top, real]) != top or real == top
     except ValueError:
-        # No path has an unpaired surrogate, and some versions of Python refuse NUL.
+        # A path cannot have an unpaired surrogate, and some versions of Python refuse NUL.
         is_outside = True
     if is_outside:
         raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or do not use data of strangers")
@@ -46,14 +46,14 @@ def below(root: Path, *parts: str) -> Path:
 def study_folder(root: Path, study: str) -> Path:
     """Return the folder of a study's checkpoints and logs below `root`. Raises like `below`.
 
-    A process checks it once: a worker needs it several times per trial, and each check takes as long as the rest of the
-    trial's message.
+    A process checks each folder once: a worker needs it several times per trial, and a check takes as long as all other
+    work on a trial's message.
     """
     return below(root, study, "logs").parent
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a live process holds the lock of a file; False if the file system has no locks."""
+    """Return whether a live process holds the lock of a file. Return False if that cannot be found out."""
     try:
         # A link could lead elsewhere, and opening a pipe without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -71,5 +71,5 @@ def is_locked(path: Path) -> bool:
 
 
 def holds_files(folder: Path) -> bool:
-    """Return whether there is a regular file in a folder or below it; False if it is missing or cannot be read."""
+    """Return whether there is a regular file in a folder or below it. A missing or unreadable folder has none."""
     return any(Path(top, name).is_file() for top, _, names in os.walk(folder) for name in names)

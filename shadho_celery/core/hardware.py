@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.cores import usable_cores
 from shadho_celery.core.trial import Memory, Name
 
-#: expected classes, the strongest first, until their workers have announced their hardware
+#: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
 #: format of a compute class's name, which is also that of a queue, and is used in lists with commas
@@ -32,41 +32,42 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def uses_gpus(compute_class: str) -> bool:
-    """Return True if workers of `compute_class` use their machine's GPUs. A class named cpu... does not use them."""
+    """Return whether workers of `compute_class` use GPUs: they do unless its name begins with cpu."""
     return not compute_class.startswith("cpu")
 
 
 class Machine(Struct, frozen=True, kw_only=True):
     """Facts about one machine, as its workers announce them."""
 
-    #: its name, or the value of ``SHADHO_HOST``
+    #: name of the machine, or the value of ``SHADHO_HOST``
     host: Name = ""
     #: cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0
-    #: marketing name of the GPUs, "" without one
+    #: product name of the GPUs; "" without a GPU
     gpu_name: Name = ""
-    #: GPUs that this process may use
+    #: indexes of the GPUs that this process may use
     gpus: tuple[str, ...] = ()
-    #: bytes of the smallest GPU, 0 without one
+    #: bytes of memory of the smallest GPU; 0 without a GPU
     gpu_memory: _Bytes = 0
-    #: processors on which this process may run, as bits of a hexadecimal number; workers with equal `pool` share them
+    #: processors on which this process may run, one bit for each, as a hexadecimal number; workers with an equal `pool`
+    #: share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
-    #: see `cores.Cores`; "" if it is not known
+    #: as in `cores.Cores`; "" if it is not known
     pool: Name = ""
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
 
     @property
     def compute_class(self) -> str:
-        """Default class of such a machine: `gpu_large`, `gpu_small` or `cpu`."""
+        """Default compute class of the machine: `gpu_large`, `gpu_small` or `cpu`."""
         if not self.gpus:
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
 
     def gpus_for(self, compute_class: str) -> tuple[str, ...]:
-        """Return the GPUs for a worker of `compute_class` here."""
+        """Return the GPUs that a worker of `compute_class` uses on this machine."""
         return self.gpus if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
@@ -74,10 +75,11 @@ class Machine(Struct, frozen=True, kw_only=True):
         return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
 
     def threads(self, slots: int, neighbours: Iterable[tuple[Machine, int]] = ()) -> int:
-        """Return the threads of a trial in one of `slots` slots, beside `neighbours`: other workers' facts and slots.
+        """Return the number of threads of a trial in one of the worker's `slots` slots.
 
-        The slots that may use a processor share it equally. A worker that ``SHADHO_CORES`` limits has that many cores,
-        whatever its neighbours have, and the others share the rest.
+        `neighbours` are the other workers, each with its machine's facts and its number of slots.
+        The slots that may use a processor share it equally. A worker with ``SHADHO_CORES`` has that number of cores to
+        itself, and the other workers share the rest.
         """
         mine = _bits(self.processors)
         others = [(each, count, _bits(each.processors)) for each, count in neighbours if each.pool == self.pool]
@@ -93,63 +95,66 @@ class Machine(Struct, frozen=True, kw_only=True):
         return max(1, int(threads + 1e-6))
 
     def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
-        """Return the variables for the process of slot `slot` of `slots`: its GPU, and its share of the cores."""
+        """Return the environment variables of the process of one slot: its GPU, and its share of the cores.
+
+        `slot` is the slot's number, from 0, and `slots` the worker's number of slots.
+        """
         gpus = self.gpus_for(compute_class)
         visible = gpus[slot % len(gpus)] if gpus else ""
-        # Our numbers are those of the driver. By default, CUDA would number GPUs by speed.
+        # Our GPU indexes are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots))}
 
 
 def thread_variables(threads: int | str) -> dict[str, str]:
-    """Return the variables that set the number of threads of a process's numerical libraries."""
+    """Return the environment variables that set the number of threads of numerical libraries."""
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def _bits(digits: str) -> set[int]:
-    """Return the places of the bits that are set in a number."""
+    """Return the positions of the bits that are set in a hexadecimal number."""
     number = int(digits, 16)
     return {place for place in range(number.bit_length()) if number >> place & 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeClass:
-    """Group of similar machines, as their live workers announce them."""
+    """State of a compute class, a group of similar machines, as its live workers announce it."""
 
     #: also the name of the class's queue
     name: str
     #: slots of all live workers
     slots: int
-    #: slots that run a trial of any study
+    #: number of slots that run a trial, of whichever study
     busy: int = 0
-    #: live workers
+    #: number of live workers
     workers: int = 1
-    #: slots for this study beside other studies on the fleet; None for all
+    #: share of the slots that this study has beside other studies on the fleet; None for all slots
     allowance: float | None = None
-    #: slots that this study may take now beyond the whole ones of its share, 0 while other studies have their turn;
-    #: None for the share rounded up
+    #: number of slots that this study may take now in addition to its share rounded down; 0 while it is the turn of
+    #: other studies. None if it may take its share rounded up
     turn: int | None = None
-    #: trials to queue beyond the slots, so that a freed slot need not wait for the scheduler
+    #: number of trials to queue beyond the number of slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
-    #: slots of this study's attempts on workers that are silent or drain; they take no slot of the live workers
+    #: number of slots of this study's attempts on workers that are silent or drain; they use no slot of a live worker
     silent: int = 0
     #: bytes of RAM of the class's smallest machine; 0 if unknown
     memory: int = 0
-    #: bytes of the smallest GPU among the class's machines; 0 without one
+    #: bytes of memory of the smallest GPU among the class's machines; 0 without a GPU
     gpu_memory: int = 0
     #: maximum number of cores among the class's machines
     cores: int = 0
-    #: slots by machine
+    #: number of slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: storage of the checkpoints of each machine. Machines with equal ids share it. "" if it is not known, or if its
-    #: workers have several
+    #: by machine, id of the storage of its checkpoints; machines with equal ids share a storage. The id is "" if it is
+    #: not known, or if the machine's workers have different ones
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
     names: frozenset[str] = frozenset()
 
     @property
     def share(self) -> float:
-        """Slots for this study."""
+        """Share of the slots that this study has; it may have a fraction."""
         return self.slots if self.allowance is None else self.allowance
 
     @property
@@ -163,7 +168,7 @@ class ComputeClass:
 
 
 def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
-    """Sort classes, strongest first: by GPU memory, then by cores, then in the `expected` order."""
+    """Return the classes, the strongest first: by GPU memory, then by cores, then in the `expected` order."""
     order = {name: place for place, name in enumerate(expected)}
     return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
 
@@ -171,7 +176,8 @@ def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAU
 def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Memory]]:
     """Return the compute classes that a trial has outgrown, each with the kind of memory that was too small.
 
-    Earlier versions did not record the kind: for a class that uses GPUs it was most likely theirs.
+    Earlier versions did not record the kind of memory. It is then GPU memory for a class that uses GPUs, which is most
+    likely.
     """
     classes = outgrown.split(",") if outgrown else []
     recorded = [Memory(name) for name in memories.split(",")] if memories else []
@@ -181,7 +187,7 @@ def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Mem
 
 
 def detect() -> Machine:
-    """Return the resources of this machine that the process may use. Never raises: unreadable ones are left out.
+    """Return the resources of this machine that the process may use. Never raises: what cannot be read is left out.
 
     ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
     this machine for other machines, if its own name is ambiguous.
@@ -202,7 +208,7 @@ def detect() -> Machine:
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
-    """Return the indexes of the usable NVIDIA GPUs, the first one's name, and the bytes of the smallest."""
+    """Return the indexes of the usable NVIDIA GPUs, the name of the first GPU, and the bytes of the smallest GPU."""
     import pynvml
 
     try:

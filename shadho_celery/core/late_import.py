@@ -1,6 +1,7 @@
 """Lazy import of rarely used third-party modules.
 
-Each slot's process imports hyperopt. Half of that time is for scipy.stats, which only `hyperopt.atpe` uses.
+Each slot's process imports hyperopt. Half of the time of that import is for scipy.stats, which only `hyperopt.atpe`
+uses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: modules that `import hyperopt` need not load
+#: module that `import hyperopt` need not load
 OF_HYPEROPT = "hyperopt.atpe"
 
 
@@ -18,7 +19,7 @@ class _Late(ModuleType):
     """Placeholder for a module until one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # The import itself, and tools that search `sys.modules`, ask for such names.
+        # The import system, and tools that inspect `sys.modules`, look up such names. They must not load the module.
         if name.startswith("__"):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -29,7 +30,7 @@ class _Late(ModuleType):
 
 
 def load_late(module: str) -> None:
-    """Load `module` at its first use, whichever module imports it, unless it is already loaded."""
+    """Delay the loading of `module` until its first use, unless it is already loaded."""
     sys.modules.setdefault(module, _Late(module))
 
 

@@ -1,4 +1,4 @@
-"""Files that hide a library: Python imports a `redis.py` of the working directory instead of Redis's client.
+"""Files that hide a library: Python imports a `redis.py` in the working directory instead of Redis's client.
 
 This module imports little, because such a file may be the reason why something else cannot be imported.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-#: modules of Python that no library imports, so that a study may have their names
+#: modules of Python that no library imports, so a study may have one of these names
 _UNUSED = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
 
 
@@ -33,7 +33,7 @@ def installed_file(name: str) -> Path | None:
 
 def is_installed(file: str | Path) -> bool:
     """Return whether a file is part of Python or of an installed package."""
-    # Resolved, for environments that are reached through links.
+    # Paths are resolved, because an environment may be reached through links.
     path = Path(file).resolve()
     return any(path.is_relative_to(Path(folder).resolve()) for folder in (_STANDARD, *_installed()))
 
@@ -49,15 +49,15 @@ def hides(file: str | Path, library: str) -> str:
 def is_import(error: BaseException) -> bool:
     """Return whether an exception comes from the body of a module that was being imported."""
     frames = [name for name, _, _ in _frames(error)]
-    # The body of the program is the first one, and everything runs within it.
+    # The body of the program is the first frame of a module's body, and everything runs within it.
     return frames.count(_BODY) > 1 or frames[-1:] == [_BODY]
 
 
 def failed_import(error: BaseException) -> str | None:
-    """Return an error message about a file that hides a library and so may have caused a failed import, or None."""
+    """Return an error message about a file that hides a library, if it may be why an import failed, or None."""
     if not isinstance(error, (ImportError, AttributeError, TypeError)):
         return None
-    # A module whose import has failed is only in the traceback.
+    # A module whose import has failed is not in `sys.modules`, but its frame is in the traceback.
     modules = [(name, file) for code, name, file in _frames(error) if code == _BODY]
     modules += [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
     for name, file in modules:
@@ -69,7 +69,7 @@ def failed_import(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> list[tuple[str, str, str | None]]:
-    """Return the names of code and module, and the file, of each frame that an exception passed through."""
+    """Return three facts about each frame of an exception's traceback: the name of its code, its module, its file."""
     found, trace = [], error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -79,11 +79,11 @@ def _frames(error: BaseException) -> list[tuple[str, str, str | None]]:
 
 
 def _installed() -> list[str]:
-    """Return the folders with installed packages that Python searches."""
+    """Return the folders on Python's search path that contain installed packages."""
     return [each for each in sys.path if Path(each).name in {"site-packages", "dist-packages"}]
 
 
-#: this package, which may be both a checkout and installed
+#: name of this package, which may be installed and also be a checkout in the working directory
 _OURS = __name__.partition(".")[0]
 
 #: name of the code of a module's body

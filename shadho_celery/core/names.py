@@ -1,4 +1,7 @@
-"""Names that settings may have, and where each thing is made: help and refusals list them without importing any."""
+"""Names of samplers, policies, pruners and the like, each with its module and class.
+
+Help texts and error messages list the names without importing the modules.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-#: name -> module and class, in the order in which help shows them
+#: name -> module and class, in the order in which help texts show them
 SAMPLERS: Mapping[str, str] = {
     "auto": "samplers.auto:AutoSampler",
     "random": "samplers.random:RandomSampler",
@@ -45,11 +48,11 @@ PRUNERS: Mapping[str, str] = {
     "threshold": "fidelity.pruners:Threshold",
     "asha": "fidelity.pruners:Asha",
 }
-#: name of the absence of a pruner, for a study that is resumed
+#: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
 
 
 def named(place: str) -> Any:
-    """Return the class at a place of one of the tables, and import its module."""
+    """Import a module and return the class in it. `place` is a value of one of the tables: ``module:class``."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"shadho_celery.{module}"), name)

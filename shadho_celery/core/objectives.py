@@ -12,20 +12,20 @@ from shadho_celery.errors import UsageError
 
 Direction = Literal["minimize", "maximize"]
 _Name = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
-#: direction by name; the first one is used where a single number is needed
+#: direction of each loss by name; the first loss is used where a single number is needed
 Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=10)]
 
 
 def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
-    """Return losses in minimised form, with those to maximise negated; or from minimised ones the user's own."""
-    # Not -value, because a loss of 0 has no sign.
+    """Return losses in minimised form: those to maximise are negated. The same call restores the user's own losses."""
+    # Not -value, because that would turn 0.0 into -0.0.
     return {
         name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()
     }
 
 
 def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
-    """Return one number like `turned`; with several objectives it is the first one."""
+    """Do the same as `turned` for a single loss, which is that of the first objective."""
     if not objectives:
         return loss
     first = next(iter(objectives))
@@ -38,7 +38,7 @@ def in_words(objectives: Mapping[str, str] | None) -> str:
 
 
 def refuse_others(objectives: Mapping[str, str] | None, in_force: Mapping[str, Any]) -> None:
-    """Raise UsageError if a resumed study had other objectives `in_force`, or another first one."""
+    """Raise UsageError if the objectives of a resumed study, or their order, are not those `in_force` before."""
     before = in_force.get("objectives")
     if in_force and [*(before or {}).items()] != [*(objectives or {}).items()]:
         raise UsageError(

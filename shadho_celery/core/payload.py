@@ -1,7 +1,7 @@
 """Payload of a message to a worker, validated before use.
 
-The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. A client
-of the broker must therefore not choose them freely.
+The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. The types
+of these fields therefore limit what a client of the broker can choose.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
 
 
 class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The attempts of one message, and the settings for all of them."""
+    """One message to a worker: attempts of one study, and the settings that apply to all of them."""
 
     study: StudyKey
-    #: the study's name, for its objective and for people
+    #: name of the study, for its objective and for people
     name: Name = ""
-    #: module that defines their objective
+    #: module that defines the objective
     module: ModuleName
-    #: digest of the code that they need; "" for any
+    #: digest of the code that the attempts need; "" for any code
     code: Digest = ""
-    #: True if workers that accept code get it from Redis
+    #: True if workers that accept code get the study's code from Redis
     is_shipped: bool = False
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: Positive | None = None
-    #: True if a failure may count against the worker, because other workers run trials of the study too
+    #: True if a failure may count against the worker, because there are other workers to compare it with
     watched: bool = False
-    #: seat for the worker's slot in the gang of the only attempt; None to run the attempts themselves
+    #: seat of a replica that the worker is to run in the gang of the only attempt; None if it is to run the attempts
     replica: ReplicaSeat | None = None
-    #: losses of the study by name, with their directions; None for one loss without a name
+    #: direction of each loss of the study, by name; None for one loss without a name
     objectives: Objectives | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Settings of a study, each described once: for STUDY in its file, for the command line, and for Python.
 
-A new setting is a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
-place that uses it. If `minimize` or `Study` takes it, it is also an argument there, which a test compares.
+A new setting needs a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
+code that uses it. If `minimize` or `Study` accepts it, it also needs an argument there; a test compares the two.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from shadho_celery.errors import StudyError, UsageError, Words
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: width of a trial: a number, a key of the objective's values, or a function of those
+#: number of slots of a trial: a number, a key of the objective's values, or a function of these values
 SlotsSetting = int | str | Callable[[Any], int]
-#: seconds by subspace, or a function of the objective's values; only their proportions matter
+#: expected seconds of a trial: by subspace, or as a function of the objective's values; only their proportions matter
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 
-#: most trials that a study may be told to draw ahead
+#: maximum of the setting `pool`, the number of trials that are drawn ahead
 MAX_POOL = 1000
 
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100
 
-#: text that replaces None where settings in force are shown
+#: text that is shown for a setting in force that is None
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 
 
@@ -57,47 +57,48 @@ class Setting:
     shown_default: str | None = None
     #: name of the option, if it differs from the name of the setting
     option: str = ""
-    #: the option in one letter, with its hyphen; "" without one
+    #: one-letter form of the option, such as -n; "" if it has none
     short: str = ""
-    #: the value that its option stands for; None for an option that is given a value
+    #: value that the option sets if it is a flag without a value, such as --maximize; None for other options
     value: str | None = None
-    #: placeholder of the value in help
+    #: placeholder of the value in the help text
     metavar: str | None = None
     #: all valid values; empty if any value of the type is valid
     choices: Collection[str] = ()
-    #: True if a study keeps the value in force, even a default, so that it continues unchanged under other defaults
+    #: True if a study records the value in force, even a default, so that a later version with another default
+    #: continues it unchanged
     in_force: bool = False
-    #: True if it gives trials budgets; such a setting is kept if it is given
+    #: True if it gives trials budgets; a study records such a setting if it is given
     is_budgets: bool = False
     #: True if `minimize` or `Study` has an argument of this name
     in_python: bool = False
 
     @property
     def kinds(self) -> frozenset[type]:
-        """Types of its value, without bounds."""
+        """Types that the value may have, without their bounds."""
         hint = get_type_hints(StudySettings)[self.name]
         return frozenset(get_args(hint) or (hint,))
 
     @property
     def words(self) -> Words:
-        """Names of the setting in messages."""
+        """What a user writes to set it, on each surface, as messages name it."""
         in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
         return Words(
             f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,
             argument if self.in_python else in_file,
-            # Workers read it in the study file.
+            # Workers read a setting without an option in the study file.
             argument if self.in_python and self.help else in_file,
             self.name,
         )
 
 
 def _about(meaning: str, **known: Any) -> Meta:
-    """Return the description of a field; `known` are attributes of its `Setting`."""
+    """Return the annotation that describes a field; `known` are further attributes of its `Setting`."""
     return Meta(description=meaning, extra=known)
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings of a study, each with its description."""
+    """Settings of a study, checked when they are created. The annotation of each field describes the setting."""
 
     trials: Annotated[
         Count | None,
@@ -284,7 +285,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise misfit_at("slots", "give a number from 1, a key or a function")
 
     def in_force(self) -> dict[str, Any]:
-        """Return the settings that a study keeps as they are in force."""
+        """Return the settings that a study records as in force."""
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         own |= {} if self.trials is None else {"trials": self.trials}
@@ -304,9 +305,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def shares_in_force(self) -> str:
-        """Name of the shares: those that are given, else by the policy, and by the sampler.
+        """Name of the division of trials among subspaces: the setting, else a default that fits policy and sampler.
 
-        Of several losses no chance of a better one is known, so shares by promise are not their default.
+        Shares by promise need the probability of a better loss. That is not known for several losses, so their default
+        is another one.
         """
         if self.shares is not None:
             return self.shares
@@ -328,7 +330,7 @@ def _described() -> dict[str, Setting]:
 
 #: all settings by name, in the order of help
 SETTINGS: Mapping[str, Setting] = _described()
-#: settings that a study keeps for later runs if an option gave them
+#: settings that have an option; a study records their given values for later runs
 KEPT = tuple(name for name, each in SETTINGS.items() if each.help)
 #: settings that decide which trials a study runs, and where
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
@@ -336,17 +338,17 @@ IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
-#: replacement of the former setting rungs
+#: remedy for the former setting `rungs`
 AS_FIDELITY = 'write STUDY["fidelity"] = {"least": 1, "most": 9, "eta": 3, "how": "halving"} with the same budgets'
 
 
 def words(name: str) -> Words:
-    """Return how messages name a setting."""
+    """Return what a user writes to set the setting called `name`, as messages name it."""
     return SETTINGS[name].words
 
 
 def read_settings(given: Mapping[str, object]) -> StudySettings:
-    """Convert plain values to settings. Raises UsageError, naming the one that does not fit."""
+    """Convert plain values to settings. Raises UsageError, which names the first invalid setting."""
     try:
         return _directed(msgspec.convert(plain(given), StudySettings))
     except msgspec.ValidationError as error:
@@ -354,13 +356,13 @@ def read_settings(given: Mapping[str, object]) -> StudySettings:
             raise no_setting(unknown[0]) from None
         key, what = misfit(error, given, StudySettings)
         name, _, part = key.partition(".")
-        # The description says more than a regular expression.
+        # The description is clearer to a user than a regular expression.
         what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
         raise UsageError("%s: %s; %s", words(name), what, SETTINGS[name].meaning) from None
 
 
 def with_settings(function: F) -> F:
-    """Describe the settings among the arguments of a function in its docstring."""
+    """Append to a function's docstring a description of each argument that is a setting. A decorator."""
     arguments = inspect.signature(function).parameters
     described = [each for name, each in SETTINGS.items() if name in arguments]
     lines = [fill(f"`{each.name}`: {each.meaning}. {each.help}", 120, subsequent_indent="    ") for each in described]
@@ -369,7 +371,7 @@ def with_settings(function: F) -> F:
 
 
 def _directed(settings: StudySettings) -> StudySettings:
-    """Return settings in which the direction is replaced by an objective."""
+    """Return the settings with `direction` replaced by `objectives`. Raises UsageError if both are given and differ."""
     if settings.direction is None:
         return settings
     objectives: Objectives | None = {"loss": "maximize"} if settings.direction == "maximize" else None
@@ -379,7 +381,7 @@ def _directed(settings: StudySettings) -> StudySettings:
 
 
 def no_setting(name: object) -> UsageError:
-    """Return the error for a key that is no setting."""
+    """Return the error for a key of STUDY that is not a setting."""
     if name == "rungs":
         return UsageError(f'STUDY["rungs"] is no longer a setting; {AS_FIDELITY}')
     near = get_close_matches(name, SETTINGS, n=1) if isinstance(name, str) else []
@@ -389,10 +391,10 @@ def no_setting(name: object) -> UsageError:
 
 
 def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the settings that were `in_force` in an earlier run and apply unless others are `given` now.
+    """Return the settings `in_force` of an earlier run that apply to the next run, unless it is `given` other ones.
 
-    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given, and StudyError for
-    budgets of a form that this version lacks.
+    Raises UsageError if the earlier run had a user's own sampler, which a store cannot keep, and no sampler is given
+    now. Raises StudyError for the former setting `rungs`.
     """
     if in_force.get("sampler", "") is None and "sampler" not in given:
         raise UsageError(
@@ -404,12 +406,15 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
         raise StudyError(
             f"this study was begun with rungs, which this version lacks: begin another one, and {AS_FIDELITY}"
         )
-    # The limit applies to one run, and is only kept to be shown.
+    # The limit on trials applies to one run, and is recorded only to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
 
 
 def other_sampler(before: Any, now: Any, trials: int) -> str | None:
-    """Return a line if a study continues with another sampler after this many trials. None is a user's own sampler."""
+    """Return a line if a study continues with another sampler after `trials` trials, else None.
+
+    `before` and `now` are names of samplers; None stands for a user's own sampler.
+    """
     if before == now:
         return None
     before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))

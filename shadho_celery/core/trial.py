@@ -1,8 +1,8 @@
 """Records of a trial, its attempts and their events.
 
-A trial is one evaluation of one set of params. An attempt is one sending of it to a worker. A retry after a loss is
+A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: a retry of a lost attempt is
 another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and
-workers share these records; a field is declared here and nowhere else.
+workers share these records, and their fields are declared only here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import plain, resolve
 from shadho_celery.core.code import Digest
 
-#: label -> drawn value, of every active label
+#: drawn value of every active label, by label
 Params = Mapping[str, Any]
 
-#: largest number of a trial: larger than in any study, and exact in every JSON reader
+#: maximum of a trial's number: more than any study has, and the largest integer that every JSON reader keeps exact
 MAX_COUNT = 2**53 - 1
 #: maximum number of slots of a trial, and of replicas of a gang
 MAX_SLOTS = 1024
@@ -37,9 +37,9 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-#: such numbers by name
+#: losses or constraints by name
 Losses = Mapping[str, Finite]
-#: largest time limit in seconds, and largest weight, in a message; sums of such numbers are finite
+#: maximum of a time limit in seconds, and of a weight; sums of such numbers are finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
 #: a signed integer of 64 bits, the largest type of a database
@@ -67,7 +67,7 @@ _Memories = Annotated[str, Meta(pattern=r"^(gpu|host)(,(gpu|host))*\Z")]
 
 
 class TrialState(str, Enum):
-    """State of a trial. A LOST attempt returns its trial to WAITING under the next attempt number."""
+    """State of a trial. After its attempt is LOST, the trial is WAITING again, for its next attempt."""
 
     WAITING = "WAITING"
     QUEUED = "QUEUED"
@@ -78,25 +78,25 @@ class TrialState(str, Enum):
     CANCELLED = "CANCELLED"
     LOST = "LOST"
 
-    # Without these an Enum of strings prints as "TrialState.X" on some versions of Python.
+    # Without these methods a member is printed as "TrialState.X" by some versions of Python.
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
 
-    #: True if the trial cannot change any more
+    #: True if no other state can follow
     is_finished: bool
 
 
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
 for _state in TrialState:
     _state.is_finished = _state in FINISHED
-#: ways to end that count against the `trials` limit
+#: final states that count against the limit `trials`
 COUNTED = FINISHED - {TrialState.CANCELLED}
-#: ways to end well; `attempts.Attempts` decides what happens to the other attempts of the trial
+#: final states of a success; it ends the other attempts of the trial, see `attempts.Attempts`
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 
 class Memory(str, Enum):
-    """Kind of memory that a trial may run out of: of its GPU, or the RAM of its machine."""
+    """Kind of memory that a trial may run out of: that of its GPU, or the RAM of its machine."""
 
     GPU = "gpu"
     HOST = "host"
@@ -111,8 +111,8 @@ class Memory(str, Enum):
 
 
 _S = TrialState
-#: Valid transitions. A result may arrive before the event that its trial was started or lost, so QUEUED and WAITING
-#: may finish directly.
+#: Valid next states of each state. A result may arrive before the event that says that its trial was started or lost,
+#: so a final state may follow QUEUED and WAITING directly.
 LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
     _S.WAITING: frozenset({_S.QUEUED}) | FINISHED,
     _S.QUEUED: frozenset({_S.RUNNING, _S.LOST}) | FINISHED,
@@ -127,11 +127,11 @@ _encode = msgspec.json.Encoder(order="deterministic", enc_hook=plain).encode
 
 
 def digest_of(params: Params) -> str:
-    """Return 8 bytes of BLAKE2b of the JSON of `params`, in hexadecimal digits."""
+    """Return the BLAKE2b digest of the JSON of `params`: 8 bytes as sixteen hexadecimal digits."""
     try:
         text = _encode(params)
     except UnicodeEncodeError:
-        # An unpaired surrogate.
+        # The params have an unpaired surrogate, which msgspec refuses.
         text = json.dumps(params, sort_keys=True).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -142,12 +142,12 @@ def violation_of(constraints: Losses) -> float:
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome of one call of an objective. Trials, results and the pipe contain this record."""
+    """Outcome of one call of an objective. Part of trials and results, and sent through the pipe from its process."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: set if the state is COMPLETE; the first one of several losses. For a PRUNED trial the loss of its last report, or
-    #: None if that is not finite
+    #: loss in minimised form; the first one of several losses. A COMPLETE trial always has one. For a PRUNED trial it is
+    #: the loss of its last report, or None if that is not finite
     loss: Finite | None = None
     #: losses by name in a study with `objectives`, in minimised form: a loss to maximise has the opposite sign
     losses: Losses = {}
@@ -157,23 +157,23 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: Mapping[str, Any] = {}
     #: reason of the failure, with its traceback
     error: str | None = None
-    #: seconds the objective itself took, by the monotonic clock of its process
+    #: seconds that the objective itself took, by the monotonic clock of its process
     seconds: Seconds | None = None
-    #: peak bytes of the process's resident memory; None if not measured. In stores up to version 0.5, these are bytes
-    #: of GPU memory if the trial ran on a GPU
+    #: peak bytes of the process's resident memory; None if not measured. In records up to version 0.5, peak bytes of
+    #: GPU memory if the trial ran on a GPU
     memory: Bytes | None = None
     #: peak bytes of GPU memory; None if the trial used no GPU, or if they were not measured
     gpu_memory: Bytes | None = None
-    #: the memory that ran out, if this is why the trial FAILED; it depends on the compute class and on the params
+    #: kind of memory that ran out, if the trial FAILED because of this; the trial may succeed on another compute class
     out_of_memory: Memory | None = None
     #: message to the user about a trial that ended well, for example about a dropped metric
     warning: str | None = None
     #: last lines of the output with time stamps, if the trial FAILED
     log: str | None = None
-    #: digest of the code that ran
+    #: digest of the code that ran; None if it is not known
     code: Digest | None = None
-    #: True if the checkpoint folder of a promoted trial contained files at its start, False if not; None for a trial
-    #: that is not promoted, or if this is not known
+    #: whether the checkpoint folder of a promoted trial contained files at its start; None for a trial that is not
+    #: promoted, or if this is not known
     continued: bool | None = None
 
     @property
@@ -193,7 +193,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
-        """Return the outcome without a loss of an attempt that was stopped after this many seconds."""
+        """Return this outcome as CANCELLED, without losses. `seconds` replace those of this outcome, if given."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
         facts = {"error": "cancelled", "seconds": seconds, "out_of_memory": None, "log": None}
@@ -207,7 +207,7 @@ NO_OUTCOME = Outcome(state=TrialState.WAITING)
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fields that a trial and its attempts have in common."""
 
-    #: position of the trial in its study, from 0, in the order of asking
+    #: position of the trial in its study, from 0, in the order in which trials were proposed
     number: Number
     #: name of the subspace of the params, such as ``kernel=rbf``
     subspace: str
@@ -216,21 +216,21 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     #: budget of the trial; None for the full fidelity
     budget: Finite | None = None
-    #: number of slots of one class that the trial takes, all at once
+    #: number of slots of one class that the trial uses at the same time
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
-    #: names of the workers on which the trial has failed, and which must not run it again
+    #: names of the workers on which the trial has failed; they must not run it again
     failed_on: Annotated[tuple[Name, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
-    #: number of the trial on rung 0 with whose params, seed and checkpoints it continues; None for its own
+    #: number of the trial on rung 0 whose params, seed and checkpoints it uses; None if it uses its own
     origin: Number | None = None
     compute_class: str | None = None
-    #: name of its present or last machine
+    #: name of the machine on which it runs, or last ran
     host: str | None = None
     #: seconds since the epoch
     started_at: StoredMoment | None = None
 
 
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
-    """Sending of a trial to a worker."""
+    """One sending of a trial to a worker."""
 
     #: number of the attempt within its trial, from 1
     attempt: Place
@@ -238,7 +238,7 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     state: TrialState = TrialState.QUEUED
     #: name of the worker that claimed it
     worker: str = ""
-    #: machine of another attempt of the trial, which must not run this one
+    #: machine that must not run this attempt, because another attempt of the trial is there; None for no such machine
     not_on: str | None = None
     #: machine that must run this attempt, through its own queue; None for any machine of the class
     only_on: Name | None = None
@@ -251,13 +251,13 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
 class Trial(_Evaluation, frozen=True, kw_only=True):
     """Evaluation of one set of params.
 
-    While it runs, `compute_class`, `host` and `started_at` come from its oldest live attempt.
+    While the trial runs, `compute_class`, `host` and `started_at` are those of its oldest live attempt.
     """
 
     state: TrialState = TrialState.WAITING
     #: number of the latest attempt, from 1; 0 before the first
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
-    #: claimed attempts that were lost
+    #: number of attempts that were lost after a worker had claimed them
     lost: int = 0
     #: `NO_OUTCOME` until the trial ends
     outcome: Outcome = NO_OUTCOME
@@ -266,13 +266,13 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     finished_at: StoredMoment | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
-    #: step of the last report of a trial that is PRUNED, or will be when its attempts have ended; None for others
+    #: step of the last report of a trial that is PRUNED, or will be once its attempts have ended; None for other trials
     step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
-    #: kinds of memory that these classes lacked, joined by commas; not recorded up to version 0.5
+    #: kind of memory that each of these classes had too little of, joined by commas; not recorded up to version 0.5
     outgrown_memory: _Memories | None = None
-    #: live attempts, unless the latest attempt is the only one
+    #: live attempts; None if the latest attempt is the only one, see `living`
     live: Sequence[Attempt] | None = None
 
     def evolve(self, **changes: Any) -> Trial:
@@ -284,13 +284,13 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
 
     @property
     def living(self) -> Sequence[Attempt]:
-        """Its attempts that are queued or run."""
+        """The attempts of the trial that are queued or run."""
         if self.state not in {TrialState.QUEUED, TrialState.RUNNING}:
             return ()
         return tuple(self.live or [self.attempted(state=self.state)])
 
     def attempted(self, **where: Any) -> Attempt:
-        """Return the trial's attempt number `attempt` in its present state, except for `where`."""
+        """Return the latest attempt of the trial, made from the fields that both have; `where` overrides its fields."""
         shared = {name: getattr(self, name) for name in _Evaluation.__struct_fields__}
         return Attempt(**{**shared, "attempt": self.attempt, **where})
 
@@ -304,9 +304,9 @@ def taught(
     losses: Losses | None = None,
     constraints: Losses | None = None,
 ) -> Trial:
-    """Return a COMPLETE trial of another study, from which a study learns: params, losses and constraints.
+    """Return a COMPLETE trial of an earlier study, from which a study learns (warm start).
 
-    Other facts, such as the seconds on other machines, would mislead.
+    It has only params, losses and constraints. Other facts, such as the seconds on other machines, would mislead.
     """
     outcome = Outcome(state=TrialState.COMPLETE, loss=loss, losses=losses or {}, constraints=constraints or {})
     return Trial(number=number, subspace=subspace, params=params, state=outcome.state, outcome=outcome)
@@ -330,7 +330,7 @@ class Started(_Event, frozen=True, kw_only=True):
 
 
 class Report(_Event, frozen=True, kw_only=True):
-    """An objective reported an intermediate loss; it may be NaN or infinite."""
+    """An objective reported an intermediate loss, which may be NaN or infinite."""
 
     step: Int64
     loss: float
@@ -342,16 +342,16 @@ class Retry(Struct, frozen=True, kw_only=True):
     """Reason to repeat a trial although its attempt has returned a result."""
 
     reason: str
-    #: compute class with too little memory
+    #: compute class that had too little memory for the trial
     outgrown: str | None = None
-    #: kind of memory that this class lacks
+    #: kind of memory that this class had too little of
     memory: Memory | None = None
-    #: name of the worker on which the trial has failed, and which must not run it again
+    #: name of the worker on which the trial has failed; it must not run the trial again
     failed_on: str | None = None
 
 
 class Result(_Event, frozen=True, kw_only=True):
-    """An attempt ended."""
+    """An attempt ended with an outcome."""
 
     outcome: Outcome
     host: Name | None = None
@@ -360,25 +360,25 @@ class Result(_Event, frozen=True, kw_only=True):
     at: Moment
     #: name of the worker that ran it
     worker: Name = ""
-    #: `digest_of` of its params; None from an executor in the process of the scheduler
+    #: digest of the params, by `digest_of`; None if the trial ran in the process of the scheduler
     digest: Annotated[str, Meta(max_length=16)] | None = None
     #: set by the scheduler if the trial is repeated
     retry: Retry | None = None
 
     def is_of(self, params: Params) -> bool:
-        """Return whether this is a result of these params. Another store may have a trial of the same number."""
+        """Return whether these `params` gave this result. It may be of another store's trial with the same number."""
         return self.digest is None or self.digest == digest_of(params)
 
 
 class Lost(_Event, frozen=True, kw_only=True):
-    """An attempt was lost: its worker fell silent, or it was cancelled before a worker claimed it."""
+    """An attempt was lost: its worker no longer renews its lease, or it was cancelled before a worker claimed it."""
 
     reason: Text
     #: True if the loss counts against the trial: a worker had claimed the attempt, and the trial may be the cause
     claimed: bool = True
 
 
-#: ``host:port`` of a coordinator, and the secret that admits a replica, as it is or encrypted on its way
+#: ``host:port`` of a gang's coordinator; and the secret that admits a replica, either plain or encrypted for transport
 Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,255}:[0-9]{1,5}\Z")]
 Token = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_=+/.-]{1,256}|aes:[A-Za-z0-9_=-]{1,400})\Z")]
 
@@ -395,27 +395,27 @@ class _Coordinator(Struct, frozen=True, kw_only=True):
 
 
 class GangCall(_Coordinator, frozen=True, kw_only=True):
-    """Request of a trial with several slots for the replicas of its gang, or the message that they have joined."""
+    """Request of a trial with several slots for the replicas of its gang, or the message that they have all joined."""
 
-    #: backup replicas beyond those of the trial's slots
+    #: number of backup replicas, which run in other slots than those of the trial
     backups: Annotated[int, Meta(ge=0, le=MAX_SLOTS)] = 0
     #: True when enough replicas have joined the gang
     assembled: bool = False
 
 
 class ReplicaSeat(_Coordinator, frozen=True, kw_only=True):
-    """Seat of a replica in the gang of its trial."""
+    """Seat of a replica in the gang of its trial: its rank, and where it finds the coordinator."""
 
-    #: number of the replica, from 1 (the coordinator's own is 0); backup replicas come last
+    #: rank of the replica, from 1; the coordinator has rank 0, and backup replicas have the highest ranks
     rank: Annotated[int, Meta(ge=0, le=2 * MAX_SLOTS)]
-    #: number of the trial's gang, from 1
+    #: number of the gang among those that the attempt has started, from 1
     call: Count = 1
 
 
 class Called(_Event, frozen=True, kw_only=True):
     """An attempt requested the replicas of its gang, or announced that they have joined."""
 
-    #: number of the request in this attempt, from 1; it ends the seats of earlier requests
+    #: number of the request in this attempt, from 1; a request ends the seats of earlier ones
     call: Count
     gang: GangCall
     #: seconds since the epoch
@@ -441,12 +441,12 @@ Event = Started | Report | Result | Lost
 #: events within the gang of a trial, which the executor handles; a study does not see them
 GangEvent = Called | ReplicaFailed
 
-# Several threads decode them: those of a worker's slots, and those of what reads the channel.
+# Several threads decode these records: those of a worker's slots, and those that read the channel.
 resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
 
 
 def _is_storable(value: object, levels: int) -> bool:
-    """Return whether a value from JSON has at most this many `levels`, and only numbers that every store accepts."""
+    """Return whether a value from JSON has at most `levels` levels of nesting, and only numbers that stores accept."""
     if isinstance(value, float):
         return math.isfinite(value)
     if not isinstance(value, (Mapping, list)):
@@ -456,9 +456,9 @@ def _is_storable(value: object, levels: int) -> bool:
 
 
 def whole(budget: float | None) -> float | None:
-    """Return a budget for an objective: an int if it is a whole number, so that ``range(budget)`` works.
+    """Return a budget as an objective gets it: as an int if it is a whole number, so that ``range(budget)`` works.
 
     Stores keep budgets as floats, and a ladder computes them by division.
     """
-    # Beyond 2**53 not all whole numbers are floats.
+    # Above 2**53 a float cannot represent every whole number.
     return int(budget) if isinstance(budget, float) and budget.is_integer() and budget <= 2**53 else budget
