@@ -1,6 +1,6 @@
 """Records of a trial, its attempts and their events.
 
-A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: a retry of a lost attempt is
+A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: the retry of a lost one is
 another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and
 workers share these records, and their fields are declared only here.
 """
@@ -146,7 +146,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: loss in minimised form; the first one of several losses. A COMPLETE trial always has one. For a PRUNED trial it is
+    #: loss in minimised form; the first one of several losses. A COMPLETE trial has one. For a PRUNED trial it is
     #: the loss of its last report, or None if that is not finite
     loss: Finite | None = None
     #: losses by name in a study with `objectives`, in minimised form: a loss to maximise has the opposite sign
