@@ -1,8 +1,8 @@
-"""The user's objective: its study file, its context, its call and its return value.
+"""The user's objective: the file that defines it, its arguments, its call and its return value.
 
 May use: core, space, store. `study_file` reads a module. `context` is the objective's second argument. `call` calls the
 objective and turns every return value and exception into an `Outcome`. `result` reads the return value, and `memory`
 measures peaks.
 
-An objective may do anything. Unless it ends its process, it can only damage its own trial.
+An objective may raise any exception and return any value: only its own trial fails, unless it ends its process.
 """

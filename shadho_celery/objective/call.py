@@ -27,11 +27,11 @@ _PACKAGE = Path(__file__).parent.parent
 #: maximum number of characters of a traceback; its end is kept
 MAX_ERROR = 8000
 
-#: maximum number of exceptions of a chain of causes in a traceback, and of frames in each; the last ones are kept
+#: maximum number of chained exceptions in a traceback, and of frames of each exception; the last ones are kept
 MAX_CAUSES, MAX_FRAMES = 20, 50
 
 
-#: said of an objective that asks a trial for its params
+#: hint for an objective that calls `suggest_float` or the like, as with Optuna
 OTHER_SPACE = (
     "an objective gets a trial's params here, and suggests none: the space is SPACE = "
     "{'x': hp.uniform('x', 0, 1)}, with hp of hyperopt, and the objective reads params['x']"
@@ -47,10 +47,10 @@ def call(
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     objectives: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Call `objective` on the params that `make_params` builds. Return the outcome, unless the process ends.
+    """Call `objective` on the values that `make_params` builds, and return the outcome.
 
-    `objectives` are those of the study, if its losses have names. Only `fatal` exceptions are raised: Ctrl-C is meant
-    for the whole process.
+    `objectives` are the directions of the study's losses by name, if they have names. An exception becomes a FAILED
+    outcome. Only `fatal` exceptions are raised: by default Ctrl-C, which is meant for the whole process.
     """
     clock = clock or SystemClock()
     began = clock.now()
@@ -91,12 +91,12 @@ def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outc
 
 
 def joined(*warnings: str | None) -> str | None:
-    """Return the warnings in one line, without those that are None, or None if there is none."""
+    """Return the warnings that are not None in one line. Return None if there are no such warnings."""
     return "; ".join(filter(None, warnings)) or None
 
 
 def check_objective(objective: object, name: str) -> None:
-    """Raise UsageError for an objective, called `name`, that cannot be called with the values of a trial."""
+    """Raise UsageError if `objective` cannot be called with the values of a trial. Messages call it `name`."""
     if not callable(objective):
         raise UsageError(f"{name} is not a function but {type(objective).__name__}")
     if _is_suspended(objective):
@@ -122,7 +122,7 @@ def _is_suspended(objective: Any) -> bool:
 
 
 def wants_context(objective: Objective) -> bool:
-    """Return whether `objective` takes a second positional argument."""
+    """Return whether `objective` gets the context: its second positional argument is called so, or has no default."""
     try:
         parameters = inspect.signature(objective).parameters.values()
     except (TypeError, ValueError):
@@ -132,7 +132,7 @@ def wants_context(objective: Objective) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error with its traceback. A long one lacks its first frames and the middle of its message.
+    """Return the error with its traceback. A long text lacks its first frames and the middle of its message.
 
     Never raises.
     """
@@ -150,7 +150,7 @@ def describe(error: BaseException) -> str:
 
 
 def _shortened(text: str, message: str) -> str:
-    """Return the end of a traceback, with the beginning and the end of the message at its end."""
+    """Shorten a traceback to MAX_ERROR characters: keep its last frames, and beginning and end of its message."""
     if not text.endswith(message):
         # The traceback of an exception group ends with its members.
         return "..." + text[-MAX_ERROR:]
@@ -163,7 +163,7 @@ def _shortened(text: str, message: str) -> str:
 
 
 def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the first frames, which are in this package; all of it if there are no others."""
+    """Return a traceback without its first frames in this package. Return it unchanged if all frames are in it."""
     rest = trace
     while rest is not None and Path(rest.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
         rest = rest.tb_next
@@ -171,7 +171,7 @@ def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _cut_short(error: BaseException) -> None:
-    """Cut a long chain of causes, because formatting takes time that grows with the square of its length."""
+    """Cut a chain of causes to MAX_CAUSES, because the time to format it grows with the square of its length."""
     for _ in range(MAX_CAUSES):
         cause = error.__cause__ or error.__context__
         if cause is None:

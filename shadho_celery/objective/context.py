@@ -13,7 +13,7 @@ from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
-#: number of reports of an attempt that are all sent; further ones are thinned out
+#: number of reports up to which all reports of an attempt are sent; with more, they are thinned out
 MAX_REPORTS = 1000
 
 
@@ -36,12 +36,13 @@ class ReplicaDone(BaseException):
 
 
 class Context(Protocol):
-    """A trial as its objective sees it.
+    """A trial as its objective sees it: the facts about it, and the calls that the objective may make.
 
-    More members than other roles have: it is the whole of what a user's function may ask. Thirteen are plain facts.
+    It has more members than other roles, because it is all that an objective knows of its trial. Thirteen are plain
+    facts.
     """
 
-    #: name of the trial's study; "" without one
+    #: name of the trial's study; "" outside of a study
     study: str
     #: number of the trial in its study
     trial: int
@@ -49,18 +50,18 @@ class Context(Protocol):
     attempt: int
     #: seed for the objective's random draws, the same in every attempt
     seed: int
-    #: how much of the fidelity this trial gets; None for all of it
+    #: budget of this trial, such as a number of epochs; None for the full fidelity
     budget: float | None
     #: "cuda" if the slot has a GPU, else "cpu"
     device: str
     compute_class: str
     #: number of the slot on its worker, from 0
     slot: int
-    #: slots that are reserved for the trial, including this one
+    #: number of slots that are reserved for the trial, including this one
     slots: int
-    #: the seat of this process in the trial's gang; None in the trial itself
+    #: seat of this process in the trial's gang, if it is a replica; None in the process of the trial itself
     replica: ReplicaSeat | None
-    #: True if another attempt of the trial is running, maybe in the same `checkpoint_dir`: do not change its files
+    #: True if another attempt of the trial runs, maybe with the same `checkpoint_dir`; then do not change files there
     is_copy: bool
     #: number of gangs that this attempt has started so far
     gangs: int
@@ -69,7 +70,7 @@ class Context(Protocol):
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Folder for this trial's checkpoints; a later attempt finds them there."""
+        """Folder for this trial's checkpoints, in which a later attempt finds them."""
 
     def report(self, step: int, loss: float) -> None:
         """Send the loss at `step` to the scheduler. Steps are whole numbers that increase. May be called from any
@@ -91,37 +92,36 @@ class Context(Protocol):
         """Return the same as `should_stop`, under the name that Optuna has for it."""
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
-        """Have the other slots of the trial, and up to `backups` idle slots, join the gang at `address`.
+        """Request replicas, which join the gang at `address`: the trial's other slots, and up to `backups` idle slots.
 
         ``shadho_celery.training.gang`` calls this for a trial with more than one slot.
         """
 
     def gang_assembled(self) -> None:
-        """Tell the scheduler that all replicas have joined. Without this, the gang's slots are given back after a
-        while.
+        """Inform the scheduler that all replicas have joined. Otherwise the gang's slots are released after a while.
 
         ``shadho_celery.training.gang`` calls this.
         """
 
 
-#: names that an objective may use of its context
+#: names of the members of `Context`
 CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
 
 
 class Thinning:
-    """Even thinning of an attempt's reports: whenever MAX_REPORTS are kept, drop every second one and double the
-    stride.
+    """Thins out an attempt's reports evenly: at first each is sent, then every second, every fourth, and so on.
 
-    Reports that were sent are not withdrawn, so a pruner sees them at once. Of a million reports, 6000 are sent.
+    The stride doubles whenever MAX_REPORTS of the sent reports fit it. Reports are sent at once and not withdrawn,
+    because a pruner needs them. Of a million reports, 6000 are sent.
     """
 
     def __init__(self) -> None:
-        #: reports that were made, and those of them that were sent
+        #: number of reports that were made, and number of those that were sent
         self.made = self.sent = self._kept = 0
         self._stride = 1
 
     def keeps_next(self) -> bool:
-        """Count a report. Return whether to send it."""
+        """Count the next report, and return whether to send it."""
         self.made += 1
         if (self.made - 1) % self._stride:
             return False
@@ -133,13 +133,13 @@ class Thinning:
 
     @property
     def warning(self) -> str | None:
-        """Numbers of reports made and sent, or None if all were sent."""
+        """Warning with the numbers of reports made and sent, or None if all were sent."""
         if self.sent == self.made:
             return None
         return f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th"
 
 
-#: names that other tools use for a part of the context
+#: names that other tools use for members of the context, each with the name here
 _ELSEWHERE = {
     "get_checkpoint": "checkpoint_dir",
     "number": "trial",
@@ -153,7 +153,7 @@ def _refuse_call(address: str, token: str, backups: int) -> None:
 
 @dataclass(kw_only=True)
 class LocalContext:
-    """Context without a network: reports go to a function, and the stop flag comes from a function."""
+    """Context without a network: it passes reports to a function, and asks a function whether to stop."""
 
     study: str = ""
     trial: int = 0
@@ -170,19 +170,19 @@ class LocalContext:
     gangs: int = 0
     encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
-    #: the study's objectives; the first one is reported, in its own direction
+    #: directions of the study's losses by name; a report is a value of the first one, in its own direction
     objectives: Mapping[str, str] | None = None
     thinning: Thinning = field(default_factory=Thinning)
     stopped: Callable[[], bool] = lambda: False
     #: time limit of the trial in seconds; None for no limit
     timeout: float | None = None
-    #: returns whether the time is up
+    #: returns whether the time limit has passed
     timed_out: Callable[[], bool] = lambda: False
     on_call_replicas: Callable[[str, str, int], None] = _refuse_call
     on_gang_assembled: Callable[[], None] = lambda: None
 
     def __dir__(self) -> list[str]:
-        """Return the names of `Context`: what is documented, without what connects it to its caller."""
+        """Return the members of `Context` only. The further fields of this class are for its caller."""
         return sorted(CONTEXT_NAMES)
 
     def __getattr__(self, name: str) -> Any:
@@ -196,7 +196,7 @@ class LocalContext:
         return self.checkpoints
 
     def report(self, step: int, loss: float) -> None:
-        # NaN is allowed on the way: a pruner may learn from a training that diverges.
+        # A report may be NaN: a pruner may learn that a training diverges.
         step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
         if self.thinning.keeps_next():
             self.on_report(step, turned_first(loss, self.objectives))

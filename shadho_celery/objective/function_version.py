@@ -1,9 +1,9 @@
-"""Version of a function that runs in the process that defines it: what it would compute, as far as can be determined.
+"""Version of an objective that runs in the process that defines it: a digest that changes when its code changes.
 
 For a study file, the version is the digest of its sources. A function may be in a script or a notebook, whose text
 changes with each run. Its version therefore depends on its compiled code, and on the functions and plain values of its
-own module that it names. Lists, and whatever the function itself writes, are not included, because they may collect
-results.
+own module that it uses. Lists, and variables that the function itself writes, are not included, because they may
+collect results.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from shadho_celery.core.code import Digest, digest_of
 
-#: types whose values are fully described by their text
+#: types whose values are fully described by their repr
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
-#: instructions that write a name outside of the function
+#: bytecode instructions that write a variable or attribute outside of the function
 _WRITES = frozenset({"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
 
 
@@ -30,7 +30,10 @@ def function_version(function: Callable[..., Any]) -> Digest:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Yield what identifies a value; nothing for a value that cannot be distinguished from others."""
+    """Yield texts that describe a value. Yield nothing for a value of a type that is not included, such as a list.
+
+    `seen` are the ids of the objects that were described before.
+    """
     if isinstance(value, _PLAIN):
         yield repr(value)
     elif isinstance(value, tuple):
@@ -53,7 +56,10 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _state(value: object, method: object) -> list[tuple[str, object]]:
-    """Return the attributes of an object whose method is called, without those that the method writes."""
+    """Return the attributes, with their values, of an object whose `method` is called.
+
+    Attributes that the method writes are left out.
+    """
     if isinstance(value, type):
         return []
     written = _written(method.__code__) if isinstance(method, FunctionType) else ()
@@ -65,26 +71,26 @@ def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
     yield from _parts((function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())), seen)
     written = _written(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        # The cell of a name is empty if the name is not bound yet, as for a function that is defined further down.
+        # The cell of a variable is empty until it is assigned, as for a function that is defined further down.
         with suppress(ValueError):
             yield from () if name in written else _parts(cell.cell_contents, seen)
     for name in _names(function.__code__):
         if name in written:
             continue
         found = function.__globals__.get(name)
-        # Other modules are libraries, or have their own versions.
+        # Functions of other modules are left out: those modules are libraries, or have versions of their own.
         if isinstance(found, (*_PLAIN, tuple)) or getattr(found, "__module__", None) == function.__module__:
             yield from _parts(found, seen)
 
 
 def _of_code(code: CodeType, documentation: str | None = None) -> Iterator[str]:
-    """Yield the instructions and constants of code, without its name, its position in a file, and its docstring."""
+    """Yield the instructions and constants of compiled code. Its name, line numbers and docstring are left out."""
     yield code.co_code.hex()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _of_code(constant)
         elif documentation is None or constant != documentation:
-            # A set of texts has another order in each process.
+            # The order of a set of texts differs between processes.
             yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
     yield " ".join(code.co_names)
 
@@ -97,6 +103,6 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _written(code: CodeType) -> set[str]:
-    """Return the names outside of a function that it writes, such as a counter of its calls. They are not included."""
+    """Return the outer variables and attributes that a function writes, such as a counter of its calls."""
     found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _WRITES}
     return found.union(*(_written(constant) for constant in code.co_consts if isinstance(constant, CodeType)))

@@ -1,4 +1,4 @@
-"""Peak memory of one trial, and detection that GPU memory or RAM ran out."""
+"""Measurement of a trial's peak memory, and detection of errors because GPU memory or RAM ran out."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ _RESET = Path("/proc/self/clear_refs")
 _VMSTAT = Path("/proc/vmstat")
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
-#: messages about RAM: of torch on the CPU and numpy; then of joblib, DataLoader and subprocess about a child process
-#: killed by the system
+#: error messages about RAM: those of torch on the CPU and of numpy; then those of joblib, DataLoader and subprocess
+#: about a child process that was killed by the system
 _OF_HOST = re.compile(
     r"can't allocate memory|unable to allocate|cannot allocate memory"
     r"|SIGKILL\(-9\)|killed by signal: Killed|died with <Signals.SIGKILL",
     re.IGNORECASE,
 )
-#: messages of CUDA's libraries, and of CUDA itself, torch and JAX; JAX does not say which memory it was
+#: error messages of CUDA's libraries; then those of CUDA itself, torch and JAX. JAX does not say which memory ran out
 _OF_LIBRARY = re.compile(r"CU\w+_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _OF_ANY = re.compile(r"out.of.memory", re.IGNORECASE)
 _GPU = re.compile(r"cuda|\bhip\b|gpu", re.IGNORECASE)
 
 
 class PeakMemory:
-    """Peaks since its creation: GPU memory of torch's tensors, and resident memory of this process.
+    """Measures peaks since its creation: the GPU memory of torch's tensors, and the resident memory of this process.
 
-    Child processes are not counted. On a GPU, neither CUDA itself nor other libraries than torch are counted. Never
-    raises.
+    Memory of child processes is not counted. Of GPU memory, only that of torch's tensors is counted. Never raises.
     """
 
     def __init__(self) -> None:
@@ -54,19 +53,22 @@ class PeakMemory:
                 os.close(descriptor)
 
     def read(self, memory: Memory) -> int | None:
-        """Return a peak in bytes, or None without a GPU or if the system only knows the peak of the whole process."""
+        """Return the peak of a kind of memory in bytes, or None if it was not measured.
+
+        That is so for GPU memory without a GPU, and for RAM if the system cannot reset the peak of the process.
+        """
         if memory is Memory.HOST:
             return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if self._was_reset else None
         with suppress(Exception):
             # Not the reserved memory, which the allocator keeps from trial to trial. For the first trial on the GPU
-            # there was no peak to reset, and all of it is its own.
+            # no peak was reset, but no earlier trial has contributed to it either.
             if (cuda := _cuda()) is not None:
                 return int(cuda.max_memory_allocated()) or None
         return None
 
 
 def _cuda() -> Any:
-    """Return torch.cuda if this process uses a GPU with it. torch is never imported for this."""
+    """Return torch.cuda if this process uses a GPU with torch, else None. torch is never imported for this."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
@@ -86,7 +88,7 @@ def exhausted(error: BaseException) -> Memory | None:
 
 
 def _told_by(error: BaseException) -> Memory | None:
-    # By name: torch is never imported for this, and has had this exception in two places. CuPy's is a MemoryError.
+    # Compared by name, because torch is never imported for this, and has moved the exception. CuPy's is a MemoryError.
     if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
         return Memory.GPU
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -105,16 +107,14 @@ def _told_by(error: BaseException) -> Memory | None:
 
 
 def _text(error: BaseException) -> str:
-    """Return the message of an error, or "" if it cannot be read, or if reading it raises an exception that must
-    pass.
-    """
+    """Return the message of an error; "" if reading it fails, or if `error` is not an Exception."""
     with suppress(Exception):
         return str(error)[:10_000] if isinstance(error, Exception) else ""
     return ""
 
 
 def system_kills() -> int:
-    """Return how many processes the system has killed so far because memory ran out; 0 if that is not known."""
+    """Return the number of processes that the system has killed so far because memory ran out; 0 if unknown."""
     with suppress(OSError):
         found = _KILLS.search(_VMSTAT.read_bytes())
         return int(found[1]) if found else 0

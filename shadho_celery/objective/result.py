@@ -14,10 +14,10 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Outcome, TrialState
 
-#: hyperopt's statuses of a result; a loss counts only with the last one, or without a status
+#: hyperopt's statuses of a result; a loss counts only with the status "ok", or without a status
 STATUSES = ("new", "running", "suspended", "fail", "ok")
 
-#: maximum bytes of JSON for all metrics of a trial together
+#: maximum number of bytes of JSON of all metrics of a trial together
 MAX_METRICS = 1_000_000
 
 #: maximum number of metrics that are read
@@ -32,7 +32,7 @@ MAX_WARNING = 500
 #: maximum number of constraints of a trial, and of characters of a constraint's name
 MOST_NUMBERS, MAX_NAME = 100, 60
 
-#: what an objective returns in a study without objectives
+#: description of what an objective returns in a study of one loss without a name
 NO_OBJECTIVES = "its loss, a number, or a dict with 'loss'"
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -49,9 +49,9 @@ class _Unfit(Exception):
 def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
     """Return the COMPLETE outcome for an objective's return value: a number, or a mapping with the key `loss`.
 
-    In a study with `objectives` it is a mapping with the key `losses`, which has a number for each of them. For a
-    single objective, a plain number is enough. Metrics that JSON cannot represent are dropped with a warning. Raises
-    Unreadable with a message for the user, also for any `status` except hyperopt's "ok".
+    In a study with `objectives` the return value is a mapping with the key `losses`, which has a number for each
+    objective. For a single objective, a plain number is enough. Metrics that JSON cannot represent are dropped with a
+    warning. Raises Unreadable with a message for the user, also for any `status` except hyperopt's "ok".
     """
     try:
         if isinstance(returned, Mapping):
@@ -72,7 +72,7 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
 
 
 def number(value: Any, what: str, *, finite: bool = True) -> float:
-    """Return `value` as a float, by default a finite one. Raises Unreadable, which names the value as `what`."""
+    """Return `value` as a float, which must be `finite` by default. Raises Unreadable, which calls the value `what`."""
     # numpy itself would convert its masked constant to 0.0.
     if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")
@@ -123,9 +123,12 @@ def _loss(returned: Mapping[Any, Any]) -> float:
 
 
 def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[str, Any]:
-    """Return the losses of an outcome, in the objectives' order. Raises Unreadable unless each of them has a number."""
+    """Return the fields of an outcome about losses, in the objectives' order.
+
+    Raises Unreadable unless there is a number for each objective.
+    """
     if [*objectives] == ["loss"] and "losses" not in returned:
-        # One loss without a name of its own, which has a direction.
+        # A study of one loss with the setting `direction`: its objective returns the loss without a name.
         return _minimised({"loss": _loss(returned)}, objectives)
     if "loss" in returned or "losses" not in returned:
         has = "with 'loss'" if "loss" in returned else "without 'losses'"
@@ -146,7 +149,10 @@ def _minimised(losses: Mapping[str, float], objectives: Mapping[str, str]) -> di
 
 
 def _numbers(returned: Any, what: str) -> dict[str, float]:
-    """Return finite numbers by name. Raises Unreadable, which names the first value that is not a finite number."""
+    """Check that `returned` maps names to finite numbers, and return them as floats.
+
+    Raises Unreadable, which names the first value that is not a finite number.
+    """
     if not isinstance(returned, Mapping):
         raise Unreadable(
             f"{what!r} is not a dict but {type(returned).__name__}: {short(returned)}; give numbers by name"
@@ -165,7 +171,7 @@ def _form(objectives: Mapping[str, str] | None) -> str:
 
 
 def _check_status(status: Any) -> None:
-    """Raise Unreadable unless the status is "ok", or None."""
+    """Raise Unreadable unless the status is "ok" or missing (None)."""
     text = str.__str__(status) if isinstance(status, str) else None
     if status is None or text == "ok":
         return
@@ -176,11 +182,11 @@ def _check_status(status: Any) -> None:
 
 
 def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics that are kept, and the reason for each of the others that is dropped."""
+    """Return the metrics that are kept, and the dropped ones: the reason for each by its name."""
     kept: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     dropped: dict[str, str] = {}
-    # Metrics that are far too large together are not all read.
+    # Reading stops once the metrics together are far too large.
     in_all = _Allowance(4 * MAX_METRICS)
     for key, value in items.items():
         try:
@@ -214,7 +220,7 @@ def _warning(dropped: Mapping[str, str]) -> str:
 
 
 class _Allowance:
-    """Number of bytes that may still be read."""
+    """Number of bytes that the metrics still to be read may take, in this part and in the whole that contains it."""
 
     def __init__(self, left: int, of: _Allowance | None = None) -> None:
         self._left = left
@@ -230,7 +236,7 @@ class _Allowance:
 
 
 def _plain(value: Any, left: _Allowance, depth: int = 0) -> Any:
-    """Return `value` in JSON's types: numbers of all kinds as int and float, small arrays as lists."""
+    """Convert `value` to JSON's types: numbers of all kinds to int and float, small arrays to lists."""
     value = scalar(value)
     if value is None or isinstance(value, (int, float, str, numbers.Real, Decimal)):
         return _leaf(value, left)

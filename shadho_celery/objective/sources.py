@@ -1,9 +1,9 @@
 """Sources of a study: read once, digested, and imported as they were read.
 
 A study's own sources are its module and the modules that it imports from the working directory or from the folder of
-the study. They are found by their import statements, including those inside functions. Python compiles them from the
-bytes that were digested. The files are not read again, because they may have been edited meanwhile. Cached bytecode is
-not used, because an edit that keeps the size within the same second does not invalidate it.
+the study. They are found by the import statements in them, including those inside functions. Python compiles them from
+the bytes that were digested. The files are not read again, because they may have been edited meanwhile. Cached bytecode
+is not used, because an edit within the same second that keeps the size does not invalidate it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shadho_celery.core.code import CodeVersion, digest_of
 #: folders of installed libraries
 _INSTALLED = {"site-packages", "dist-packages"}
 
-#: this package is not the user's code, although in a checkout it lies beside the studies
+#: name of this package, which is not the user's code, even if a checkout of it is in the folder of the studies
 _OURS = __name__.partition(".")[0]
 
 
@@ -41,7 +41,7 @@ def read(module: str, origin: str) -> CodeVersion:
     path = Path(origin).absolute()
     # The folder from which the module is imported: the one that contains the file or folder of its first name.
     root = path.parents[module.count(".") + (path.name == "__init__.py")]
-    # For a study in its own folder, that folder may be searched too.
+    # If the study has a folder of its own, it may also import from there.
     folders = [*dict.fromkeys([*_below(root), root, path.parent])]
     finder = _finder()
     files: dict[str, str] = {}
@@ -63,7 +63,7 @@ def read(module: str, origin: str) -> CodeVersion:
 
 
 def contents(code: CodeVersion) -> dict[str, bytes]:
-    """Return the sources of `code`, which this process has read, by path."""
+    """Return the content of each source of `code` that this process has read, by its path below ``code.root``."""
     known = dict(_finder().sources())
     return {
         name: known[path] for name in code.files if (path := Path(os.path.normpath(Path(code.root, name)))) in known
@@ -73,7 +73,7 @@ def contents(code: CodeVersion) -> dict[str, bytes]:
 def edited_since_import(code: CodeVersion) -> str | None:
     """Return the path of the first source of `code` that was edited after this process imported it, or None.
 
-    `code` was just read.
+    Call it right after `read` has returned `code`.
     """
     imported = _finder().imported
     files = {name: digest for name, digest in code.files.items() if Path(code.root, name) in imported}
@@ -81,19 +81,19 @@ def edited_since_import(code: CodeVersion) -> str | None:
 
 
 def absent(module: str) -> CodeVersion:
-    """Return the version of a module that does not exist; its file is looked for in the working directory."""
+    """Return the version of a module that does not exist. It lists the file in which the module was expected."""
     return CodeVersion(root=str(Path.cwd()), files={f"{module.replace('.', '/')}.py": ""})
 
 
 class DiskWatch:
-    """Compares sources with their current files. It reads only files whose time or size has changed."""
+    """Compares digested sources with the files on disk. It reads only files whose time or size has changed."""
 
     def __init__(self) -> None:
-        #: by path and digest, what changes when a file is written, as it was when the file had the digest
+        #: times, size and inode of a file when its content had a digest, by path and digest; None if it was missing
         self._same: dict[tuple[Path, str], tuple[int, ...] | None] = {}
 
     def edited(self, code: CodeVersion) -> str | None:
-        """Return the path of the first file that differs from `code`, or None."""
+        """Return the path of the first file whose content differs from its digest in `code`, or None."""
         for name, digest in code.files.items():
             path = Path(code.root, name)
             state = None
@@ -125,21 +125,21 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules whose sources were read, if Python's own search finds the same files."""
+    """Import finder for modules whose sources were read. It is used only where Python's search finds the same file."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Path, bytes]] = {}
-        #: files that were already imported when they were last asked for
+        #: files whose module was already imported when `content` was last called for it
         self.imported: set[Path] = set()
 
     def sources(self) -> Iterable[tuple[Path, bytes]]:
-        """Return the files that were read and their contents."""
+        """Return the path and the content of each file that was read."""
         return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
-        """Return the source of a module as it is imported: read now, unless it was imported already.
+        """Return the source that an imported module has: as it was imported, otherwise as it is read now.
 
-        Returns None if it cannot be read, or if Python itself imported it before it was edited.
+        Return None if the file cannot be read, or if it was edited after Python itself imported the module.
         """
         known, module = self._sources.get(name), sys.modules.get(name)
         self.imported.discard(path)
@@ -173,7 +173,7 @@ class _Finder(MetaPathFinder):
 
 
 def _finder() -> _Finder:
-    """Return this process's finder. Add it in front of Python's search of files if it is missing."""
+    """Return this process's finder. If there is none yet, add one in front of Python's finder for files."""
     for each in sys.meta_path:
         if isinstance(each, _Finder):
             return each
@@ -185,10 +185,9 @@ def _finder() -> _Finder:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Yield the folders on Python's search path below the working directory and below `root`, except those of
-    libraries.
+    """Yield the folders on Python's search path that are in the working directory or in `root`.
 
-    `root` may be the folder of a library itself.
+    Folders of libraries are left out, unless `root` itself is one.
     """
     places = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     libraries = places | {Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")}
@@ -201,7 +200,10 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
-    """Return the source of a module in one of the user's folders if it belongs to the study."""
+    """Return the path of a module's source in `folder`, or None if it is not there or not part of the study.
+
+    `root` is the folder from which the module `study` is imported.
+    """
     top = name.partition(".")[0]
     if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
         return None
@@ -216,12 +218,12 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
     """Yield the modules that a source may import, each after its parent packages."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     with warnings.catch_warnings():
-        # Python warns when it compiles the source.
+        # Python shows these warnings when it compiles the source.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            # Its import will give the reason.
+            # The import of the source will show the error.
             return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -232,7 +234,7 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
             with suppress(ImportError, ValueError):
                 base = resolve_name("." * node.level + base, package) if node.level else base
                 for alias in node.names:
-                    # It may be a module, or a name in one.
+                    # The name may be that of a module, or of an object in the module `base`.
                     yield from _with_parents(f"{base}.{alias.name}")
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -241,7 +243,7 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
 
 
 def _all_of(package: str, folder: Path) -> Iterator[str]:
-    """Yield the modules of a package that its ``__all__`` may name, for a star import."""
+    """Yield the modules in the folder of a package that a star import may load: all, if the package has ``__all__``."""
     base = folder.joinpath(*package.split("."))
     if b"__all__" in (_content(base / "__init__.py") or b""):
         yield from (f"{package}.{path.stem}" for path in sorted(base.glob("*.py")) if path.stem != "__init__")
@@ -255,7 +257,7 @@ def _with_parents(name: str) -> Iterator[str]:
 def _is_edited_since_compiled(module: ModuleType, path: Path) -> bool:
     """Return whether the bytecode that Python cached when it imported a module is from an earlier state of the file.
 
-    False if that cannot be known: without a cache, or after another process has compiled the file again.
+    Return False if that is not known: without a cache, or after another process has compiled the file again.
     """
     cached = getattr(module.__spec__, "cached", None)
     if cached is None or sys.dont_write_bytecode or not os.access(cached, os.W_OK):

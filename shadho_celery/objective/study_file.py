@@ -25,40 +25,40 @@ from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective
 
-#: environment variable that says what runs the code of this process and its children: the import of a study file, or a
-#: trial
+#: environment variable that is set, also for child processes, while a study file is imported or a trial runs; its value
+#: says which
 WITHIN = "SHADHO_WITHIN"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """The content of a study file."""
+    """What a study file defines, and the version of its code."""
 
     module: str
     space: Any
     objective: Callable[..., Any]
-    #: called after each trial in the scheduler's process; None if there is none
+    #: function that is called in the scheduler's process after each trial; None if the file defines none
     on_trial: Callable[..., Any] | None = None
-    #: settings in STUDY; command-line options with the same names override them
+    #: settings in STUDY, which command-line options override
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
 
     @property
     def settings(self) -> StudySettings:
-        """The settings of STUDY, and the defaults of the others."""
+        """The settings in STUDY, with defaults for those that it does not have."""
         return StudySettings(**self.stated)
 
 
 def load(module: str) -> StudyFile:
-    """Import `module` and read it. Raises UsageError with cause and remedy if it is not a study file."""
+    """Import `module` and read its names. Raises UsageError with cause and remedy if it is not a study file."""
     name = module_name(module)
     _refuse_no_module(name)
     refuse_libraries([name])
     spec = _found(name)
     if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
-    # Before the import, which uses the sources as they are read now.
+    # Read before the import, which then uses these sources.
     code = _read(name, spec)
     if edited := sources.edited_since_import(code):
         # Its workers would have other code than this process, which takes SPACE from what it has imported.
@@ -105,7 +105,7 @@ def load(module: str) -> StudyFile:
 
 @contextmanager
 def within(what: str) -> Iterator[None]:
-    """Record what is running in this process and its children, for `refuse_nested`."""
+    """Set the variable WITHIN to `what` in the block, so that `refuse_nested` raises there and in child processes."""
     before = os.environ.get(WITHIN)
     os.environ[WITHIN] = what
     try:
@@ -116,7 +116,7 @@ def within(what: str) -> Iterator[None]:
 
 
 def refuse_nested(module: str = "") -> None:
-    """Raise NestedStart if a study on workers, or a worker, is started where each of its trials would start another.
+    """Raise NestedStart if a study on workers, or a worker, is started where each trial of it would start another one.
 
     This is the case within a trial, during the import of a study file, and during the import of the study's `module`.
     """
@@ -134,12 +134,12 @@ def refuse_nested(module: str = "") -> None:
 
 
 def is_starting(module: str) -> bool:
-    """Return whether the import of `module` has started in this process and not ended."""
+    """Return whether this process is importing `module` at the moment."""
     return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
 
 
 def is_program(module: str) -> bool:
-    """Return whether `module` is the file of the running program, or is just importing."""
+    """Return whether `module` is the file of the running program, or is being imported."""
     program, spec = getattr(sys.modules.get("__main__"), "__file__", None), _found(module_name(module))
     is_file = program is not None and spec is not None and str(Path(program).absolute()) == spec.origin
     return is_file or is_starting(module)
@@ -152,9 +152,7 @@ def read_sources(module: str) -> CodeVersion:
 
 
 def module_name(given: str) -> str:
-    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``, ``my_study/`` works
-    too.
-    """
+    """Return the name of a module that is given by name or by path, such as ``tasks.svm`` for ``tasks/svm.py``."""
     if given.endswith((".py", "/")):
         if (place := Path(os.path.relpath(given))).parts[0] == os.pardir:
             raise UsageError(
@@ -166,7 +164,7 @@ def module_name(given: str) -> str:
 
 
 def cores_per_trial(modules: Iterable[str]) -> int:
-    """Return the largest STUDY["cores"] of `modules`, read from their text without importing them; at least 1.
+    """Return the largest STUDY["cores"] of `modules`, at least 1. It is read from their text, without an import.
 
     A worker's own process imports no study, to save the memory and start-up time of torch and similar libraries.
     """
@@ -177,7 +175,7 @@ def cores_per_trial(modules: Iterable[str]) -> int:
 
 
 def _refuse_twice(path: Path) -> None:
-    """Raise UsageError for a key that STUDY has twice, of which Python keeps the last one."""
+    """Raise UsageError if STUDY has a key twice, because Python silently keeps the last value."""
     for pairs in _literal_studies(path):
         keys = [key for key, _ in pairs if isinstance(key, str)]
         if twice := [key for key in keys if keys.count(key) > 1]:
@@ -185,7 +183,10 @@ def _refuse_twice(path: Path) -> None:
 
 
 def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
-    """Yield keys and values of each dict that a file assigns to STUDY; None stands for what is no constant."""
+    """Yield the pairs of key and value of each dict that a file assigns to STUDY.
+
+    They are read from the text of the file; None stands for a key or a value that is not a constant.
+    """
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
@@ -206,7 +207,10 @@ def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
 
 
 def failed_sources(module: str, error: BaseException) -> CodeVersion:
-    """Return the version of a study whose import has failed. It also lists the file of a module that was not found."""
+    """Return the version of a study whose import has failed with `error`.
+
+    If a module was not found, the version also lists the file in which it was expected.
+    """
     code = read_sources(module).with_problem(error)
     cause = error.__cause__
     if isinstance(cause, ModuleNotFoundError) and cause.name:
@@ -215,7 +219,7 @@ def failed_sources(module: str, error: BaseException) -> CodeVersion:
 
 
 def _refuse_no_module(name: str) -> None:
-    """Raise UsageError for the running program, a notebook, and a name that cannot be imported."""
+    """Raise UsageError if `name` stands for the running program or a notebook, or cannot be imported."""
     if name == "__main__" or name.endswith(".ipynb"):
         raise UsageError(
             f"{name} is not a module that a worker could import; save SPACE and objective in their own file, such as "
@@ -230,17 +234,20 @@ def _refuse_no_module(name: str) -> None:
 
 
 def refuse_libraries(modules: Iterable[str]) -> None:
-    """Raise UsageError for a study with the name of a library, because one would be imported instead of the other."""
+    """Raise UsageError for a study with the name of a library, because one of them would be imported for the other."""
     for name in modules:
         top = name.partition(".")[0]
         if (library := library_named(top)) and (file := _own_file(name)) and not _is_copy(name, file):
-            # For a study in a package, the package's folder.
+            # The message names the file of the study, or for a study in a package the folder of the package.
             place = file if name == top else next(each for each in file.parents if each.name == top)
             raise UsageError(hides(place, library))
 
 
 def _own_file(name: str) -> Path | None:
-    """Return the file of a study in the working directory, else the one that is imported if it is not installed."""
+    """Return the file of a study: in the working directory, else the file that would be imported.
+
+    Return None for a file of an installed package.
+    """
     path = Path.cwd().joinpath(*name.split("."))
     files = [path.with_name(f"{path.name}.py"), path / "__init__.py"]
     if (spec := _found(name)) and spec.origin and spec.has_location:
@@ -249,13 +256,13 @@ def _own_file(name: str) -> Path | None:
 
 
 def _is_copy(name: str, file: Path) -> bool:
-    """Return whether a study is also installed, perhaps from an earlier state of its folder."""
+    """Return whether the library called `name` is the study itself, which was installed from its folder."""
     installed = installed_file(name)
     return bool(installed and ("." in name or installed.read_bytes() == file.read_bytes()))
 
 
 def _found(name: str) -> ModuleSpec | None:
-    # The folder first: searching for a module in a missing folder raises.
+    # The package is searched first, because the search for a module in a missing package raises an error.
     return _spec(name) if _spec(name.partition(".")[0]) else None
 
 
@@ -274,7 +281,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _checked(name: str, stated: object) -> dict[str, object]:
-    """Return the settings in STUDY, converted to their types. Raises UsageError, which names the key that is wrong."""
+    """Return the settings in STUDY, converted to their types. Raises UsageError, which names the invalid key."""
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
@@ -285,6 +292,6 @@ def _checked(name: str, stated: object) -> dict[str, object]:
         refusal = UsageError("%s: %s", name, error)
         refusal.stated = frozenset(SETTINGS)
         raise refusal from None
-    # A direction has become objectives.
+    # `read_settings` has replaced `direction` by `objectives`.
     keys = ["objectives" if key == "direction" else key for key in stated]
     return {key: getattr(settings, key) for key in keys}
