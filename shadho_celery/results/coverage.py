@@ -1,4 +1,4 @@
-"""Hypervolume of the front of a study with several losses, over time."""
+"""Hypervolume of the Pareto front of a study with several losses, over the course of the study."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shadho_celery.errors import UsageError
 from shadho_celery.study.front import Front, hypervolumes, reference_point
 from shadho_celery.study.trials import FinishedTrials
 
-#: maximum number of times in a history; if the front changed more often, some are left out
+#: maximum number of entries in a history; if the front changed more often, some changes are left out
 MOST = 100
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """Hypervolumes of a front with one reference point; with more than three losses they are estimated."""
+    """Hypervolume of a front over time, with one reference point. With more than three losses it is an estimate."""
 
-    #: losses by name, as the objective returned them
+    #: reference point: a loss for each name, in the objective's own direction
     reference: Mapping[str, float]
-    #: number of ended trials, and the hypervolume of the front then; the last one is the current
+    #: pairs of a number of ended trials and the hypervolume of the front after so many trials; the last pair is current
     history: Sequence[tuple[int, float]]
 
     @property
@@ -37,10 +37,10 @@ class Coverage(Struct, frozen=True, kw_only=True):
 def coverage(
     trials: FinishedTrials, objectives: Mapping[str, str], reference: Mapping[str, float] | None = None
 ) -> Coverage | None:
-    """Return the hypervolume of the front over time, or None for fewer than two objectives or without a feasible trial.
+    """Return the hypervolume of the front over time. Return None for a study of one loss, or without a feasible trial.
 
-    By default the `reference` point is beyond the worst of each loss so far by a tenth of its range. Raises UsageError
-    unless it has a finite number for each of them.
+    By default the `reference` point is worse than the worst value of each loss so far, by a tenth of the loss's range.
+    Raises UsageError unless it has a finite number for each loss.
     """
     if reference is not None:
         reference = _checked(reference, objectives)
@@ -66,7 +66,7 @@ def coverage(
 
 
 def _checked(reference: object, objectives: Mapping[str, str]) -> dict[str, float]:
-    """Return a reference point as floats. Raises UsageError unless it has a finite one for each loss."""
+    """Return a reference point as floats. Raises UsageError unless it has a finite number for each loss."""
     if isinstance(reference, Mapping) and {*reference} == {*objectives}:
         with suppress(msgspec.ValidationError):
             found = msgspec.convert(plain(reference), dict[str, float])

@@ -1,4 +1,4 @@
-"""Table of a study's trials, for pandas and as CSV."""
+"""Table of a study's trials, as a pandas table and as CSV."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 #: columns before the labels and the metrics
 FACTS = names(Shown.FRONT)
-#: prefix of the column with the drawn values of a label, if they differ from what the objective got
+#: prefix of a further column for a label, with its drawn values, if the objective got other values
 DRAWN = "drawn."
-#: columns after them: dates, which a store keeps as seconds since the epoch; and texts at the end
+#: columns after labels and metrics: dates, which a store keeps as seconds since the epoch; and at the end texts
 MOMENTS = names(Shown.DATE)
 TEXTS = names(Shown.END)
-#: types of pandas for columns of facts, by their kinds in a store
+#: pandas type of a fact's column, by the kind of its type in a store
 _KINDS = {"float": "float", "biginteger": "Int64"}
 #: first characters of texts that a spreadsheet would run as formulas, and the apostrophe that quotes such texts
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
-#: end of a line that csv writes
+#: line end that the module csv writes
 _CSV_END = "\r\n"
 
 
 def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]:
-    """Return the columns by name, with one row a trial: numbers, truth values, texts, and None.
+    """Return the columns by name. Each has one entry per trial: a number, a truth value, a text, or None.
 
-    Facts come first, then one column a loss with a name, a label (its value, and in ``drawn.LABEL`` what was drawn,
-    where that is another), a metric, and a constraint, and at the end moments (seconds since the epoch), error and
-    warning. A constraint's column has the prefix ``constraint.``, and one whose name is taken ``loss.``, ``param.`` or
-    ``metric.``. A column of unlike values, or of lists and dicts, is made one of texts, so that every format can keep
-    it.
+    The order of the columns is: facts; losses with a name; labels; metrics; constraints; moments (in seconds since the
+    epoch); error and warning. A label's column has the values that the objective got. If the drawn values differ from
+    them, they are in the column ``drawn.LABEL``. A constraint's column has the prefix ``constraint.``. If the name of
+    another column is taken, it gets the prefix ``loss.``, ``param.`` or ``metric.``. A column of values of different
+    types, or of lists and dicts, is converted to texts, so that every format can represent it.
     """
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
@@ -57,7 +57,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     for name in metrics:
         columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
     for name in dict.fromkeys(name for trial in rows for name in trial.constraints):
-        # Always with the prefix, because a reader of the table could not distinguish it from a metric.
+        # The prefix is always there, because a reader of the table could not distinguish a constraint from a metric.
         columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
     for name in MOMENTS:
         columns[name] = [getattr(trial, name) for trial in rows]
@@ -67,7 +67,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
 
 
 def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
-    """Return `table` with the types of pandas."""
+    """Return `table` as a pandas table, with a fitting type for each column."""
     try:
         import pandas as pd
     except ImportError:
@@ -99,9 +99,10 @@ def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, pl
 
 
 class _Lines:
-    """File whose lines end with a line feed, although csv also writes a carriage return.
+    """File that replaces the line ends of the module csv, a carriage return and a line feed, by line feeds.
 
-    Before Python 3.13, csv quotes only its own line end, and its reader takes a single carriage return for one.
+    csv must write both: before Python 3.13 it quotes a text only if that contains a character of the line end, and its
+    reader takes a single carriage return for a line end.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -112,15 +113,15 @@ class _Lines:
 
 
 def quoted(text: str) -> str:
-    """Return a text that no spreadsheet runs as a formula: one that begins like a formula gets an apostrophe in front.
+    """Return a text that no spreadsheet runs as a formula. One that begins like a formula gets an apostrophe in front.
 
-    A text that begins with an apostrophe gets another one, so that `unquoted` restores every text.
+    A text that begins with an apostrophe gets a second apostrophe, so that `unquoted` restores every text.
     """
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def unquoted(text: str) -> str:
-    """Return the text from which `quoted` made this one."""
+    """Return the original of a text that `quoted` has returned."""
     return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
 
 
@@ -131,7 +132,7 @@ def _cell(value: Any, shield: Callable[[str], str]) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Return a text that can be written to a file: an unpaired surrogate cannot be encoded."""
+    """Return a text that can be written to a file. Unpaired surrogates, which cannot be encoded, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -143,7 +144,7 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
 
 
 def _column(column: list[Any]) -> list[Any]:
-    """Return a column of numbers, truth values or texts unchanged, with all digits; any other column as texts."""
+    """Return a column of numbers, of truth values or of texts unchanged, and any other column converted to texts."""
     kinds = {type(value) for value in column if value is not None}
     whole = [value for value in column if type(value) is int]
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):
@@ -156,7 +157,7 @@ def _column(column: list[Any]) -> list[Any]:
 
 
 def _typed(column: list[Any]) -> Any:
-    """Return a column with pandas' type: integers and truth values keep their type even if some trials have none."""
+    """Return a column with its pandas type. Integers and truth values keep their type even if some are missing."""
     import pandas as pd
 
     kinds = {type(value) for value in column}

@@ -20,7 +20,10 @@ OnTrial = Callable[[RunningStudy, TrialResult], Any]
 
 
 class TrialCallback:
-    """Calls the function with each trial. An exception is reported once per line of code, and the study continues."""
+    """Calls the user's function with each ended trial. If it raises, the study continues.
+
+    Exceptions that come from the same line of code are reported once.
+    """
 
     def __init__(self, function: OnTrial, study: RunningStudy, say: Callable[[str], None]) -> None:
         self._function = function
@@ -29,7 +32,7 @@ class TrialCallback:
         self._said: set[str] = set()
 
     def __call__(self, trial: Trial) -> None:
-        """Call it with a recorded trial."""
+        """Call the user's function with a recorded trial."""
         try:
             self._function(self._study, self._study.result_of(trial))
         except (Exception, SystemExit) as error:
@@ -40,7 +43,7 @@ class TrialCallback:
 
 
 def check_on_trial(function: object, where: str) -> None:
-    """Raise UsageError unless it can be called with a study and a trial, or is None; `where` names it."""
+    """Raise UsageError unless `function` can be called with a study and a trial, or is None. `where` is its name."""
     if function is None:
         return
     if not callable(function):
@@ -57,7 +60,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of the traceback in the user's code, or the last line if there is none."""
+    """Return the last line of the traceback in the user's code, or the last line at all if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
     last = (own or frames)[-1]

@@ -1,4 +1,4 @@
-"""Params that decide to which classes trials go: the most important one for each subspace."""
+"""For each subspace, the param that best explains on which compute classes its trials were placed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 
 #: minimum number of trials of a subspace before its params are examined
 LEAST_TRIALS = 60
-#: minimum association (Cramer's V) of a param and the class for a line: 0 for none, 1 for a fixed rule
+#: minimum association (Cramer's V) of param and class for a preference: from 0 for independence to 1 for a fixed rule
 LEAST_ASSOCIATION = 0.2
-#: probability of such an association by chance
+#: maximum p-value of such an association
 SIGNIFICANCE = 1e-3
-#: number of parts into which the range of a number is cut; a param with no more values has one part for each
+#: number of parts into which the values of a numeric param are divided; with no more values than that, one per value
 PARTS = 6
-#: association above which the classes have no similar trials to compare
+#: association above which the classes have hardly any similar trials, so that their seconds cannot be compared
 SEPARATED = 0.7
-#: minimum standard deviation of log seconds by which the effects of the param on classes must differ
+#: minimum standard deviation, in log seconds, of the difference between the param's effects on different classes
 LEAST_GAIN = 0.05
-#: number of options that a line names
+#: maximum number of options that a line names
 OPTIONS = 4
 
 
 class Part(Struct, frozen=True, kw_only=True):
     """Trials with similar values of the param."""
 
-    #: these values as text, such as ``24 to 64``
+    #: text of the param's values, such as ``24 to 64``
     values: str
     trials: int
-    #: the class that got more of them than any other, and its share of them
+    #: compute class that got the most of these trials compared with its share of all trials; and its share of these
     compute_class: str
     share: float
 
 
 class Preference(Struct, frozen=True, kw_only=True):
-    """The param of a subspace by which its trials went to classes."""
+    """Param of a subspace by which its trials were placed on compute classes, in parts of its values."""
 
     subspace: str
     label: str
@@ -54,9 +54,9 @@ class Preference(Struct, frozen=True, kw_only=True):
 
 
 def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) -> list[Preference]:
-    """Return the preference of each subspace whose COMPLETE trials went to classes by a param, the clearest first.
+    """Return the preferences of the subspaces whose COMPLETE trials were placed by a param, the strongest first.
 
-    `shown` returns the value of one active label as the objective got it.
+    `shown` returns the value of one active label as the objective got it, from params and label.
     """
     by_subspace: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -69,11 +69,14 @@ def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) ->
 def _strongest(
     subspace: str, trials: Sequence[Trial], shown: Callable[[Params, str], Any]
 ) -> tuple[float, Preference] | None:
-    """Return the param with the strongest association to the class, and its strength, if there is one."""
+    """Return the strength and the preference of the param with the strongest association to the class.
+
+    Return None if no param has a significant association.
+    """
     classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
     if len(trials) < LEAST_TRIALS or len(classes) < 2:
         return None
-    # A label that only some trials have depends on a choice, which is examined itself.
+    # A label that only some trials have depends on a choice. Then the label of the choice is examined instead.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
@@ -105,10 +108,10 @@ def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp]
 
 
 def _association(table: NDArray[np.float64]) -> float:
-    """Return Cramer's V of a table of counts; 0 if it may be due to chance."""
+    """Return Cramer's V of a contingency table, or 0 if it is not significant."""
     if min(table.shape) < 2:
         return 0.0
-    # It takes a third of a second to import.
+    # Imported late, because the import takes a third of a second.
     from scipy.stats import chi2_contingency
 
     result = chi2_contingency(table)
@@ -118,10 +121,10 @@ def _association(table: NDArray[np.float64]) -> float:
 
 
 def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
-    """Return whether the effect of the param on log seconds differs between classes, beyond chance.
+    """Return whether the effect of the param on log seconds differs significantly between classes.
 
-    Otherwise nothing is gained by where the trials went. This is the F test of the interaction of param and class in an
-    analysis of covariance: the effect of a number is a parabola of its rank, that of an option is its own constant.
+    If it does not, placing trials by this param saves no time. This is the F test of the interaction of param and class
+    in an analysis of covariance. The effect of a number is a parabola of its rank, that of an option is a constant.
     """
     from scipy.stats import f
 
@@ -133,7 +136,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
     ranks = [int(np.linalg.matrix_rank(design)) for design in (alike, unlike)]
     free, rest = ranks[1] - ranks[0], len(logs) - ranks[1]
     if free < 1 or rest < 1:
-        # Each option went to only one class, so nothing can be compared.
+        # The trials of each option went to only one class, so classes cannot be compared.
         return True
     if float(np.std(fits[1] - fits[0])) < LEAST_GAIN:
         return False
@@ -142,7 +145,7 @@ def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.flo
 
 
 def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return what log seconds may depend on: a number's rank and its square, or one column per option."""
+    """Return the regressors of log seconds: a number's rank and the square of it, or one indicator per option."""
     groups, words = _groups(values, len(values))
     if len(words[0]) > 1:
         ranks = groups / max(1, groups.max()) - 0.5
@@ -151,7 +154,10 @@ def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:
-    """Return the parts. Neighbouring numbers, or any options, that prefer the same class are joined."""
+    """Return the parts of a preference: groups that prefer the same class are joined; of numbers, only neighbours.
+
+    A group prefers the class whose share of the group's trials exceeds its share of all trials by the greatest factor.
+    """
     overall = table.sum(axis=0) / table.sum()
     preferred = np.argmax(table / table.sum(axis=1, keepdims=True) / overall, axis=1).tolist()
     order = range(len(words)) if len(words[0]) > 1 else sorted(range(len(words)), key=preferred.__getitem__)

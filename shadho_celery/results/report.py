@@ -1,7 +1,7 @@
-"""Report of a study: the record from which the live view, the closing summary, `show` and their JSON are made.
+"""Report of a study: the record that the live view, the summary at the end of a run, `show` and their JSON display.
 
-It is made from the state of the scheduler that runs the study, or from the store. After the end of the study both give
-the same report.
+It is made from the state of the scheduler that runs the study, or from the store. After the end of the study both ways
+give the same report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shadho_celery.study.rungs import OnClass, RungSummary
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.trials import FinishedTrials, StudyTrials
 
-#: number of best trials in a report, and of different warnings of trials
+#: number of best trials in a report, and maximum number of different warnings of trials
 BEST, WARNINGS = 5, 3
 #: number of latest trials whose placement is examined
 LATEST = 2000
@@ -37,7 +37,7 @@ _S = TrialState
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """Numbers of ended trials."""
+    """Counts of ended trials by their final state."""
 
     complete: int
     pruned: int
@@ -45,25 +45,25 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class OfSubspace(Ended, frozen=True, kw_only=True):
-    """Ended trials of one subspace."""
+    """Counts of ended trials of one subspace, with its best loss."""
 
     #: least loss at the highest budget, as the objective returned it; the first one of several losses
     best: float | None
-    #: the same trials by compute class
+    #: counts of the same trials by compute class
     classes: Mapping[str, OnClass]
 
 
 class Recorded(StudyTrials):
-    """A study as its store has it at one moment."""
+    """The trials of a study as its store had them when this was created."""
 
     def __init__(self, store: SqlStore, record: StudyRecord) -> None:
-        # The record has the latest choices of the sampler.
+        # The record is read again, because it has the latest choices of the sampler.
         super().__init__(store, store.find(record.name), store.earlier(record.key), store.warm_start(record.key))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """The counters of a study. It is cheap to create, and the live view creates one for each picture."""
+    """Counts of a study's trials, and its best trial. Cheap to create: the live view creates one for each picture."""
 
     #: record of the study; the choices of its sampler are sorted, subspaces with the most trials first
     record: StudyRecord
@@ -95,13 +95,13 @@ class Overview:
 
     @property
     def asked(self) -> int | None:
-        """Limit on trials of the latest run, or None."""
+        """Limit on the number of trials in the latest run, or None."""
         limit: int | None = self.in_force.get("trials") or self.record.settings.get("trials")
         return limit
 
     @property
     def ended(self) -> int:
-        """Number of trials that count against that limit."""
+        """Number of ended trials that count against the limit `asked`."""
         return sum(self.counts[state] for state in COUNTED)
 
     @property
@@ -111,7 +111,7 @@ class Overview:
 
     @property
     def best_words(self) -> str:
-        """Text of the best loss so far, with its name if it has one; with several losses the size of the front."""
+        """Text of the best loss so far, with its name if it has one; for several losses, the size of the front."""
         best = self.best
         if best is None:
             return "no complete trial yet" if self.counts[_S.PRUNED] else "no loss yet"
@@ -126,13 +126,13 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyReport(Overview):
-    """Results of a study."""
+    """Results of a study, with its counts by class, subspace, budget and machine."""
 
     #: host and process of the scheduler that runs it, or None
     running_on: str | None
     #: the best trials, the best first
     best_few: Sequence[TrialResult]
-    #: feasible trials that no other one dominates, by their first loss; empty in a study of one loss
+    #: feasible trials that no other trial dominates, sorted by their first loss; empty in a study of one loss
     front: Sequence[TrialResult]
     #: hypervolume of the front over time; None for one loss
     coverage: Coverage | None
@@ -142,20 +142,20 @@ class StudyReport(Overview):
     subspaces: Mapping[str, OfSubspace]
     #: ended trials by budget, the lowest first
     rungs: Sequence[RungSummary]
-    #: params by which trials went to classes
+    #: params by which the latest trials were placed on classes
     placed_by_params: Sequence[Preference]
     #: number of pruned trials by the step of their last report
     last_steps: Sequence[tuple[int, int]]
     #: failures by kind, the most frequent first
     failures: Sequence[FailureCount]
-    #: one line for each notice to the user: warnings of trials, lost attempts, trials that wait
+    #: messages to the user, one line each: warnings of trials, lost attempts, trials that wait
     notices: Sequence[str]
     #: number of trials by machine, and by version of the code
     hosts: Mapping[str, int]
     codes: Mapping[str, int]
     #: seconds in which trials ran, without the pauses between runs
     active_seconds: float
-    #: number of trials of earlier studies from which it learned
+    #: number of trials of earlier studies from which the study learned
     warm_start: int
 
 
@@ -164,20 +164,20 @@ class Run:
     """Facts of a run that only the process that runs the study knows."""
 
     seconds: float
-    #: number of trials that have ended
+    #: number of trials that have ended in this run
     trials: int
     #: maximum number of live slots by class
     slots: Mapping[str, int] = field(default_factory=dict)
     #: failures by kind, the most frequent first
     failures: Sequence[FailureCount] = ()
-    #: one line for each notice to the user
+    #: messages to the user, one line each
     notices: Sequence[str] = ()
     #: versions of the software
     versions: Sequence[str] = (f"shadho_celery {__version__}", f"Python {platform.python_version()}")
 
 
 def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
-    """Return the counters of a study. Reads no store."""
+    """Return counts and best trial of a study, without reading a store."""
     return Overview(**_overview(known, values or Values(known.record)))
 
 
@@ -191,8 +191,8 @@ def report_of(
 ) -> StudyReport:
     """Return the report of a study.
 
-    `subspaces` are the names of all of them, if known; otherwise those with trials are used. `running_on` is the
-    scheduler that continues it.
+    `subspaces` are the names of all subspaces, if known; by default those that have trials. `running_on` is the host
+    and process of the scheduler that runs the study, if any.
     """
     trials, key = known.trials, known.record.key
     placed = trials.by_subspace()
@@ -224,7 +224,11 @@ def report_of(
 
 
 def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, int], refused: int = 0) -> Run:
-    """Return the facts of a run: its seconds, ended trials, maximum live slots by class, and refused results."""
+    """Return the facts of a run.
+
+    `trials` is its number of ended trials, `slots` the maximum number of live slots by class, and `refused` the number
+    of refused results.
+    """
     counts = {
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
         f"results refused, late or of other params; each trial counts once: {refused}": refused,
@@ -234,12 +238,12 @@ def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, i
 
 
 def ended_by_subspace(study: StudyState) -> dict[str, Ended]:
-    """Return the numbers of ended trials by subspace."""
+    """Return the counts of ended trials by subspace."""
     return {name: Ended(**_counts(study.trials, subspace=name)) for name in study.subspaces}
 
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
-    """Return the params by which the latest trials went to classes; none under a policy that ignores params."""
+    """Return the params by which the latest trials were placed on classes; empty for a policy that ignores params."""
     if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
         return []
     return preferences(known.trials[-LATEST:], values.shown)
@@ -274,7 +278,7 @@ def _failures(known: StudyTrials) -> list[FailureCount]:
 
 
 def _warnings(trials: FinishedTrials) -> list[str]:
-    """Return a line for each of the first few different warnings, with its first trial and the number of others."""
+    """Return a line for each of the first few different warnings: the first trial with it, and how many others."""
     numbers: dict[str, list[int]] = {}
     for trial in trials.warned():
         text = one_line(trial.outcome.warning or "", 300)
@@ -288,7 +292,7 @@ def _warnings(trials: FinishedTrials) -> list[str]:
 
 def _faults(known: StudyTrials, *, is_running: bool) -> list[str]:
     """Return a line for lost attempts and one for waiting trials, if there are any."""
-    # If the study was stopped at once, the trials that ran also wait.
+    # If the study does not run, trials that ran when it was stopped also wait.
     waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))
     counts = {
         f"attempts lost with their workers and run again: {known.lost}": known.lost,

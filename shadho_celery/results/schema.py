@@ -1,4 +1,4 @@
-"""JSON of studies and trials, the same in all commands."""
+"""JSON form of studies and trials, which is the same in all commands."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _S = TrialState
 
 
 def trial_json(trial: TrialResult) -> dict[str, Any]:
-    """Return a trial as plain values for JSON. Its loss (the first of several) is as the objective returned it."""
+    """Return a trial as plain values for JSON.
+
+    The loss, which is the first of several losses, has the objective's own direction.
+    """
     found = {name: getattr(trial, name) for name in names()}
     loss = next(iter(trial.losses.values()), trial.loss)
     return {"number": trial.number, "values": _values(trial), **found, "loss": loss}
 
 
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
-    """Return a study as plain values for JSON. `run` is given by the process that has run the study."""
+    """Return a study as plain values for JSON. Only the process that has run the study has a `run`."""
     record, counts = report.record, report.counts
     slots = {} if run is None else run.slots
     return {
@@ -68,7 +71,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
 
 
 def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
-    """Return the numbers of ended and of open trials by state. Cancelled trials are not part of `total`."""
+    """Return the numbers of ended and of open trials by state. The `total` of ended trials excludes cancelled ones."""
 
     def numbers(*states: TrialState) -> dict[str, int]:
         return {state.lower(): counts.get(state, 0) for state in states}
@@ -79,7 +82,7 @@ def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
 
 
 def listed_json(study: StudyResults) -> dict[str, Any]:
-    """Return a study in a list: part of `study_json`, and only the best loss."""
+    """Return a study's entry in a list of studies: some facts of `study_json`, and the best loss."""
     return {
         "study": study.name,
         "state": "running" if study.running_on else "ended",
@@ -92,7 +95,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value that JSON can represent. A number that is not finite becomes null, and an object its repr."""
+    """Convert a value to one that JSON can represent. NaN and infinity become null, and any other object its repr."""
     return _known(plain(value, MAX_LEVELS))
 
 
@@ -110,5 +113,5 @@ def _known(value: Any) -> Any:
         return [_known(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # str: a state is a str, which JSON writes as such.
+    # A state is kept, because it is a str, and JSON writes it as such.
     return value if value is None or isinstance(value, (bool, int, str)) else repr(value)

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """Result of the deletion of a study."""
+    """What the deletion of a study has removed, and what it has left."""
 
     name: str
     #: the study's key
     key: str
     trials: int
-    #: number from which on there were no trials
+    #: least number that is greater than the numbers of all its trials
     numbers: int
     #: compute classes to which its trials were sent
     classes: Sequence[str]
@@ -46,7 +46,7 @@ class Deleted(Struct, frozen=True, kw_only=True):
     folders: Sequence[str]
     #: folders of this machine that could not be removed
     left: Sequence[str]
-    #: machines whose workers may have its checkpoints, and the folder below their working directories
+    #: other machines whose workers may have its checkpoints; and the folder below their working directories
     hosts: Sequence[str]
     folder_there: str
 
@@ -55,7 +55,10 @@ class StudyResults:
     """A study as its store has it at the time of each call. Reading takes no lock, so it works during a run."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is the method of the space, if it is available. Otherwise values are computed from the store."""
+        """`evaluate` is the method of the study's space, if it is available.
+
+        Otherwise the values that the objective got are computed with the space as the store has it.
+        """
         self._store = store
         self._record = record
         self._values = Values(record, evaluate)
@@ -67,12 +70,12 @@ class StudyResults:
 
     @property
     def key(self) -> str:
-        """Name of the study that is unique among all stores; also the name of its checkpoint folder."""
+        """Key of the study, which is unique among all stores. It is also the name of the study's checkpoint folder."""
         return self._record.key
 
     @property
     def module(self) -> str:
-        """Module with SPACE and objective; "" for a search without one."""
+        """Module with SPACE and objective; "" for a study that a program runs without a study file."""
         return self._record.module
 
     @property
@@ -87,12 +90,12 @@ class StudyResults:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings that were given in its runs so far."""
+        """Settings that were given for its runs so far."""
         return self._record.settings
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Sampler, policy, shares and objectives of its latest run, defaults too; None for a sampler of your own."""
+        """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
         return self._record.in_force
 
     @property
@@ -102,12 +105,12 @@ class StudyResults:
 
     @property
     def rungs(self) -> Sequence[RungSummary]:
-        """Finished trials by budget, the lowest first, and agreement of their ranks; empty without budgets."""
+        """Summary of the finished trials of each budget, the lowest budget first; empty without budgets."""
         return self._recorded.trials.rungs()
 
     @property
     def taught(self) -> int:
-        """Number of trials of earlier studies from which it learned (warm start); they are not part of it."""
+        """Number of trials of earlier studies from which it learned (warm start). They are not among its trials."""
         return len(self._store.warm_start(self.key))
 
     @property
@@ -127,12 +130,12 @@ class StudyResults:
 
     @property
     def running_on(self) -> str | None:
-        """Host and process of the scheduler that runs it, or None."""
+        """Host and process of the scheduler that runs the study, or None."""
         return self._store.holder(self.key, time.time())
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Number of trials by state, such as ``{"COMPLETE": 30}``, without states that no trial has."""
+        """Number of trials by state, such as ``{"COMPLETE": 30}``. States without trials are left out."""
         return {str(state): count for state, count in self._store.counts(self.key).items()}
 
     def count(self, *states: TrialState | str) -> int:
@@ -156,7 +159,7 @@ class StudyResults:
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
 
     def below(self, trial: TrialResult) -> TrialResult | None:
-        """Return the trial on the rung below that a promoted one continues, or None."""
+        """Return the trial on the next lower rung that a promoted `trial` continues, or None."""
         if trial.origin is None or trial.rung is None:
             return None
         return self._numbered(
@@ -164,7 +167,7 @@ class StudyResults:
         )
 
     def above(self, trial: TrialResult) -> TrialResult | None:
-        """Return the trial on the rung above to which a trial was promoted, or None."""
+        """Return the trial on the next higher rung that continues `trial`, or None if it was not promoted."""
         if trial.rung is None:
             return None
         origin = trial.number if trial.origin is None else trial.origin
@@ -178,8 +181,8 @@ class StudyResults:
     def best(self) -> TrialResult:
         """The COMPLETE trial with the least loss among those with the highest budget.
 
-        It is a feasible one if there is any, otherwise the one with the smallest violation. With several losses it is
-        the first trial of the front. Raises NoSuccessfulTrial, with the reason, if there is none.
+        Feasible trials precede all others. If no trial is feasible, it is the trial with the smallest violation. With
+        several losses it is the first trial of the front. Raises NoSuccessfulTrial, with the reason, if there is none.
         """
         found = self.best_or_none
         if found is None:
@@ -188,7 +191,7 @@ class StudyResults:
 
     @property
     def best_or_none(self) -> TrialResult | None:
-        """The best trial, see `best`; None as long as no trial has succeeded."""
+        """The trial that `best` returns, or None as long as there is none."""
         if front := self.front:
             return front[0]
         number = self._store.best(self.key)
@@ -196,23 +199,26 @@ class StudyResults:
 
     @property
     def best_params(self) -> Mapping[str, Any]:
-        """Params of `best`, under the name that other tools have for them."""
+        """Params of the best trial, under the name that other tools have for them."""
         return self.best.params
 
     @property
     def best_value(self) -> float | None:
-        """Loss of `best` as its objective returned it, under the name that other tools have for it."""
+        """Loss of the best trial as the objective returned it, under the name that other tools have for it."""
         loss = self.best.loss
         return None if loss is None else turned_first(loss, self.objectives)
 
     @property
     def best_loss(self) -> float | None:
-        """The loss of `best` as its objective returned it, of several the first one; None without a feasible trial."""
+        """Loss of the best trial as the objective returned it; the first one of several losses.
+
+        None without a feasible trial.
+        """
         best = self.best_or_none
         return None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss)
 
     def why_no_best(self) -> str | None:
-        """Return the reason why the study has no best trial, with its most frequent failure, or None if it has one."""
+        """Return why the study has no best trial, with its most frequent failure. Return None if it has one."""
         if self.best_or_none is not None:
             return None
         states = {name.lower(): count for name, count in self.counts.items()}
@@ -227,17 +233,18 @@ class StudyResults:
 
     @property
     def front(self) -> list[TrialResult]:
-        """Feasible trials that no other one dominates, sorted by the first loss; empty in a study of one loss.
+        """Feasible trials that no other trial dominates, sorted by the first loss; empty in a study of one loss.
 
-        One dominates another if it is as good in all losses, and better in one.
+        A trial dominates another if it is as good in all losses, and better in at least one.
         """
         return [self.result_of(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
-        """Return the hypervolume of the front over time, or None for one loss or without a feasible trial.
+        """Return the hypervolume of the front over time. Return None for one loss, or without a feasible trial.
 
-        The `reference` point has a loss for each name, as the objective returns it. By default it is beyond the worst
-        of each loss so far by a tenth of its range. Raises UsageError unless it has a finite number for each.
+        The `reference` point has a loss for each name, as the objective returns it. By default it is worse than the
+        worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
+        for each loss.
         """
         return coverage(self._recorded.trials, self.objectives, reference)
 
@@ -247,16 +254,16 @@ class StudyResults:
 
     @property
     def _recorded(self) -> Recorded:
-        """The study at this time."""
+        """The trials of the study as the store has them now."""
         return Recorded(self._store, self._record)
 
     def result_of(self, trial: Trial) -> TrialResult:
-        """Return one of its trials as the store has it."""
+        """Return a trial of the study, as the store has it, for users."""
         return TrialResult(trial, self._values, self._store, self._record)
 
     @property
     def values_note(self) -> str | None:
-        """Reason why some values used so far are shown as texts, or None."""
+        """Reason why some of the values that were read so far are only texts, or None."""
         return self._values.note
 
     def dataframe(self) -> pd.DataFrame:
@@ -267,7 +274,7 @@ class StudyResults:
     trials_dataframe = dataframe
 
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
-        """Write the same table as CSV, without pandas.
+        """Write the table of `dataframe` as CSV, without pandas.
 
         A text that a spreadsheet would run as a formula gets an apostrophe in front, unless `plain`.
         """
@@ -276,8 +283,8 @@ class StudyResults:
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
-        Raises StudyLocked if it runs. The result lists what is on the disks of other machines. A fleet may still have
-        messages of its trials, which `fleet.executor` and `rm` remove.
+        Raises StudyLocked if the study runs. The result lists the folders on the disks of other machines. A fleet may
+        still have messages of its trials, which `fleet.executor` and `rm` remove.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
@@ -289,12 +296,12 @@ class StudyResults:
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
             hosts, classes = store.tally(self.key, "host"), sorted(store.tally(self.key, "compute_class"))
             store.delete(self.key, fence)
-        # If its checkpoints are not here, workers of this machine have stored them in another folder.
+        # If this folder has no checkpoints of the study, workers of this machine have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
         found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
         for folder in found:
             with suppress(UsageError):
-                # A link leads to a folder that may belong to others.
+                # A link is not followed, because it may lead to a folder of another user.
                 shutil.rmtree(below(folder.parent, folder.name), ignore_errors=True)
         return Deleted(
             name=self.name,
@@ -322,7 +329,7 @@ class RunningStudy(StudyResults):
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the study like a limit: nothing new is sent, and running trials finish."""
+        """End the study as if it had reached a limit: no further trial is sent, and running trials finish."""
         self.is_stopped = True
         self._end()
 
@@ -331,8 +338,8 @@ class RunningStudy(StudyResults):
 def load_study(store: str, name: str) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    The study may run meanwhile; each look at it reads what is recorded at that moment. Raises StudyNotFound, which
-    names the candidates if there are several, or StoreError.
+    The study may run meanwhile: each access reads what is recorded at that moment. Raises StudyNotFound, which names
+    the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")

@@ -20,7 +20,7 @@ from shadho_celery.store.sql import PAGE, SqlStore
 
 
 class TrialResult(TrialFacts):
-    """A trial as the store has it: the facts of `core.columns`, and the values that its objective got."""
+    """A recorded trial for users: the facts of `core.columns`, and the values that its objective got."""
 
     def __init__(self, trial: Trial, values: Values, store: Store, record: StudyRecord) -> None:
         super().__init__(trial)
@@ -30,7 +30,7 @@ class TrialResult(TrialFacts):
 
     @cached_property
     def values(self) -> Any:
-        """What the objective got, in the space's own shape; see `StudyResults.values_note`."""
+        """Values that the objective got, in the space's own shape; see `StudyResults.values_note`."""
         return self._values.of(self._trial.params)
 
     @property
@@ -40,7 +40,7 @@ class TrialResult(TrialFacts):
 
     @property
     def merit(self) -> Merit:
-        """Sort key that is smallest for the best trial; see `core.best.merit`."""
+        """Sort key, which is least for the best trial; see `core.best.merit`."""
         return merit(self._trial)
 
     @property
@@ -50,7 +50,7 @@ class TrialResult(TrialFacts):
 
     @cached_property
     def reports(self) -> Sequence[Report]:
-        """Intermediate losses as they were reported, each with `.attempt`, `.step`, `.loss` and `.at`."""
+        """Intermediate losses as the objective reported them, each with `.attempt`, `.step`, `.loss` and `.at`."""
         reports, objectives = self._store.reports(self._record.key, self.number), self._record.objectives
         return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
 
@@ -68,16 +68,16 @@ class TrialResult(TrialFacts):
 
 
 class TrialResults(Sequence[TrialResult]):
-    """Trials of a study by number, finished or not, as recorded when this was created.
+    """Trials of a study in the order of their numbers, finished or not: those recorded when this was created.
 
-    Trials are read from the store in pages when they are needed.
+    They are read from the store in pages when they are needed.
     """
 
     def __init__(self, store: SqlStore, record: StudyRecord, values: Values) -> None:
         self._store = store
         self._record = record
         self._values = values
-        #: a repair may have moved trials away, so the numbers have gaps
+        #: numbers of the trials; they have gaps if a repair has moved trials away
         self._numbers = [*store.numbers(record.key)]
 
     def __len__(self) -> int:
@@ -94,9 +94,9 @@ class TrialResults(Sequence[TrialResult]):
     def __getitem__(self, place: slice) -> list[TrialResult]: ...
 
     def __getitem__(self, place: int | slice) -> TrialResult | list[TrialResult]:
-        """Return the trial at a place (-1 for the greatest number), or those of a slice.
+        """Return the trial at a position (-1 for the trial with the greatest number), or the trials of a slice.
 
-        Raises StoreError for one that cannot be read; a slice or a loop leaves it out with a warning.
+        Raises StoreError if the trial cannot be read. A slice or a loop leaves it out with a warning.
         """
         if isinstance(place, slice):
             return list(self._of(self._numbers[place]))
@@ -107,6 +107,6 @@ class TrialResults(Sequence[TrialResult]):
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         where = self._values, self._store, self._record
-        # In the order of `numbers`, because the store has its own order.
+        # Returned in the order of `numbers`, because the store returns another order.
         found = {trial.number: trial for trial in self._store.trials(self._record.key, numbers)}
         return (TrialResult(found[number], *where) for number in numbers if number in found)

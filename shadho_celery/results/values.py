@@ -1,4 +1,4 @@
-"""Values of a recorded trial: what the objective got, in the space's own shape."""
+"""Values that the objective of a recorded trial got, in the space's own shape."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Evaluate = Callable[[Params], Any]
 
 
 class Values:
-    """Computes values with the space in the store, else with that of the study's module, else as texts."""
+    """Computes values from params: with the space in the store, else with that of the study's module, else as texts."""
 
     def __init__(self, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is that of the space itself, if it is available."""
+        """`evaluate` is the method of the study's space, if it is available."""
         self._record = record
         self._evaluate = evaluate
-        #: reason why some values are texts, with its remedy; None as long as all are what the objective got
+        #: reason why some values are texts, with the remedy; None as long as all are the values that the objective got
         self.note: str | None = None
 
     def of(self, params: Params) -> Any:
-        """Return the values of these params; see `note`."""
+        """Return the values for these params; `note` then says whether they are texts."""
         if self._evaluate is not None:
             return self._evaluate(params)
         value, is_exact = self._restored.evaluate(params) if self._restored else (dict(params), False)
@@ -45,15 +45,16 @@ class Values:
             return value
 
     def shown(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a table shows it. It is never None, which means an inactive label
-        there.
+        """Return the value of one active label as a table shows it.
+
+        The value None becomes a text, because None in a table stands for an inactive label.
         """
         value = self._restored.shown(params, label) if self._restored else params[label]
         return "None" if value is None else value
 
     @cached_property
     def _restored(self) -> RestoredSpace | None:
-        """The space that the store has; None if it has none, or one that cannot be read."""
+        """The space that the store has; None if it has no space, or the space cannot be read."""
         if self._record.tree is None:
             return None
         try:
@@ -63,9 +64,9 @@ class Values:
 
     @cached_property
     def _of_module(self) -> Evaluate | None:
-        """Evaluation with the space of the study's module; None, with a note, if it has no such space.
+        """Function that evaluates params with the space of the study's module; None, with a note, if there is none.
 
-        Only for a module that this program has imported itself, because a stranger's store may name any module.
+        The module is used only if this program has imported it itself, because a stranger's store may name any module.
         """
         name = self._record.module
         if not name:

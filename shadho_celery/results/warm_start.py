@@ -1,4 +1,4 @@
-"""Warm start: a new study learns from the finished trials of another search that fit its space.
+"""Warm start: a new study learns from those finished trials of another search that fit its space.
 
 The trials come from a recorded study, a table as `export` writes it, hyperopt's Trials or a list. They are not part of
 the study. If a trial lacks a label of the space, its value is drawn. A label that the space lacks is dropped. A trial
@@ -39,16 +39,16 @@ from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import RestoredSpace, to_json
 from shadho_celery.store.sql import SqlStore
 
-#: params by label of each trial, and the loss, as the objective returns it
+#: for each trial, its params by label, and its loss as the objective returned it
 Known: TypeAlias = Iterable[tuple[Mapping[str, Any], float]]
-#: a study's name, STORE_URL#STUDY or a file, or what has the trials itself
+#: a study's name, STORE_URL#STUDY or a file; or an object that contains the trials
 WarmStartSource: TypeAlias = str | Path | StudyResults | hyperopt.Trials | Known
 
-#: seed of the draws for missing labels
+#: seed of the generator that draws values for missing labels
 _STREAM = 0x77
-#: number of reasons for leaving trials out, and of labels, that a line names
+#: maximum number of reasons for leaving trials out, and of labels, that a line names
 _LISTED = 4
-#: relative difference up to which a number is what a draw gives
+#: relative difference up to which two numbers are taken as equal
 _EQUAL = 1e-9
 #: a number as tables have it: no underscores, no digits of other scripts
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
@@ -60,11 +60,11 @@ _CONSTRAINT = "constraint."
 class Lesson:
     """A trial of another search to learn from."""
 
-    #: in the form that `enqueue` accepts
+    #: params in the form that `enqueue` accepts
     point: Mapping[str, Any]
-    #: the first of several losses; None if it is not known
+    #: loss, the first one of several losses; None if it is not known
     loss: Any = None
-    #: False if the loss is as an objective returned it, which a study may maximise
+    #: False if `loss` is as an objective returned it, and a study may maximise it
     is_minimised: bool = True
     #: losses by name, as the objective returned them
     losses: Mapping[str, Any] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Trials of another search."""
+    """Trials of another search, before they are fitted to the space of a study."""
 
     #: description, such as "study svm-1a2b"
     name: str
     trials: Sequence[Lesson]
-    #: number of its other trials, such as failed ones, by reason
+    #: number of its trials that cannot be used, such as failed ones, by reason
     left_out: Mapping[str, int] = field(default_factory=dict)
-    #: remedy for a part of it that was not read
+    #: message, with the remedy, about parts of it that were not read as the user may expect
     note: str = ""
 
 
@@ -90,9 +90,9 @@ class WarmStart:
     """Trials of earlier studies from which a study learns, and a description of the trials left out."""
 
     trials: Sequence[Trial]
-    #: one line about them
+    #: one line about the trials and what was left out
     words: str
-    #: False if some trials or labels were left out
+    #: False if some trials were left out, or labels dropped or drawn
     is_whole: bool
 
 
@@ -109,8 +109,9 @@ def refuse_if_resumed(given: object, *, resume: bool) -> None:
 
 
 def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:
-    """Return the trials of a source that fit the space and the objectives of a study. Raises UsageError if none
-    does.
+    """Return the trials of a source that fit the space and the objectives of a study.
+
+    Raises UsageError if no trial fits.
     """
     space, generator = subspaces[0].space, np.random.default_rng(_STREAM)
     found: list[Trial] = []
@@ -143,12 +144,12 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
 
 
 def _learned(lesson: Lesson, objectives: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return loss, losses and constraints in the form of the study. Raises SpaceError with what is missing."""
+    """Return loss, losses and constraints in the form of the study. Raises SpaceError, which names what is missing."""
     constraints = {name: _finite(value, "constraint") for name, value in lesson.constraints.items()}
     if not objectives:
         return {"loss": _finite(lesson.loss, "loss"), "constraints": constraints}
     if not lesson.losses and len(objectives) == 1:
-        # A loss without a name is used for the only objective.
+        # A loss without a name is that of the only objective.
         losses = dict.fromkeys(objectives, _finite(lesson.loss, "loss"))
         losses = losses if lesson.is_minimised else turned(losses, objectives)
     elif {*objectives} <= {*lesson.losses}:
@@ -169,7 +170,7 @@ def _finite(value: Any, what: str) -> float:
 def _fitted(
     space: Space, subspaces: Sequence[Subspace], known: Mapping[str, Any], generator: np.random.Generator
 ) -> tuple[str, Params]:
-    """Return subspace and params of a point. Raises SpaceError with the reason why it does not fit."""
+    """Return the subspace and the params of a known point. Raises SpaceError, which says why it does not fit."""
     if space.domains and not known:
         raise SpaceError("without a label of the space")
     for label, value in known.items():
@@ -186,7 +187,7 @@ def _fitted(
 
 
 def _listed(left_out: Mapping[str, int]) -> str:
-    """Return the numbers of trials that were left out, the most frequent reasons first."""
+    """Return text with the numbers of trials that were left out by reason, the most frequent reasons first."""
     most = sorted(left_out.items(), key=lambda each: -each[1])
     more = f" and {sum(count for _, count in most[_LISTED:])} for other reasons" if len(most) > _LISTED else ""
     said = ", ".join(f"{count} {reason}" for reason, count in most[:_LISTED])
@@ -206,11 +207,11 @@ def read_source(
     least: float | None = None,
     objectives: Mapping[str, str] | None = None,
 ) -> Source:
-    """Return the trials of a study in `store`, of ``STORE_URL#STUDY``, or of a CSV file, which has these objectives.
+    """Return the trials that `given` names: a study in `store`, ``STORE_URL#STUDY``, or a CSV file.
 
-    Other objects have the trials themselves, see `of_object`. With budgets those of the greatest teach, or of the
-    `least` one of a study with budgets: losses of others do not compare. Raises UsageError, StudyNotFound or
-    StoreError.
+    If it is another object, it contains the trials, see `of_object`. Only trials at one budget are used, because losses
+    at different budgets cannot be compared: at `least`, the lowest budget of the new study, or without it at the
+    greatest one. `objectives` are those of the new study. Raises UsageError, StudyNotFound or StoreError.
     """
     if not isinstance(given, (str, Path)):
         return of_object(given, space, least)
@@ -234,14 +235,14 @@ def read_source(
 
 
 def _is_named(_: str) -> None:
-    """Ignore which study was meant, because the line of a warm start names it."""
+    """Ignore a message about which study a shortened name stands for, because the line of a warm start names it."""
 
 
 def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
     """Return the trials of a recorded study.
 
-    Where a label's domain has changed, its draw counts if it gives the objective what it gave then. An option of a
-    choice is found by its name.
+    If the domain of a label has changed, its drawn value is used if the objective gets the same value for it as before.
+    An option of a choice is found by its name.
     """
     reader, described = _Reader(space), space.describe()
 
@@ -262,15 +263,15 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
 def of_table(
     path: Path, space: Space, least: float | None = None, objectives: Mapping[str, str] | None = None
 ) -> Source:
-    """Return the trials of a CSV file: a column for each label, with its drawn value, and `loss`.
+    """Return the trials of a CSV file, which has a column with the drawn values of each label, and the column `loss`.
 
-    A file of `export` has what the objective got in it, and the drawn value in ``drawn.LABEL`` where that is another.
-    The cell of a choice is the option, its name, or its index.
+    In a file of `export`, a label's column has the values that the objective got, and the column ``drawn.LABEL`` the
+    drawn values where they differ. An empty cell stands for an inactive label. The cell of a choice is an option or its
+    name. In a table written by hand it may also be the index of an option, if it is not the text of any option.
 
-    With `objectives`, the column of each objective replaces the column of the loss. Both have what the objective
-    returned, except that `loss` in a file of `export` is the loss that was minimised. The columns `state`, `budget` and
-    ``constraint.NAME`` of `export` are used if they exist. An empty cell is an inactive label. In a table written by
-    hand, the cell of a choice may be an option's index, if no option has it as its text.
+    With `objectives`, the column of each objective replaces the column `loss`. The columns have the losses that the
+    objective returned, except that `loss` in a file of `export` is the loss that was minimised. The columns `state`,
+    `budget` and ``constraint.NAME`` of `export` are used if they exist.
     """
     names, lines = _lines(path)
     columns = {label: column for label in space.domains if (column := _column(label, names)) is not None}
@@ -308,12 +309,12 @@ def of_table(
 
 
 def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Return the columns of a CSV file, and its rows. Raises UsageError if it is not one."""
+    """Return the column names and the rows of a CSV file. Raises UsageError if it cannot be read as CSV."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
             names = table.fieldnames or ()
-            # A user's own table quotes no formulas.
+            # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
             read: Callable[[str], str] = unquoted if _is_export(names) else str
             lines = [{read(name): read(cells.get(name) or "") for name in names} for cells in table]
             names = [*map(read, names)]
@@ -330,7 +331,7 @@ def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
 
 
 def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
-    """Return the source of these trials: those that are COMPLETE, at one budget."""
+    """Return a source with the COMPLETE trials at one budget. The other trials are counted as left out."""
     if not rows:
         raise UsageError(f"the warm start {name} has no trials; give another source, or leave it out")
     complete = [row for row in rows if row[1] == TrialState.COMPLETE]
@@ -344,7 +345,7 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
 
 
 class _Options:
-    """Options of a choice by what studies and tables show of them, except those that no text distinguishes."""
+    """Finds the option of a choice from its value or text. Options with equal texts are never found."""
 
     def __init__(self, options: Sequence[Any], alike: Collection[int]) -> None:
         self._options = {place: option for place, option in enumerate(options) if place not in alike}
@@ -352,14 +353,14 @@ class _Options:
         self._places = {str(option): place for place, option in self._options.items()}
 
     def of_value(self, shown: Any) -> int | None:
-        """Return the index of the option that is this value, else of the one equal to this number."""
+        """Return the index of the option that has this value, else of the option that equals this number, or None."""
         place = self._places.get(str(shown))
         if place is not None and type(self._options[place]) in {type(shown), type(None)}:
             return place
         return self._of_number(shown) if _is_number(shown) else None
 
     def of_cell(self, cell: str) -> int | None:
-        """Return the index of the option with this text, else of the one with this JSON text or number."""
+        """Return the index of the option with this text, else of the option with this JSON text or number, or None."""
         if cell in self._places:
             return self._places[cell]
         written = [place for place, option in self._options.items() if json.dumps(option, ensure_ascii=False) == cell]
@@ -372,7 +373,7 @@ class _Options:
 
 
 class _Reader:
-    """Finds the draws of a space that give the objective what it got."""
+    """Finds drawn values with which the objective gets the values that it got in another search."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -382,17 +383,20 @@ class _Reader:
             for label, known in self._restored.labels.items()
             if known.options is not None
         }
-        #: cells that were read as indexes, by label
+        #: number of cells that were read as indexes of options, by label
         self._indexed = Counter[str]()
 
     @property
     def note(self) -> str:
-        """What was read as indexes of options, or ""."""
+        """Message about the cells that were read as indexes of options, or ""."""
         read = [f"{label} ({count})" for label, count in self._indexed.items()]
         return f"cells that no option has as its text were read as indexes: {', '.join(read)}" if read else ""
 
     def of_cell(self, label: str, cell: str, drawn: str | None) -> Any:
-        """Return the draw that a table's cell stands for, as `draw`; `drawn` is that of a table of `export`."""
+        """Return the drawn value that a table's cell stands for, like `draw`.
+
+        `drawn` is the text of the drawn value in a table of `export`; None for a table written by hand.
+        """
         if label not in self._options:
             return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
         options, index = self._options[label], _number(cell)
@@ -403,7 +407,11 @@ class _Reader:
         return place
 
     def draw(self, label: str, drawn: Any, shown: Any) -> Any:
-        """Return the draw that gives the objective what is `shown`; else None or a text, which no domain contains."""
+        """Return the drawn value of `label` with which the objective gets the value `shown`.
+
+        `drawn` is the value that was drawn in the other search. If there is no such value, return None or a text, which
+        no domain contains.
+        """
         if label in self._options:
             return self._options[label].of_value(shown)
         is_same = label not in self._space.domains or _are_equal(self._restored.shown({label: drawn}, label), shown)
@@ -418,13 +426,13 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def _column(label: str, names: Sequence[str]) -> str | None:
-    """Return the column of a label, to which `export` gives a prefix if its name is taken."""
+    """Return the name of a label's column, or None. `export` gives it a prefix if the label is the name of a fact."""
     taken = {*FACTS, *MOMENTS}
     return next((name for name in (f"param.{label}", label) if name in names and name not in taken), None)
 
 
 def _note(space: Space, names: Sequence[str]) -> str:
-    """Return the remedy for columns of labels that have the name of a fact of a trial."""
+    """Return a remedy if the column of a label cannot be used because the label is the name of a fact, else ""."""
     facts = [name for name in space.domains if name in {*FACTS, *MOMENTS} and name in names]
     unread = [name for name in facts if f"param.{name}" not in names]
     if not unread or _is_export(names):
@@ -437,7 +445,7 @@ def _is_export(names: Sequence[str]) -> bool:
 
 
 def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: Collection[str]) -> dict[str, str]:
-    """Return the column of each objective that has one; `export` gives it a prefix if its name is taken."""
+    """Return the columns of the objectives, by name. `export` gives a column a prefix if its name is taken."""
     taken = {*labels, *((*FACTS, *MOMENTS, *TEXTS) if _is_export(names) else ())}
     found = {
         objective: [name for name in (f"loss.{objective}", objective) if name in names and name not in taken]
@@ -447,7 +455,7 @@ def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: C
 
 
 def _number(cell: str) -> Any:
-    """Return a cell's number, a whole one as int; any other text unchanged."""
+    """Return the number in a cell, as int if it is a whole number. Return any other text unchanged."""
     if not _NUMBER.fullmatch(cell):
         return cell
     with suppress(ValueError):
@@ -460,7 +468,7 @@ def _is_number(value: Any) -> bool:
 
 
 def of_object(given: Any, space: Space, least: float | None) -> Source:
-    """Return the trials of a study, of hyperopt's Trials, or of a list. Raises UsageError for anything else."""
+    """Return the trials in a study, in hyperopt's Trials, or in a list. Raises UsageError for any other object."""
     if isinstance(given, StudyResults):
         return of_study(given, space, least)
     if isinstance(given, hyperopt.Trials):
