@@ -1,4 +1,4 @@
-"""Role of an executor, which runs attempts and returns events; and the queue operation shared by implementations."""
+"""Role of an executor, which runs attempts and returns events, and a function for the queues of implementations."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from shadho_celery.core.trial import Attempt, Event
 class Executor(Protocol):
     """Runs attempts.
 
-    Six methods, one more than other roles: while the store is away the lock of the study is kept (`keep`), although
-    nothing is collected (`poll`), which would confirm events that are not recorded.
+    It has six methods, one more than other roles. While the store cannot be reached, the scheduler keeps its lock on
+    the study with `keep`. It cannot use `poll` then, because `poll` confirms events that are not recorded yet.
     """
 
     def classes(self) -> Sequence[ComputeClass]:
         """Return the compute classes with live workers for this study, as of the last `poll`."""
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
-        """Send QUEUED attempts to their compute class. Each ends in an event, unless another one has ended its trial.
+        """Send QUEUED attempts to their compute classes.
 
-        Sending an attempt twice is harmless. A copy is sent while another attempt of its trial runs: it goes to another
-        machine, and the first to end COMPLETE or PRUNED ends the others. An attempt with `only_on` runs only on that
-        machine: if no worker there takes it soon, it ends LOST, unclaimed. A RUNNING attempt, known from an earlier run
-        of the scheduler, is not sent but watched, and also ends in an event.
+        Each attempt ends in an event, unless another attempt has ended its trial. Sending an attempt twice is harmless.
+        A copy is sent while another attempt of its trial runs. It goes to another machine, and the first attempt that
+        ends COMPLETE or PRUNED ends the other. An attempt with `only_on` runs only on that machine: if no worker there
+        takes it soon, it ends LOST, unclaimed. A RUNNING attempt is known from an earlier run of the scheduler: it is
+        not sent but watched, and also ends in an event.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        """Return events as soon as there are any, or none after about `seconds`.
+        """Return events as soon as there are any, or an empty sequence after about `seconds`.
 
-        The call also confirms that the events of the last call are recorded. Only unconfirmed events are returned again
-        after a crash.
+        The call also confirms that the events of the last call are recorded. After a crash, only unconfirmed events are
+        returned again.
         """
 
     def keep(self) -> None:
-        """Keep the study from other schedulers while it is not polled. Call this every few seconds."""
+        """Keep the scheduler's lock on the study while `poll` is not called. Call this every few seconds."""
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
-        """Take back the trials that no worker has claimed; they end LOST, unclaimed. With `running`, stop the others.
+        """Take back the trials that no worker has claimed; they end LOST, unclaimed.
 
-        Those in `pruned` are stopped because of their reports, which a worker's log says. The events arrive some time
-        later.
+        With `running`, also stop the trials that run. With `pruned`, their workers are told that the reason is their
+        reports, which they log. The events arrive some time later.
         """
 
     def close(self) -> None:

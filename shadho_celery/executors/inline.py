@@ -1,4 +1,4 @@
-"""Executors of this process: one runs trials one after another, for `minimize`; one hands them to an ask/tell loop."""
+"""Executors without a fleet: `InlineExecutor` runs trials here one after another, `ByHandExecutor` serves ask/tell."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shadho_celery.objective.context import LocalContext
 
 INLINE_CLASS = "local"
 
-#: replaces the machine's name, and the id of its disk
+#: used in place of the machine's name, and of the id of its storage
 HOST = "this process"
 STORAGES = {HOST: "local"}
 
 
 class LocalExecutor:
-    """Queue and events of an executor without a fleet. Its attempts run on one class, `local`."""
+    """Base of executors without a fleet: a queue of attempts for one compute class, `local`, and a list of events."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class LocalExecutor:
 
 
 class InlineExecutor(LocalExecutor):
-    """One slot of one class, `local`. A trial runs inside `poll`."""
+    """Runs one trial at a time in this process, inside `poll`. It has one slot of one class, `local`."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class InlineExecutor(LocalExecutor):
     ) -> None:
         """`evaluate` computes the objective's values from a trial's params (`Space.evaluate`). `study` is a name.
 
-        `objectives` are those of the study, if its losses have names. `prunes` is called with each report and returns
-        whether its attempt should stop, because nothing polls while an objective runs. `code` is the digest of the
-        objective's version.
+        `objectives` are the directions of the study's losses by name, if they have names. `prunes` is called with each
+        report and returns whether its attempt should stop; it is needed because the scheduler cannot poll while an
+        objective runs. `code` is the digest of the objective's version.
         """
         super().__init__(clock or SystemClock())
         self._objective = objective
@@ -139,15 +139,16 @@ class InlineExecutor(LocalExecutor):
             self._clock,
             objectives=self._objectives,
         )
-        # Also for an objective that raises its own exception when it should stop.
+        # The outcome is also CANCELLED if the objective raises its own exception when it should stop.
         outcome = outcome.cancelled() if is_stopped else outcome
         self._end(attempt, replace(outcome, continued=continued, code=self._code))
 
 
 class ByHandExecutor(LocalExecutor):
-    """The caller fetches each attempt, runs it, and returns its result.
+    """Executor for ask/tell: the caller fetches each attempt, runs it, and brings its result.
 
-    One class, `local`, with a slot for each fetched attempt, and one more while one is asked for.
+    It has one class, `local`, with a slot for each fetched or queued attempt, and a free slot while the caller asks for
+    an attempt and none is queued.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -174,7 +175,7 @@ class ByHandExecutor(LocalExecutor):
             self.bring(number, Outcome(state=TrialState.CANCELLED, error="cancelled"))
 
     def fetch(self) -> Attempt | None:
-        """Return an attempt for the caller to run, or None."""
+        """Return an attempt for the caller to run, or None if none is queued."""
         if not self._queue:
             return None
         attempt = self._queue.popleft()
@@ -191,7 +192,7 @@ class ByHandExecutor(LocalExecutor):
         self._report(self.fetched[number], step, loss)
 
     def give_back(self) -> None:
-        """Give up all fetched attempts. Their trials wait to be asked for again."""
+        """Give up all fetched attempts. They end LOST, so their trials can be fetched again."""
         for attempt in self.fetched.values():
             self._lose(attempt, "it was asked for but never told")
         self.fetched.clear()

@@ -2,11 +2,11 @@
 
 A machine with a broken driver or a missing library fails its trials at once and is free again at once. Without a
 circuit breaker it would take most trials of a study (a black hole). If only one worker has had a kind of failure, the
-trial is tried again on another worker. If that worker finishes it, the failure counts against the first worker. If it
-fails in the same way, failures of this kind count as caused by the trials, on any worker. A study whose trials fail for
-their own reasons therefore costs one more run for each kind of failure.
+trial is tried again on another worker. If it succeeds there, the failure counts against the first worker. If it fails
+in the same way, failures of this kind count as caused by the trials from then on, on every worker. If a study's own
+code fails, each kind of failure therefore costs one additional run.
 
-Between two decisions, the strikes in Redis (`transport.channel`) open a breaker at once. The decision closes it,
+The strikes in Redis (`transport.channel`) open a breaker at once. Later the scheduler decides: it closes the breaker,
 half-opens it (one more trial), or quarantines the worker.
 """
 
@@ -23,11 +23,12 @@ from shadho_celery.core.failures import headline, kind_of
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.transport.channel import Quarantine
 
-#: failures of trials that succeeded elsewhere after which a worker is quarantined: in all, and in a row
+#: numbers of failures after which a worker is quarantined, if the trials succeeded on another worker: in all, and in a
+#: row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
-#: minimum ratio of the first number to all results of the worker
+#: minimum share of such failures in all results of a worker for its quarantine by their total
 MIN_SHARE = 0.1
-#: results without a success after which one such failure is enough
+#: number of results after which one such failure is enough for a worker that has had no success
 HOPELESS_AFTER = 2
 #: number of workers on which a trial may fail before its failure is accepted in any case
 MAX_OPINIONS = 3
@@ -38,35 +39,35 @@ DECAY = 0.2
 
 
 class CircuitBreaker:
-    """Decides whether failures are caused by the workers or the trials of one study."""
+    """Decides for one study whether failures are caused by its trials or by the workers on which they ran."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
-        #: calls that record decisions in Redis, pending while it does not answer
+        #: pending calls that record decisions in Redis; they are repeated until Redis answers
         self.unsaid: list[Callable[[], object]] = []
         #: quarantined workers
         self.quarantined: set[str] = set()
         #: warnings for the operator
         self.notices: list[str] = []
-        #: last failure of a kind that no other worker has had, by worker: its machine and the error
+        #: machine and error of a worker's last failure that no other worker has had, by worker
         self._errors: dict[str, tuple[str, str]] = {}
         #: workers that have had a kind of failure, by kind
         self._had: defaultdict[str, set[str]] = defaultdict(set)
         #: kinds of failures that are caused by the trials
         self._known: set[str] = set()
-        #: workers on which a trial failed and the kinds of failure, by number of a trial whose failure is not accepted
-        #: yet
+        #: worker and kind of each failure of a trial, by number of the trials whose failure is not accepted yet
         self._doubted: dict[int, list[tuple[str, str]]] = {}
-        #: failures of trials that succeeded elsewhere, in all and since a worker's last success
+        #: number of failures of trials that succeeded on another worker, by worker: in all, and since its last success
         self._against: Counter[str] = Counter()
         self._row: Counter[str] = Counter()
+        #: number of results and of successes, by worker
         self._ended: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         #: mean seconds of a successful trial; 0 before the first
         self._seconds = 0.0
 
     def judge(self, result: Result, able: Set[str]) -> Result:
-        """Return the result. It asks for a retry if another of the `able` workers must try the trial first."""
+        """Return the result. If one of the other `able` workers should try the trial, the result asks for a retry."""
         outcome = result.outcome
         if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or not result.worker:
             return result
@@ -80,7 +81,7 @@ class CircuitBreaker:
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of these workers, because no other worker can try their trials."""
+        """Close the breakers of these workers. Call this if no other worker can try their trials."""
         self.unsaid += [partial(self._quarantine.close, worker) for worker in workers]
 
     def _note_success(self, result: Result) -> None:
@@ -93,13 +94,13 @@ class CircuitBreaker:
         self._row.update(guilty)
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
-        # The other workers remain undecided.
+        # Workers with other undecided failures keep their breakers as they are.
         self.unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
         self.unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
-        """Record a failure. Return whether it counts as caused by the trial."""
+        """Record a failure. Return whether it is accepted as the trial's result, without a try on another worker."""
         kind = kind_of(result.outcome.error)
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1 or not able - {result.worker}:

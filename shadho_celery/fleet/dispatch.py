@@ -20,11 +20,12 @@ from shadho_celery.transport.broker import Publisher, machine_queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
 
-#: maximum seconds of work in one message of short trials, and maximum number of attempts in it
+#: maximum seconds of work, and maximum number of attempts, in one message of short trials
 BUNDLE_SECONDS = 0.02
 MAX_BUNDLE = 16
 
-#: seconds of a class's work that should wait in its queue: about the time that the scheduler needs to refill it
+#: seconds of a class's work that should wait in its queue, about the time that the scheduler needs to refill it; and
+#: maximum number of trials that should wait there
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 256
 
@@ -36,23 +37,23 @@ RETRY_SECONDS = 2.0
 
 
 class Pace:
-    """Speed of a study's compute classes, and the resulting number of trials that should wait in their queues."""
+    """Measures how long trials take in each compute class, and computes how many should wait in the class's queue."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: mean seconds of a class's trials
+        #: moving average of the seconds of a trial, by class
         self.seconds: dict[str, float] = {}
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
-        """Update the moving average of a class's seconds. It starts high, so one short trial changes it little."""
+        """Add a trial's `seconds` to its class's moving average. This starts high, so one trial changes it little."""
         before = self.seconds.get(compute_class, 10 * BUNDLE_SECONDS)
         self.seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def ahead(self, compute_class: ComputeClass) -> int:
-        """Return the number of trials to keep waiting: as many as the class runs during one turn of the scheduler.
+        """Return the number of trials that should wait in a class's queue: as many as it runs in AHEAD_SECONDS.
 
-        While other studies have their turn, return only enough to keep the study's own slots busy.
+        While other studies have their turn, this is only enough to keep the study's own slots busy.
         """
         share, seconds = compute_class.share, AHEAD_SECONDS
         if compute_class.turn == 0:
@@ -68,9 +69,9 @@ class Pace:
 
 @dataclass
 class Dispatch:
-    """Sends the attempts of one study."""
+    """Sends the attempts of one study to their queues, as messages."""
 
-    #: what all messages of the study have
+    #: a message without attempts, with the fields that all messages of the study have in common
     template: Payload
     publisher: Publisher
     channel: SchedulerChannel
@@ -82,9 +83,9 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
-        #: attempts for the next `send`, except those that are not in flight any more by then
+        #: attempts that the next `send` publishes; attempts that are no longer in flight by then are skipped
         self.unsent: list[Attempt] = []
-        #: ended attempts after which other attempts are allowed, before the next ones are sent
+        #: (number, attempt) pairs that have ended in Redis but whose trials continue; `send` allows later attempts
         self.reopened: list[tuple[int, int]] = []
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
@@ -106,7 +107,7 @@ class Dispatch:
                 self.unsent.clear()
 
     def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
-        """Publish messages, each beside the name of its queue. Return whether the broker accepted them."""
+        """Publish pairs of a queue's name and a message. Return whether the broker accepted them."""
         try:
             self.publisher.publish(messages)
         except ServiceError as error:
@@ -116,11 +117,11 @@ class Dispatch:
         return True
 
     def is_waiting(self, now: float) -> bool:
-        """Return whether the broker is unavailable and the next try is not due yet."""
+        """Return True if the broker was unavailable at the last try and the next try is not due yet."""
         return now < self._retry_at
 
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
-        """Yield the messages for these attempts, each beside the name of its queue."""
+        """Yield pairs of a queue's name and a message for it, which together contain these attempts."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
             by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self._other_host(attempt)))
@@ -139,14 +140,14 @@ class Dispatch:
         return None
 
     def payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
-        """Return the message for attempts of one queue, which are stopped after `timeout` seconds."""
-        # With a single worker, its failures cannot be compared with those of others.
+        """Return a message with these attempts. Each attempt is stopped after `timeout` seconds."""
+        # The failures of a single worker cannot be compared with those of other workers.
         watched = self.may_watch and len(self.workers.able) > 1
         return replace(self.template, attempts=list(attempts), timeout=timeout, watched=watched)
 
 
 def queue_of(attempt: Attempt) -> str:
-    """Return the name of the queue for an attempt."""
+    """Return the name of the queue to which an attempt is sent: that of its class, or of a machine (`only_on`)."""
     name = str(attempt.compute_class)
     return name if attempt.only_on is None else machine_queue(name, attempt.only_on)
 
@@ -154,7 +155,7 @@ def queue_of(attempt: Attempt) -> str:
 def _is_alone(attempt: Attempt) -> bool:
     """Return whether an attempt needs a message of its own.
 
-    This is so if it takes several slots, if only some machines may run it, or if it is not the first attempt. An
+    It does if it takes several slots, if only some machines may run it, or if it is not the trial's first attempt: an
     earlier attempt may have killed its worker, and with it all attempts in the message.
     """
     is_for_some = attempt.not_on is not None or attempt.only_on is not None
@@ -164,8 +165,8 @@ def _is_alone(attempt: Attempt) -> bool:
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:
     """Split `attempts` of one class into messages. One attempt takes about `seconds`, and the class has `slots` slots.
 
-    A message costs about a millisecond of a worker's time, so short trials share one, as long as every slot gets its
-    part.
+    A message costs about a millisecond of a worker's time, so short trials share a message, as long as every slot gets
+    some of the attempts.
     """
     size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(attempts) / slots))
     return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]

@@ -1,6 +1,6 @@
 """Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel.
 
-`remove` ends what a deleted study has left: its keys in Redis and its messages in the queues.
+`remove` deletes what a deleted study has left: its keys in Redis and its messages in the queues.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class QueueExecutor:
     """Executor with one queue per compute class. The classes are those that live workers announce.
 
     `study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-    `code`. `live` are the study's live attempts. With `sources`, workers that accept code get them. They read the
-    losses by `objectives`. Other processes are shown its `progress`.
+    `code`. `live` are the study's live attempts. `sources` are shipped to the workers that accept code. `objectives`
+    are the names and directions of the losses. `progress` returns what is announced to other processes.
 
-    `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
-    that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
-    A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete after `gang_wait_seconds`
-    gives its slots back and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
+    `weight` determines the study's share of the slots when several studies want them. With `adopt`, the executor waits
+    for attempts that an earlier scheduler left running. Without it, all workers are on this machine, and the workers of
+    an earlier scheduler are gone. A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete
+    after `gang_wait_seconds` gives its slots back and ends LOST. `fence` is the fencing number of the study's lock in
+    its store.
 
     Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
     """
@@ -105,14 +106,14 @@ class QueueExecutor:
         self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
         #: True until the first poll: attempts submitted before it belong to an earlier scheduler
         self._is_new = True
-        #: True if all events before the last look at leases were returned, and so handled before the next poll
+        #: True if `poll` has returned all events from before the last look at leases; they are handled by the next poll
         self._is_informed = False
-        #: calls that take attempts back, pending while Redis does not answer
+        #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []
-        #: queues that may contain messages of attempts that were taken back, and the check whether they are refused
+        #: queues that may contain messages of attempts that were taken back, and the function that finds these attempts
         self._stale: set[str] = set()
         self._are_refused = WorkerChannel(client).are_refused
-        #: reason why Redis is unavailable, so that no trial can end, or None
+        #: reason why Redis is unavailable, or None; meanwhile no trial can end
         self.silence: ServiceError | None = None
         self._take_over(quarantine)
 
@@ -124,7 +125,7 @@ class QueueExecutor:
             quarantine.reset()
             if self._ship is not None:
                 self._ship()
-        #: the moments of the last look at the lock, and at which the sources were last shipped
+        #: times at which the lock was last renewed and the sources were last shipped
         self._held_at = self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
@@ -133,7 +134,7 @@ class QueueExecutor:
 
     @property
     def trouble(self) -> ServiceError | None:
-        """Reason why the broker or Redis cannot be used at the moment, or None. The call is tried again."""
+        """Reason why the broker or Redis cannot be used at the moment, or None. Failed calls are tried again."""
         return self._dispatch.refusal or self.silence
 
     @property
@@ -143,7 +144,7 @@ class QueueExecutor:
 
     @property
     def known_for(self) -> float:
-        """Seconds for which the live workers have been complete: since the start, an outage or a loss of data."""
+        """Seconds for which all live workers have been known: since the start, or the last outage or loss of data."""
         return self.workers.known_for(self._clock.now())
 
     def notices(self) -> Sequence[str]:
@@ -172,7 +173,7 @@ class QueueExecutor:
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
-            # An outage of the store may lie between its record and now.
+            # If the store was unavailable, the attempt was recorded long before this moment.
             if (sent := self._in_flight.find(attempt.number, attempt.attempt)) is not None:
                 sent.at = now
         if self._is_new and not self._adopt:
@@ -183,7 +184,7 @@ class QueueExecutor:
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
             self._gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
-        # Not for a copy of a running attempt, which may have ended just now.
+        # Copies are left out: the attempt that they copy is still in flight, and its result may be on its way.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopened += [(a.number, a.attempt - 1) for a in again]
         self._dispatch.unsent += queued
@@ -203,13 +204,13 @@ class QueueExecutor:
             self._confirm()
             flush(self._breaker.unsaid)
             self._leases.note_wait(self._clock.now() - asked_at)
-            # This must happen before anything is taken back, because it allows attempts after ended ones.
+            # This must precede taking attempts back, because it also reopens trials whose attempts have ended.
             self._dispatch.send()
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
             if unclaimed and self._dispatch.refusal is None:
-                # They are sent again as new attempts, at no charge for their trials; the old messages will be refused.
+                # Their trials get new attempts, which do not count as retries. The old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for lost in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
@@ -257,7 +258,7 @@ class QueueExecutor:
             with suppress(redis.RedisError):
                 self._confirm()
                 self.workers.withdraw()
-                # Before the first poll, Redis has not been asked what an earlier scheduler left running.
+                # Before the first poll, it is not known which attempts an earlier scheduler left running.
                 if self._in_flight or self._is_new:
                     self.channel.unlock()
                 else:
@@ -275,9 +276,7 @@ class QueueExecutor:
         self._publisher.close()
 
     def _confirm(self) -> None:
-        """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the study
-        there.
-        """
+        """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the lock."""
         self.channel.confirm()
         if self._leases.ended:
             self.channel.forget(self._leases.ended)
@@ -292,9 +291,10 @@ class QueueExecutor:
         flush(self._unwanted)
 
     def _judged(self, result: Result) -> Result:
-        """Return the result for the study, and learn from it; one of other params is left to the study, to be refused.
+        """Return a result, which may ask for a retry. Update the circuit breakers and the mean time of trials.
 
-        If Redis has recorded that a refused one ended an attempt, that attempt is now missing.
+        A result with other params than the attempt's is returned unchanged: the study refuses it. If Redis has recorded
+        that such a result ended an attempt, that attempt is found as missing later.
         """
         sent = self._in_flight.find(result.number, result.attempt)
         if sent is None or not result.is_of(sent.attempt.params):
@@ -302,12 +302,15 @@ class QueueExecutor:
         if self._adopt:
             result = self._breaker.judge(result, self.workers.able)
         if result.retry is None:
-            # The time in which a broken worker fails is not a measure of how long trials take.
+            # A failure on a broken worker says nothing about how long trials take.
             self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)
         return result
 
     def _note_end(self, event: Lost | Result, gone: Sequence[Sent], is_over: bool) -> None:
-        """Count the turns of ended attempts, and free what their trial holds: all of it if the trial `is_over`."""
+        """Count the slot seconds of the `gone` attempts, and free what they hold in Redis.
+
+        If the trial `is_over`, this includes its other attempts.
+        """
         now = self._clock.now()
         for sent in gone:
             is_own = sent.attempt.attempt == event.attempt
@@ -315,13 +318,13 @@ class QueueExecutor:
             self.workers.turns.end(sent, now, seconds)
         if isinstance(event, Result) and is_over and gone:
             self.channel.note_end(event.number, event.attempt)
-            # If this attempt was thought to be lost, another one may have followed it in Redis.
+            # If this attempt was assumed lost, a later attempt may already be in Redis.
             if others := [sent.key for sent in gone if sent.attempt.attempt != event.attempt]:
                 self._unwanted.append(partial(self.channel.give_up, others, "another attempt has ended its trial"))
         if self._gangs.is_needed:
             self._gangs.close(event.number, None if is_over else event.attempt)
         if not is_over:
-            # Another attempt may not be claimed yet: for Redis this one has ended the trial.
+            # In Redis this attempt has ended the trial, so later attempts cannot be claimed until it is reopened.
             self._dispatch.reopened.append((event.number, event.attempt))
 
 
@@ -329,8 +332,8 @@ def remove(study: str, numbers: int, classes: Sequence[str]) -> int:
     """Stop the trials of a study that was deleted from the store, and delete its messages. Return the number of deleted
     messages.
 
-    `study` is its key. It had no trials from `numbers` on. `classes` are those that got its trials. Raises ServiceError
-    if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
+    `study` is the study's key. It had `numbers` trials, whose messages are in the queues of `classes`. Raises
+    ServiceError if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
     """
     with connect(urls.url(urls.REDIS)) as client:
         with refusals():

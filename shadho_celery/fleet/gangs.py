@@ -1,12 +1,13 @@
 """Gangs: fill the seats of a study's gangs, and find gangs that stay incomplete.
 
-A trial that takes N slots has N - 1 seats besides its coordinator's. A seat is published until a worker takes it. It is
-published again if that worker dies, as long as the trial runs. Seats of backup replicas are published while slots are
-idle, and their slots are reclaimed when trials want them.
+A trial that takes N slots has N - 1 seats for replicas, besides the slot of its coordinator. A seat is published as a
+message until a worker takes it, and again if that worker dies while the trial runs. Seats of backup replicas are
+published while slots are idle, and their slots are reclaimed when trials want them.
 
-If a coordinator has not reported within `wait_seconds` that its replicas have arrived, the gang gives everything back,
-because two gangs may each hold slots that the other one needs. Once all its seats are taken, a gang does not wait for
-other gangs, and its replicas may take ten times as long to get ready. A replica that fails gives its seat back.
+If a coordinator has not reported within `wait_seconds` that its replicas have arrived, the gang gives all its slots
+back, because two gangs may each hold slots that the other gang needs. Once all its seats are taken, a gang does not
+wait for other gangs, and its replicas may take ten times as long to get ready. A replica that fails gives its seat
+back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ READY_FACTOR = 10
 
 @dataclass
 class _Place:
-    """A seat of a gang and its state."""
+    """A seat of a gang, its state, and how often its message was published."""
 
     gang: _Gang = field(repr=False)
     seat: Seat
@@ -49,9 +50,9 @@ class _Place:
     #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
-    #: number of times it was published
+    #: number of times its message was published
     times: int = 0
-    #: True for a backup replica whose slot is wanted
+    #: True if it is for a backup replica that was asked to leave, because trials want its slot
     asked_back: bool = False
 
     @property
@@ -59,7 +60,7 @@ class _Place:
         return self.state == "taken" or (self.state == "never" and self.times > 0 and not self.asked_back)
 
     def message(self) -> tuple[str, Payload]:
-        """Return the name of the queue and the message for it."""
+        """Return the name of the seat's queue, and the message that offers the seat."""
         call = self.gang.call
         seat = ReplicaSeat(address=call.gang.address, token=call.gang.token, call=call.call, rank=self.seat.rank)
         return self.gang.compute_class, replace(self.gang.payload, replica=seat)
@@ -67,18 +68,18 @@ class _Place:
 
 @dataclass
 class _Gang:
-    """The gang of one attempt."""
+    """The gang of one attempt: its call for replicas and its seats."""
 
     call: Called
     compute_class: str
     #: the message for a replica, without its seat
     payload: Payload
-    #: time of its call
+    #: time at which its call for replicas was received
     since: float
     places: list[_Place] = field(default_factory=list)
     #: True once its coordinator has reported that its replicas have arrived
     is_complete: bool = False
-    #: True once its time has run out
+    #: True once its attempt was given up because the gang stayed incomplete for too long
     is_given_back: bool = False
     #: description of the last failure of a replica
     failure: str = ""
@@ -100,30 +101,28 @@ class Gangs:
     wait_seconds: float
 
     def __post_init__(self) -> None:
-        #: True once an attempt may have called for replicas: before there is nothing to `tend` or to `close`
+        #: True once an attempt may have called for replicas; until then, `tend` and `close` have nothing to do
         self.is_needed = False
         #: warnings for the operator
         self.notices: list[str] = []
         self._gangs: dict[tuple[int, int], _Gang] = {}
-        #: calls that remove the seats of ended gangs, pending while Redis does not answer
+        #: pending calls that remove the seats of ended gangs; they are repeated until Redis answers
         self._over: list[Callable[[], object]] = []
-        #: attempts that run since an earlier scheduler and may have called for replicas
+        #: attempts that an earlier scheduler started and that may have called for replicas
         self._unheard: list[tuple[int, int]] = []
         self._tended_at = -math.inf
 
     def expect(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Have the next `tend` read the calls of these (number, attempt) pairs, which run since an earlier
-        scheduler.
-        """
+        """Let the next `tend` read the calls of these (number, attempt) pairs, which an earlier scheduler started."""
         self._unheard += attempts
         self.is_needed = True
 
     def hear(self, event: GangEvent, now: float) -> None:
-        """Handle an event from a gang. The next `tend` follows at once."""
+        """Handle an event from a gang. The next `tend` does not wait for LOOK_SECONDS."""
         if isinstance(event, Called):
             self._open(event, now)
         else:
-            # Its seat is published again after a while.
+            # The replica has given its seat back, which is published again after a while.
             failure = one_line(headline(event.error))
             text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {failure}"
             self.notices.append(text)
@@ -140,8 +139,8 @@ class Gangs:
     def tend(self, now: float) -> list[Lost]:
         """Every LOOK_SECONDS, read the states of seats, reclaim the slots that trials want, and publish free seats.
 
-        Returns the gangs that are overdue: their attempts must be given up. Raises redis-py's errors; the next call
-        does the rest.
+        Returns a Lost record for each attempt that must be given up because its gang is overdue. Raises redis-py's
+        errors; the next call does what is left.
         """
         if self._unheard:
             for call in self.seats.calls(self._unheard):
@@ -155,14 +154,14 @@ class Gangs:
         places = [place for gang in self._gangs.values() for place in gang.places]
         for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
             place.state = state
-        # Slots in this study's part of a class that its trials leave for backup replicas.
+        # Slots in the study's share of each class that its trials leave for backup replicas.
         spare = {each.name: each.limit for each in self.workers.classes}
         for sent in self.in_flight:
             if (name := str(sent.attempt.compute_class)) in spare:
                 spare[name] -= sent.attempt.slots
         for name, slots in spare.items():
             self._ask_back(name, self.backups(name) - slots)
-        # The free seats of all gangs that are not given back; those of backups follow.
+        # Publish the free seats of all gangs that are not given back. Those of backup replicas follow below.
         free = [place for place in places if not (place.is_backup or place.gang.is_given_back)]
         self._publish([place for place in free if self._is_due(place, now)], now)
         for each in self.workers.classes:
@@ -172,7 +171,7 @@ class Gangs:
         return [] if self.dispatch.is_waiting(now) else self._overdue(now)
 
     def backups(self, compute_class: str) -> int:
-        """Return the number of slots that backup replicas take in a class, or will take with messages under way."""
+        """Return the number of slots in a class that backup replicas take, or will take once their messages arrive."""
         return sum(place.takes_a_slot for place in self._backups(compute_class))
 
     def _open(self, call: Called, now: float) -> None:
@@ -185,10 +184,10 @@ class Gangs:
             if before.call.call >= call.call:
                 before.is_complete |= call.gang.assembled and before.call.call == call.call
                 return
-            # The trial trains a second time, so the seats of its first gang are over.
+            # The trial trains another model, so the seats of its earlier gang are no longer needed.
             self.close(call.number, call.attempt)
         slots = sent.attempt.slots
-        # The coordinator's time limit is enough, because all replicas end with it.
+        # Replicas have no time limit of their own: they end with their coordinator.
         payload = self.dispatch.payload([sent.attempt], None)
         gang = _Gang(call, str(sent.attempt.compute_class), payload, now, is_complete=call.gang.assembled)
         for rank in range(1, slots + min(call.gang.backups, MAX_SLOTS)):
@@ -197,7 +196,7 @@ class Gangs:
         self._gangs[call.number, call.attempt] = gang
 
     def _overdue(self, now: float) -> list[Lost]:
-        """Return the gangs that have waited too long for replicas, each only once."""
+        """Return a Lost record for each gang that has waited too long for replicas, only once for each gang."""
         found = []
         for (number, attempt), gang in self._gangs.items():
             patience = self.wait_seconds * (READY_FACTOR if gang.is_seated else 1)
@@ -206,7 +205,7 @@ class Gangs:
             gang.is_given_back = True
             reason = f"its gang was not complete within {patience:g} s"
             reason += f"; {gang.failure}" if gang.failure else ""
-            # Replicas that fail count against the trial.
+            # If a replica has failed, the loss counts against the trial (`claimed`).
             found.append(Lost(number=number, attempt=attempt, reason=reason, claimed=bool(gang.failure)))
         return found
 
@@ -220,7 +219,7 @@ class Gangs:
         self.seats.clear(seats)
 
     def _ask_back(self, compute_class: str, count: int) -> None:
-        """Ask `count` backups to leave, the last ones first. Those that were asked before are among them."""
+        """Ask `count` backup replicas to leave, the last ones first. Those that were asked before are counted too."""
         taking = [place for place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
@@ -237,7 +236,7 @@ class Gangs:
         return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
 
     def _fill_backups(self, now: float, name: str, most: int) -> None:
-        """Publish at most this many seats of backups in a class."""
+        """Publish at most `most` seats of backup replicas in a class."""
         complete = [place for place in self._backups(name) if place.gang.is_complete]
         due = [place for place in complete if self._is_due(place, now)]
         self._publish(due[: max(0, most)], now)

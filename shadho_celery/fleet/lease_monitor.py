@@ -1,4 +1,4 @@
-"""Lease monitor: find lost attempts, because their worker is silent or because no worker claims them."""
+"""Lease monitor: find attempts that are lost because their worker is silent, or because no worker claims them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 #: seconds between two looks at workers, leases and other studies
 LOOK_SECONDS = 1.0
 
-#: announcements and leases read per second: a look takes long on a large fleet, so looks are less frequent there
+#: maximum mean number of announcements and leases read per second: on a large fleet, looks are less frequent
 READ_PER_SECOND = 5000
 
 #: seconds with a free slot in its class after which an unclaimed message is assumed lost
@@ -29,14 +29,14 @@ NO_WORKER_SECONDS = 10.0
 MACHINE_SECONDS = 5.0
 MACHINE_BUSY_SECONDS = 60.0
 
-#: looks in a row without a trace of a claimed attempt after which it is lost; until then its worker may renew the lease
-#: again after Redis has lost its data
+#: number of looks in a row at which Redis has no record of a claimed attempt, after which it is lost; if Redis has lost
+#: its data, the worker's next renewal records the attempt again
 MAX_UNLEASED = 10
 
 
 @dataclass
 class LeaseMonitor:
-    """Monitors the workers and the attempts in flight of one study."""
+    """Looks for lost attempts among the attempts in flight of one study, and updates its live workers."""
 
     channel: SchedulerChannel
     workers: Workers
@@ -45,19 +45,19 @@ class LeaseMonitor:
     clock: Clock
     #: True if Redis did not answer in time since the last look at leases, so that workers could not renew them either
     was_silent: bool = False
-    #: losses found, until the executor takes them
+    #: Lost events that were found; the executor removes them
     losses: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
     #: number of announcements and leases read by the last look
     _read: int = 0
-    #: attempts whose lease has ended, until that is recorded
+    #: attempts whose lease has ended; the executor removes them once that is recorded in the store
     ended: list[tuple[int, int]] = field(default_factory=list)
     #: states in Redis of the attempts in flight, until `missing` has used them
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
     _lease_seconds: float = field(default_factory=configured_lease)
 
     def look(self, now: float) -> list[tuple[int, int]]:
-        """Update the live workers and find lost attempts, every LOOK_SECONDS, or less often on a large fleet.
+        """Update the live workers and find lost attempts. Do nothing until the next look is due (LOOK_SECONDS).
 
         `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that no worker
         claims and that should be taken back. Raises redis-py's errors.
@@ -89,10 +89,10 @@ class LeaseMonitor:
         self.was_silent |= seconds > longest
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs that are void in Redis but gave no event: no worker can claim them.
+        """Return the (number, attempt) pairs that no worker can claim (they are void in Redis) but that had no event.
 
-        Claimed attempts without a trace in Redis for MAX_UNLEASED looks are among the next losses. Call this after all
-        events before the last look have been handled, because they may contain results.
+        Claimed attempts of which Redis has had no record for MAX_UNLEASED looks are added to `losses`. Call this after
+        all events before the last look have been handled, because they may contain results.
         """
         found = []
         for key, state in self._states.items():
@@ -110,7 +110,7 @@ class LeaseMonitor:
         return found
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:
-        """Return whether an attempt should have been claimed long ago, or no worker is left that may claim it."""
+        """Return whether an attempt should have been claimed long ago, or whether no live worker may claim it."""
         name, host = str(sent.attempt.compute_class), sent.attempt.only_on
         is_bound = host is not None
         gone, free = (MACHINE_SECONDS, MACHINE_SECONDS) if is_bound else (NO_WORKER_SECONDS, UNCLAIMED_SECONDS)

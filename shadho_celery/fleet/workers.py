@@ -1,11 +1,12 @@
-"""Workers of a study: the live ones, their compute classes, and the study's share of the slots.
+"""The live workers that can run a study's trials, their compute classes, and the study's share of their slots.
 
 Between the studies of a fleet, a class's slots are shared by weight: whole slots directly, the rest by turns. For a
 single slot, studies of weights 4 and 1 have shares of 0.8 and 0.2. Each may use the next whole number of slots (here
 one) as long as it is not ahead of the others. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996)
-without a central queue. In each class a study has a virtual time, which advances by its slot seconds divided by its
-weight, and which it announces. A study that is ahead of another one by more than a leeway waits. A study that starts to
-want slots starts from the lowest virtual time of the others: it does not catch up on the past, but it keeps its debts.
+without a central queue. In each class a study has a virtual time, which advances by the slot seconds that it uses,
+divided by its weight. Studies announce their virtual times. A study that is ahead of another study by more than a
+leeway waits. A study that has not wanted slots for a while starts again from the lowest virtual time of the other
+studies, unless its own is higher: it gets nothing for that time, but remains ahead if it was ahead.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ from shadho_celery.transport.registry import (
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: a class and one of its machines; None for all machines
+#: a compute class and one of its machines, or None for all its machines
 _Place = tuple[str, str | None]
 
-#: seconds after which a warning names a worker with another code: a worker that reads edited files again needs a moment
+#: seconds after which a warning names a worker with another version of the code: a worker needs a moment to import
+#: edited files again
 OTHER_CODE_SECONDS = 5.0
 
-#: seconds with a free slot in its class after which a study no longer waits for studies that do not use their turns,
-#: because their attempts do not start
+#: a study no longer waits for studies whose attempts do not start in their turns, if its class had a free slot for this
+#: many seconds
 UNUSED_TURN_SECONDS = 15.0
 
-#: slot seconds that a study may be ahead of another before it waits. The other learns from announcements that it may
-#: take more. These are up to three seconds old, and no slot should be idle until then
+#: slot seconds that a study may be ahead of another study before it waits. The other study learns from announcements,
+#: which are up to three seconds old, that it may take more slots; meanwhile no slot should be idle
 LEEWAY_SECONDS = 3.0
 
-#: slot seconds ahead at which a study is about to wait; others take over its slots, as it may already wait
+#: slot seconds ahead from which other studies assume that a study waits, and take over its slots: its announcement is
+#: seconds old
 NEARLY_SECONDS = 1.0
 
 #: seconds that a message costs a worker: the minimum slot time of an attempt
@@ -57,16 +60,16 @@ ROUNDING = 1e-9
 
 @dataclass
 class Workers:
-    """The live workers, as they announce themselves to one study."""
+    """The live workers of a fleet, as one study's scheduler sees them through their announcements."""
 
     client: Redis
     #: key of the study
     study: str
     #: module with which workers must have been started
     module: str
-    #: the study's part of the slots
+    #: the study's weight when slots are shared with other studies
     weight: float
-    #: has the key with which workers must sign
+    #: signer with the key that workers must use
     signer: Signer = UNSIGNED
     _: KW_ONLY
     #: required version of the module
@@ -80,7 +83,7 @@ class Workers:
         self._studies = Registry(self.client, StudyWants, self.signer)
         #: number of announcements that the last look refused: unsigned or malformed
         self.refused = 0
-        #: turns with the other studies
+        #: the study's turns in each class, which it takes with the other studies
         self.turns = Turns(self.weight)
         #: announcements of all live workers, including those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
@@ -88,14 +91,15 @@ class Workers:
         self.able: set[str] = set()
         #: names of workers that could run its trials but are quarantined
         self.quarantined: set[str] = set()
-        #: warnings about workers with another code, by name, and the time since which they have it
+        #: warning about a worker with another version of the code, and the time since which it has it, by name
         self._other_code: dict[str, tuple[str, float]] = {}
+        #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
-        #: virtual times of other studies at which they did not use their turns, by class
+        #: virtual times of other studies that did not use their turns, by class; until they change, these do not count
         self._unused: dict[str, Mapping[str, float]] = {}
         #: classes in which all workers are quarantined
         self._closed: set[str] = set()
-        #: time since which a place has had a free slot, and time at which this was last seen
+        #: time since which a class or a machine of it has had a free slot, and time at which it last had a live worker
         self._free_since: dict[_Place, float] = {}
         self._seen_at: dict[_Place, float] = {}
         #: time of the last complete look, and time since which no look failed and Redis lost no data
@@ -128,7 +132,7 @@ class Workers:
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
             taken = sum([each.attempt.slots for each in in_flight[name]])
-            # Slots that it left free since the last look are not wanted. Before the first look it had none.
+            # A study that left slots free since the last look does not want more. Before the first look it had none.
             is_wanting = taken >= most.get(name, 0)
             wants[name] = float(known.slots if is_wanting else taken)
             rivals = self._rivals(name, fellows, now)
@@ -138,7 +142,7 @@ class Workers:
             self._note((name, None), known.slots - known.busy, now)
             for host, busy in _busy_by_host(workers, in_flight[name]).items():
                 self._note((name, host), known.hosts[host] - busy, now)
-        # Redis loses this announcement only together with those of the workers, which take a moment to return.
+        # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
         announced = StudyWants(name=self.name, progress=self.progress(), weight=self.weight, wants=wants, turns=turns)
         is_new = self._studies.announce(self.study, announced)
         if is_new or self._is_late(now):
@@ -146,18 +150,18 @@ class Workers:
         self._looked_at = now
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
-        """Return the classes with the current turns. Between two looks these change with what `sent` has used."""
+        """Return the classes with the current turns, which depend on the slot seconds that `sent` has used so far."""
         turns = self.turns.extras(sent, now)
         if turns or [known for known in self.classes if known.turn is not None]:
             self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
         return self.classes
 
     def known_for(self, now: float) -> float:
-        """Return the seconds for which every live worker could announce itself; 0 while Redis cannot be used."""
+        """Return the seconds for which live workers have been able to announce themselves; 0 while Redis fails."""
         return 0.0 if self._is_late(now) else now - self._known_since
 
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
-        """Return a warning about each worker that has had another code for this many seconds, as of the last look."""
+        """Return warnings about workers that, at the last look, had had another version of the code for this long."""
         return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
 
     def withdraw(self) -> None:
@@ -165,7 +169,7 @@ class Workers:
         self._studies.withdraw(self.study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
-        """Return whether no worker can claim an attempt: all are quarantined, or none was live for this long."""
+        """Return whether no worker can claim an attempt: all are quarantined, or none was live for `seconds`."""
         name = str(sent.attempt.compute_class)
         seen_at = self._seen_at.get((name, sent.attempt.only_on), -math.inf)
         return name in self._closed or now - max(sent.at, seen_at) > seconds
@@ -177,7 +181,7 @@ class Workers:
         return now - max(at, self._free_since.get((compute_class, host), now)) > seconds
 
     def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
-        """Return weight and virtual time of the other studies that want more slots of a class and use their turns."""
+        """Return (weight, virtual time) of the other studies that want more slots of a class and use their turns."""
         virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
         if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
             self._unused[name] = virtual
@@ -185,7 +189,7 @@ class Workers:
         return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
 
     def _note(self, place: _Place, free: int, now: float) -> None:
-        """Record that a place has workers now, with this many free slots."""
+        """Record that a class, or one of its machines, has workers now, with this many free slots."""
         self._seen_at[place] = now
         if free > 0:
             self._free_since.setdefault(place, now)
@@ -193,7 +197,7 @@ class Workers:
             self._free_since.pop(place, None)
 
     def _is_late(self, now: float) -> bool:
-        """Return whether looks have failed for so long that announcements of live workers may have expired."""
+        """Return whether the last look is so old that announcements of live workers may have expired meanwhile."""
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
@@ -227,12 +231,12 @@ class Workers:
 
 
 def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> dict[str, int]:
-    """Return the busy slots of a class's workers by machine, with these attempts in flight."""
+    """Return the number of busy slots of a class's workers by machine, given this study's attempts in flight."""
     busy, ours = Counter[str](), Counter[str]()
     for worker in workers.values():
         busy[worker.machine.host] += worker.busy
     for each in in_flight:
-        # Announcements are seconds old. For our own attempts, events say earlier that they have started.
+        # Announcements are seconds old. Events tell earlier which of our own attempts have started.
         if (claimed_by := workers.get(each.attempt.worker)) is not None:
             ours[claimed_by.machine.host] += 1
     return {host: max(count, ours[host]) for host, count in busy.items()}
@@ -240,24 +244,25 @@ def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> d
 
 @dataclass
 class _Turn:
-    """State of a study's turns in one class."""
+    """State of the study's turns in one class, as of the last look."""
 
     #: slot seconds of the attempts that have ended
     ended: float = 0.0
-    #: virtual time at which no slot seconds had been used
+    #: virtual time of the study if it had used no slot seconds
     origin: float = 0.0
-    #: True if the study wanted more slots than it had at the last look
+    #: True if the study wanted more slots than it had
     is_wanting: bool = False
-    #: weight and virtual time of the other studies that wanted more slots then
+    #: (weight, virtual time) of each other study that wanted more slots
     others: Sequence[tuple[float, float]] = ()
-    #: fractions of a slot beyond whole slots in the shares: this study's first, then those of the others
+    #: fractions of a slot beyond whole slots in the shares: first this study's, then those of `others`
     parts: Sequence[float] = (0.0,)
-    #: slot seconds ahead of the study furthest behind then; None unless this study waited with whole slots of its own
+    #: slot seconds ahead of the study that was furthest behind; None unless this study waited with whole slots of its
+    #: own
     lead: float | None = None
 
 
 class Turns:
-    """Turns of one study in each class."""
+    """One study's turns at the slots beyond whole slots of its share, in each class (start-time fair queueing)."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
@@ -277,9 +282,9 @@ class Turns:
         *,
         is_wanting: bool,
     ) -> float:
-        """Update the turns in a class. Return the study's virtual time there.
+        """Update the turns in the class `known`. Return the study's virtual time there.
 
-        `others` are pairs of weight and virtual time of the other studies that want more slots. `sent` are this study's
+        `others` has a (weight, virtual time) pair for each other study that wants more slots. `sent` are this study's
         attempts in flight.
         """
         turn = self._turns[known.name]
@@ -292,13 +297,13 @@ class Turns:
         if not turn.is_wanting:
             turn.origin -= min(0.0, self._lead(turn, used)) / self._weight
         if not had_others:
-            # They start from now: what this study used alone is not a debt.
+            # The other studies start now: what this study used while it was alone does not count.
             turn.origin -= max(0.0, self._lead(turn, used)) / self._weight
         running = sum(each.attempt.slots for each in sent if each.is_claimed)
         has_own = 0 < math.floor(known.share) >= running
         if turn.lead is not None and has_own:
-            # It waits, and what it uses is its own share. Otherwise the seconds that the others lose between their
-            # trials would add up to a debt.
+            # This study waits and uses only whole slots of its own, so its lead must not grow. Otherwise the time that
+            # the other studies lose between their trials would count against it.
             turn.origin -= max(0.0, self._lead(turn, used) - turn.lead) / self._weight
         lead = self._lead(turn, used)
         turn.lead = lead if has_own and lead > LEEWAY_SECONDS else None
@@ -306,9 +311,9 @@ class Turns:
         return self._virtual(turn, used)
 
     def extras(self, sent: Iterable[Sent], now: float) -> dict[str, int]:
-        """Return the number of slots beyond its whole ones that the study may take now, by class.
+        """Return the number of slots that the study may take now beyond the whole slots of its share, by class.
 
-        Classes where it may only take the slot that rounds its share up are left out.
+        Classes where it may only round its share up to the next whole slot are left out.
         """
         shared = {name: turn for name, turn in self._turns.items() if turn.others}
         used: dict[str, float] = defaultdict(float)
@@ -328,23 +333,26 @@ class Turns:
         ]
         if len(beside) == len(turn.others):
             return None
-        # These slots are left by the studies that are ahead, for this study and others. If it is alone, it may also
-        # fill the gaps between the trials of the others.
+        # Studies that are ahead leave these slots to the studies that are not. If this is the only such study, it may
+        # also fill the gaps between the trials of the studies that are ahead.
         left = math.ceil(sum(turn.parts) - ROUNDING) - sum(part > 0 for part in beside)
         return max(left, 0 if beside else 1) or None
 
     def _virtual(self, turn: _Turn, used: float) -> float:
-        """Return the virtual time when the attempts in flight have `used` this many slot seconds."""
+        """Return the study's virtual time if its attempts in flight have `used` this many slot seconds."""
         return min(MAX_VIRTUAL, max(0.0, turn.origin + (turn.ended + used) / self._weight))
 
     def _lead(self, turn: _Turn, used: float) -> float:
-        """Return the slot seconds ahead of the study that is furthest behind; below 0 if that is this study."""
+        """Return the slot seconds by which this study is ahead of the other study that is furthest behind.
+
+        The number is negative if this study is behind all others.
+        """
         last = min((virtual for _, virtual in turn.others), default=math.inf)
         return self._weight * (self._virtual(turn, used) - last)
 
 
 def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
-    """Return the fraction of a slot beyond whole ones for each share, this study's first.
+    """Return the fraction of a slot beyond whole slots in each study's share, this study's first.
 
     `others` are the shares of the other studies that want more slots, as multiples of this study's `share`.
     """
@@ -352,12 +360,12 @@ def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:
 
 
 def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
-    """Return the number of slots that a study of `weight` may use beside `others`, pairs of weight and wanted slots.
+    """Return the number of slots that a study of `weight` may use. `others` are (weight, wanted slots) pairs.
 
-    Slots are divided by weight. What a study does not want goes to the others (water filling).
+    Slots are divided by weight. What a study does not want goes to the other studies (water filling).
     """
     free, total = float(slots), weight + sum(other for other, _ in others)
-    # Studies that want least relative to their weight are served first, in full if their part is enough.
+    # Studies that want least relative to their weight come first. They get what they want, if their share allows it.
     for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
         part = min(want, free * other / total)
         free -= part

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 attempts  2 leases  3 done
 -- ARGV  "number.attempt" of each attempt
--- Returns for each attempt 'leased' (it or its trial's latest attempt has a lease), 'free' (it may be claimed) or 'void'
+-- Returns for each attempt 'leased' (it or its trial's latest attempt has a lease), 'free' (may be claimed) or 'void'
 
 -- include record
 local answer = {}

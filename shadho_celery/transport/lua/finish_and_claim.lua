@@ -62,7 +62,7 @@ local function claim(number, attempt, event)
   redis.call('SREM', KEYS[4], number, number .. ':pruned')
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   events[#events + 1] = event
-  -- This is last: if an earlier command fails (a key of a wrong type), the repeated call must not find the claim made.
+  -- This comes last: if an earlier command fails (a key of a wrong type), a repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   return 1
 end

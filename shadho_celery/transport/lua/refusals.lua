@@ -3,8 +3,8 @@
 -- KEYS  1 attempts  2 leases  3 done
 -- ARGV  1 '1' if the messages are for seats of the attempts' gangs: seats can be taken as long as the attempt runs
 --       then number and attempt of each
--- Returns for each attempt 1 if it is refused, or 0 if it may be claimed now or later: after `done:N` a later attempt may
--- follow
+-- Returns for each attempt 1 if it is refused, or 0 if it may be claimed now or later: after `done:N` a later attempt
+-- may follow
 
 -- include record
 local answer = {}
