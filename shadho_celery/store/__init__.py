@@ -1,9 +1,10 @@
 """Persistence of studies and trials: four tables that can be queried with SQL, in SQLite or PostgreSQL.
 
-May use: core. `base` is the role. `sql` is the database. `memory` is a store for searches that end with their process.
+May use: core. `base` has the protocol of a store. `sql` keeps studies in a database, and `memory` in this process, for
+searches that end with it.
 
 One scheduler owns a study and is its only writer. Its lock has a fencing number, which every write checks in its own
 transaction, so a scheduler that was replaced cannot write. A trial is recorded before it is sent, and one turn of the
-loop is one transaction. The store accepts one result per trial. Rows are checked when they are read: an invalid row is
-named, and `repair` moves it away.
+loop is one transaction. The store accepts one result per trial. Rows are checked when they are read: an error names an
+invalid row, and `repair` moves it away.
 """

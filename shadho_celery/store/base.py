@@ -1,4 +1,4 @@
-"""The role of a store, as a study needs it, and the record of a study."""
+"""The methods that a study needs of a store, and the record of a study."""
 
 from __future__ import annotations
 
@@ -11,52 +11,54 @@ from msgspec import Meta
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Int64, Moment, Name, Report, Trial
 
-#: store of a command without --store
+#: URL of the store of a command without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials. Only its settings and choices change."""
+    """A study without its trials. Only `settings`, `in_force` and `choices` change."""
 
-    #: globally unique: studies of several stores may share one Redis
-    #: it names folders, too
+    #: globally unique, because studies of several stores may share one Redis; also used in names of folders
     key: StudyKey
     name: Annotated[Name, Meta(min_length=1)]
-    #: module with SPACE and objective; "" for a search without one
+    #: module with SPACE and objective; "" for a search without a module
     module: Name
     seed: Int64
     #: label -> description of its domain and condition
     space: Mapping[str, str]
     #: seconds since the epoch
     created_at: Moment
-    #: options that its command lines have given so far: name -> value
+    #: options that the study's command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function
+    #: values of the settings `settings.IN_FORCE` in the latest run; the sampler is None if it was a function
     in_force: Mapping[str, Any] = field(default_factory=dict)
-    #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers
+    #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
     choices: Mapping[str, str] = field(default_factory=dict)
-    #: the space in machine-readable form, `space.stored`; None if it was not given
+    #: the space in the machine-readable form of `space.stored`; None if it was not given
     tree: Mapping[str, Any] | None = None
 
     @property
     def objectives(self) -> Mapping[str, str]:
-        """Direction of each loss by name; empty in a study of one loss without a name."""
+        """By name of each loss: its direction. Empty in a study of one loss without a name."""
         return self.in_force.get("objectives") or {}
 
 
 class Store(Protocol):
-    """Keeps the trials and reports of studies."""
+    """Keeps the trials and reports of studies, and the lock that a running study holds."""
 
     @property
     def safe_url(self) -> str:
-        """Name of the store for messages, without a password."""
+        """URL of the store for messages, without a password."""
 
     def trials(self, key: str, numbers: Collection[int]) -> Iterable[Trial]:
-        """Return the trials with these numbers in order. Raises StoreError for one that cannot be read."""
+        """Return the trials with these numbers, in the order of the numbers.
+
+        Raises StoreError for a trial that cannot be read.
+        """
 
     def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
-        """Return the study's reports, or those of one trial, by trial, attempt and step."""
+        """Return the study's reports, or those of one trial, in the order of trial, attempt and step."""
 
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
@@ -72,10 +74,10 @@ class Store(Protocol):
         reported: Iterable[Report],
         choices: Mapping[str, str] | None = None,
     ) -> Collection[int]:
-        """Record one turn of the loop, all or nothing, with `choices` if they have changed.
+        """Record one turn of the loop in one transaction. `choices` is None if they have not changed.
 
         Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
-        LockLost if `fence` is old.
+        LockLost if `fence` is old: another scheduler has locked the study since.
         """
 
     def unlock(self, key: str, fence: int) -> None:

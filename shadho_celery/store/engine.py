@@ -1,4 +1,4 @@
-"""Engine of the store's database: SQLite or PostgreSQL, by URL."""
+"""SQLAlchemy engine for the store's database at a URL: SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
 )
 
-#: kinds of databases that the tests cover, by SQLAlchemy's names
+#: SQLAlchemy's names of the database drivers that the tests cover
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
 
-#: options that detect a lost network within half a minute; those in the URL override them
+#: options of a connection that detect a lost network within half a minute; options in the URL override them
 POSTGRESQL = {
     "connect_timeout": DATABASE_CONNECT_SECONDS,
     "keepalives_idle": 10,
@@ -51,16 +51,16 @@ POSTGRESQL = {
 #: was ended (57014, 25P03, 25P04)
 PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "25P03", "25P04")
 
-#: code of a cancelled statement, and number of times in a row after which it is not repeated
+#: code of a cancelled statement, and the number of cancellations in a row after which it is not tried again
 CANCELLED, MAX_CANCELLED = "57014", 3
 
 #: suffixes of the files that SQLite opens beside a database
 JOURNALS = ("-journal", "-wal", "-shm")
 
-#: name of the execution option with the time limit of a statement in seconds
+#: name of the execution option that has the time limit of a statement, in seconds
 SECONDS = "shadho_seconds"
 
-#: remedies by words in a database's error message
+#: remedies by the words that occur in a database's error message
 REMEDIES = {
     "locked": "another program keeps it locked: close that program",
     "lock timeout": "another session keeps a table or a row locked: end that session",
@@ -92,23 +92,23 @@ def remedy(said: str) -> str:
 def is_outage(error: sa.exc.DBAPIError) -> bool:
     """Return whether an error is temporary: the database is unavailable or locked, or two transactions conflicted.
 
-    For calls after the start. An error at the start is reported to the user.
+    Use this for calls after the start. An error at the start is reported to the user.
     """
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in str(error.orig)
     state = sqlstate(error)
-    # Without a code, the server has not answered.
+    # An OperationalError without a code means that the server has not answered.
     passes = isinstance(error, sa.exc.OperationalError) if state is None else state.startswith(PASSING)
     return error.connection_invalidated or passes
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str | None:
-    """Return PostgreSQL's code for an error, or None."""
+    """Return PostgreSQL's SQLSTATE code of an error, or None without a code."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
-    """Return the engine of the database at `url`. For reading only, the database must exist.
+    """Return the engine of the database at `url`. With `read_only`, the database must exist.
 
     Raises StoreError with cause and remedy.
     """
@@ -145,7 +145,7 @@ def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
 
 
 def allow(connection: sa.Connection, seconds: float) -> None:
-    """Let each statement of a transaction take this many seconds; SQLite has no limit."""
+    """Set the time limit of each statement in this transaction, in seconds. SQLite has no time limit."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(**{SECONDS: seconds})
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(1000 * seconds)}")
@@ -154,24 +154,24 @@ def allow(connection: sa.Connection, seconds: float) -> None:
 class _Watch:
     """Limits the time of each request to a PostgreSQL server.
 
-    The server itself cancels a statement that takes long or waits for a lock. A server that hangs does not, and no
-    driver has a timeout, so the connection is closed then. The connections of an idle pool are tested before their use.
+    The server itself cancels a statement that takes too long or waits for a lock. If the server hangs, it does not, and
+    the drivers have no timeout, so a thread closes the connection. Pooled connections are tested before they are used.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: time at which a connection will be closed, and the seconds that were allowed, by connection
+        #: by connection: the time at which it will be closed, and the seconds that its request may take
         self._due: dict[Any, tuple[float, float]] = {}
         self._changed = threading.Condition()
-        #: time until which the thread sleeps; None while there is no thread
+        #: time until which the closing thread sleeps; None while there is no thread
         self._wakes_at: float | None = None
-        #: connections that were closed, and the seconds that they had
+        #: by closed connection: the seconds that its request was allowed
         self._cut: dict[Any, float] = {}
-        #: times at which statements started, by connection
+        #: by connection: the time at which its current statement started
         self._began: dict[Any, float] = {}
-        #: number of times in a row that statements were cancelled, by name
+        #: by name of a statement: number of times in a row that it was cancelled
         self._cancelled: Counter[str] = Counter()
-        # Inserted at the front, because the dialect's own first statements come after it.
+        # Inserted at the front, so that it runs before the dialect's own first statements.
         sa.event.listen(engine, "connect", self._on_connect, insert=True)
         sa.event.listen(engine, "checkout", self._on_checkout)
         sa.event.listen(engine, "reset", lambda dbapi, *_: self._arm(dbapi, DATABASE_CONNECT_SECONDS))
@@ -190,7 +190,7 @@ class _Watch:
             "lock_timeout": LOCK_WAIT_SECONDS,
             "idle_in_transaction_session_timeout": IDLE_SECONDS,
         }
-        # Not with the option `options`, which connection poolers refuse. What it says in the URL has priority.
+        # Set by statements, because connection poolers refuse `options`. Limits in the URL's `options` have priority.
         told = str(self._engine.url.query.get("options", ""))
         limits = [f"SET {name} = {int(1000 * value)}" for name, value in seconds.items() if name not in told]
         with closing(dbapi.cursor()) as cursor:
@@ -223,7 +223,7 @@ class _Watch:
         if context.connection is None or not isinstance(context.sqlalchemy_exception, sa.exc.DBAPIError):
             return
         error, connection = context.sqlalchemy_exception, context.connection
-        # A broken connection has no driver connection any more.
+        # An invalidated connection no longer has a driver connection.
         dbapi = None if connection.invalidated else _dbapi(connection)
         self._disarm(dbapi)
         if (allowed := self._cut.pop(dbapi, None)) is not None:
@@ -241,7 +241,7 @@ class _Watch:
                 ) from error
 
     def _arm(self, dbapi: Any, seconds: float) -> None:
-        """Close a connection after this many seconds, unless it is disarmed or armed again before."""
+        """Let the thread close a connection after this many seconds, unless it is disarmed or armed again before."""
         with self._changed:
             due = time.monotonic() + seconds
             self._due[dbapi] = due, seconds
@@ -280,14 +280,14 @@ def _dbapi(connection: sa.Connection) -> Any:
 
 
 def _name(statement: str) -> str:
-    """Return the first word of a statement and its table."""
+    """Return the first word of a statement and the name of its table, as in "UPDATE trials"."""
     table = re.search(r'\b(?:INTO|UPDATE|FROM)\s+"?(\w+)', statement)
     return " ".join([statement.split(maxsplit=1)[0], *(table.groups() if table else ())])
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
-        # One connection, used by one thread at a time: each further one would have an empty database of its own.
+        # One connection, used by one thread at a time: each further connection would have an empty database of its own.
         arguments = {"check_same_thread": False}
         return sa.create_engine(
             "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
@@ -336,7 +336,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connect to a file for which this process may have no write permission."""
+    """Return a read-only connection to a file, even if its folder is not writable."""
     connect = partial(sqlite3.connect, uri=True, timeout=LOCKED_SECONDS, check_same_thread=False)
     connection = connect(f"{path.as_uri()}?mode=ro")
     try:
@@ -346,21 +346,21 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         journal = path.with_name(f"{path.name}-wal")
         if journal.exists() and journal.stat().st_size:
             raise
-        # Without a journal there is no writer, and a read-only folder has no place for its index file.
+        # Without a journal there is no writer, and in a read-only folder SQLite cannot create the journal's index file.
         connection = connect(f"{path.as_uri()}?immutable=1")
     _distrust(connection)
     return connection
 
 
 def _refuse_pipes(path: Path) -> None:
-    """Raise StoreError if SQLite would block on a named pipe: as the database, or as a file beside it."""
+    """Raise StoreError if the database, or a journal beside it, is not a file: SQLite would block on a named pipe."""
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
         if each.exists() and not each.is_file():
             raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or use another store")
 
 
 def file_of(url: sa.URL) -> Path:
-    """Return the file of an SQLite URL."""
+    """Return the absolute path of the file of an SQLite URL."""
     return Path(str(url.database).removeprefix("file:")).absolute()
 
 
@@ -372,13 +372,13 @@ def copy_file(connection: sa.Connection, path: Path) -> None:
 
 
 def _create(path: Path) -> os.stat_result:
-    """Create a file that only its owner can read. Return its identity."""
+    """Create a file that only its owner can read, unless it exists. Return its status, which identifies it."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         return os.fstat(file.fileno())
 
 
 def _rescue(connection: sa.Connection, path: Path) -> str:
-    """Copy the content of a deleted file to a new one beside it. Return the remedy."""
+    """Copy the content of a deleted database to a new file beside it. Return the remedy for the user."""
     rescued = path.with_name(f"{path.name}.rescued")
     try:
         copy_file(connection, rescued)
@@ -388,21 +388,22 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
 
 
 def _distrust(connection: sqlite3.Connection) -> None:
-    # Definitions in a file may only call harmless functions of SQLite.
+    # Views and triggers in a file may only call harmless functions of SQLite.
     connection.execute("PRAGMA trusted_schema = OFF")
-    # Bytes that are not text must not end the reading of a table before the row with them is known.
+    # Bytes that are not UTF-8 must not raise while rows are fetched: only a later check can name the row.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     _distrust(connection)
-    # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints, which is enough if a process dies.
+    # WAL lets other processes read while the scheduler writes. NORMAL syncs at checkpoints, which is enough if a
+    # process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the type of the file system of `path`, or "" if it is not known."""
+    """Return the type of the file system that has `path`, or "" if it is not known."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:

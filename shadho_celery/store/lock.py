@@ -1,7 +1,6 @@
-"""Holder of a lock: a process, identified by its process id, its start time, and the system where these are valid.
+"""Holder of a lock: a process, identified by its host, process id, start time, kernel boot and pid namespace.
 
-A process id belongs to one pid namespace of a running kernel: containers may have the same host name and id, and so may
-two boots of one machine.
+Host and process id are not enough: two containers may have the same ones, and so may two boots of one machine.
 """
 
 from __future__ import annotations
@@ -10,17 +9,20 @@ import os
 import socket
 from pathlib import Path
 
-#: start time, or kernel and pid namespace, on a machine that does not provide it
+#: stands for a start time, or for boot and pid namespace, that the machine does not provide
 UNKNOWN = "?"
 
 
 def holder_name() -> str:
-    """Return the name of this process in a lock: host, process id, time of start, boot id and pid namespace."""
+    """Return the name of this process in a lock: host, process id, start time, boot id and pid namespace."""
     return f"{socket.gethostname()} {os.getpid()} {_started_at(os.getpid())} {_namespace()}"
 
 
 def is_held(holder: str, expires: float, now: float) -> bool:
-    """Return whether `holder` may still run. One that cannot be checked from here counts as running until `expires`."""
+    """Return whether `holder` may still be running.
+
+    A process that cannot be checked from this machine or container counts as running until `expires`.
+    """
     host, pid, started_at, namespace = _parts(holder)
     if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
         # No need to wait for the expiry: a process that got the same id later is not the holder.
@@ -29,13 +31,13 @@ def is_held(holder: str, expires: float, now: float) -> bool:
 
 
 def described(holder: str) -> str:
-    """Return host and process id of a holder, for messages."""
+    """Return the host and the process id of a holder, for messages."""
     host, pid, *_ = _parts(holder)
     return f"{host} (process {pid})"
 
 
 def _parts(holder: str) -> list[str]:
-    """Return the four parts of a holder's name; those that it lacks are unknown."""
+    """Return host, process id, start time and namespace of a holder's name. Missing parts are UNKNOWN."""
     return (holder.split(" ") + 4 * [UNKNOWN])[:4]
 
 
@@ -49,7 +51,7 @@ def _namespace() -> str:
 
 
 def _started_at(pid: int) -> str:
-    """Return the process's start in clock ticks since boot; "" if there is no process, UNKNOWN without /proc."""
+    """Return a process's start time in clock ticks since boot, "" if it does not run, or UNKNOWN without /proc."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else rest[18]  # a zombie is dead

@@ -9,12 +9,12 @@ from shadho_celery.errors import LockLost
 
 
 class MemoryStore:
-    """Keeps the trials and reports of one study, several hundred times as fast as a database."""
+    """Keeps the trials and reports of one study in memory. It is several hundred times as fast as a database."""
 
     safe_url = "memory"
 
     def __init__(self, fence: int = 1) -> None:
-        """Writes must show the fencing number `fence`."""
+        """Writes with another fencing number than `fence` raise LockLost."""
         self._fence = fence
         self._trials: dict[int, Trial] = {}
         self._reports: list[Report] = []
@@ -43,10 +43,10 @@ class MemoryStore:
         return self._trials.keys()
 
     def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
-        """Return the trials, or those of `numbers`, in the order of their numbers."""
+        """Return all trials, or those with the given `numbers`, in the order of their numbers."""
         wanted = self._trials.keys() if numbers is None else self._trials.keys() & set(numbers)
         return [self._trials[number] for number in sorted(wanted)]
 
     def reports(self, key: str, number: int | None = None) -> list[Report]:
-        """Return the reports, or those of one trial."""
+        """Return all reports, or those of one trial, in the order in which they were written."""
         return [each for each in self._reports if number in (None, each.number)]

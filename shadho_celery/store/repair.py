@@ -1,4 +1,4 @@
-"""Repair of a study with trials that cannot be read or are missing."""
+"""Repair of a study that has trials which cannot be read or are missing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shadho_celery.store.engine import copy_file, file_of
 from shadho_celery.store.rows import FULL, UNREADABLE
 from shadho_celery.store.tables import trials, unreadable
 
-#: number of trial numbers in a message
+#: maximum number of trial numbers in a message
 SHOWN = 10
 
-#: number, problem and row of a trial that must be moved away; no row for a missing one
+#: number, problem and row of a trial that must be moved away; the row is None for a missing trial
 Gone = tuple[object, str, dict[str, object] | None]
 
 
 def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) -> str:
-    """Move trials to the table `unreadable`, which also lists missing ones. Return what was done."""
+    """Move trials to the table `unreadable`, and list missing trials there. Return a text that says so."""
     for number, problem, row in gone:
         noted = {"study": key, "number": str(number), "problem": problem, "row": row, "at": now}
         connection.execute(sa.insert(unreadable).values(noted))
@@ -32,14 +32,14 @@ def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) 
 
 
 def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
-    """Yield the trials to move away: unreadable and missing ones, and those that continue one of them.
+    """Yield the trials to move away: unreadable and missing trials, and trials that continue such a trial.
 
-    A continued trial needs the other one in its rounds.
+    The rounds cannot place a promoted trial without the trial that it continues.
     """
     before = set(connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key)))
     gone: set[object] = {int(number) for number in before if number.isdecimal()}
     expected = 0
-    # A number beyond it is itself damaged; the numbers up to it are not missing.
+    # A number beyond `greatest` is itself damaged, so it does not mean that all lower numbers are missing.
     count = connection.scalar(sa.select(sa.func.count()).select_from(trials).where(trials.c.study == key)) or 0
     greatest = 2 * count + len(gone) + 1000
     for row in connection.execute(FULL.query.where(trials.c.study == key).order_by(trials.c.number)):
@@ -66,7 +66,10 @@ def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
 
 
 def copy(connection: sa.Connection, now: float) -> str:
-    """Copy an SQLite file to another one beside it, or the table `trials` to another table. Return the copy's name."""
+    """Copy SQLite's file to a file beside it, or PostgreSQL's table `trials` to another table.
+
+    Returns the copy's name.
+    """
     moment = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
     if connection.dialect.name != "sqlite":
         name = f"trials_{moment}"
@@ -74,6 +77,6 @@ def copy(connection: sa.Connection, now: float) -> str:
         return f"the table {name}"
     path = file_of(connection.engine.url)
     copied = path.with_name(f"{path.name}.{moment}")
-    # Not inside a writing transaction, because SQLite would wait for its own end.
+    # Call this before the transaction writes, because SQLite's copy would wait for the end of the transaction.
     copy_file(connection, copied)
     return copied.name

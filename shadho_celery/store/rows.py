@@ -1,4 +1,4 @@
-"""Rows of the table `trials`: made from trials, and checked when they are read."""
+"""Conversion between trials and rows of the table `trials`. Rows are checked when they are read."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from shadho_celery.core.trial import (
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.tables import trials
 
-#: a trial's columns
+#: names of a trial's columns
 COLUMNS = [*FACTS]
-#: columns with text from outside
+#: columns with text from outside this package
 _TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
 #: columns with JSON
 JSON = [name for name, fact in FACTS.items() if fact.sql.kind == "json"]
-#: those of them that are read with every row
+#: columns with JSON that are read with every row: mappings of names to numbers
 _NUMBERS = [name for name in JSON if name in KEPT]
-#: columns of earlier trials that a study does not need, which have most bytes of a row
+#: columns that a study does not need of earlier trials, and that have most bytes of a row
 _AT_LENGTH = {n for n in (*_TEXTS, *JSON) if n not in KEPT and n not in Trial.__struct_fields__}
-#: stored fields of a live attempt
+#: fields of a live attempt that are stored
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 
-#: exceptions raised by a row that is not a trial
+#: exceptions that reading a damaged row may raise
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
-#: columns of a study with JSON
+#: columns of the table `studies` with JSON
 RECORD_JSON = ("space", "settings", "in_force", "choices", "tree")
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
-#: maximum length of a text in a store that is read; longer ones were not written by this package
+#: maximum length of a text that is read from a store; this package has not written longer ones
 LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
 def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -> sa.Select[Any]:
-    """Return a query of columns. Those that a store of an earlier version lacks are null.
+    """Return a query of columns. Columns that a store of an earlier version lacks are selected as null.
 
-    Texts and JSON come as text, without values that are too long: the database's own decoder would stop at the first
-    row that is not JSON, without saying which one.
+    Texts and JSON are selected as text, with a short text in place of values that are too long. SQLAlchemy's own
+    decoder would stop at the first value that is not JSON, without saying in which row.
     """
     found: list[sa.ColumnElement[Any]] = []
     for column in columns:
@@ -71,7 +71,7 @@ def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -
 
 
 def as_study(row: sa.Row[Any]) -> StudyRecord:
-    """Return the study of a row. Raises one of UNREADABLE if a value does not have its field's type."""
+    """Return the study of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
     found = _facts(row, RECORD_JSON)
     found |= {name: found[name] or {} for name in ("settings", "in_force", "choices")}
     record: StudyRecord = msgspec.convert(found, StudyRecord)
@@ -82,7 +82,7 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
 
 
 def as_lesson(row: sa.Row[Any]) -> Trial:
-    """Return the trial of an earlier study in a row of `warm_starts`. Raises one of UNREADABLE."""
+    """Return the trial of a row of `warm_starts`. Raises an exception of UNREADABLE if the row is damaged."""
     found = _facts(row, JSON)
     facts = {"number": found["place"], "subspace": found["subspace"], "params": found["params"], "state": "COMPLETE"}
     outcome = {"state": "COMPLETE", "loss": found["loss"], **{name: found[name] or {} for name in _NUMBERS}}
@@ -92,26 +92,26 @@ def as_lesson(row: sa.Row[Any]) -> Trial:
 
 
 def as_report(row: sa.Row[Any]) -> Report:
-    """Return the report of a row. Raises one of UNREADABLE."""
+    """Return the report of a row. Raises an exception of UNREADABLE if the row is damaged."""
     return msgspec.convert(_facts(row) | {"loss": math.nan if row.loss is None else row.loss}, Report)
 
 
 def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
-    """Return the columns of a row by name, with JSON decoded."""
-    # SQLAlchemy's names have their own class.
+    """Return the values of a row by column name, with JSON decoded."""
+    # SQLAlchemy's names are of a subclass of str.
     return {str.__str__(name): _decoded(value) if name in of_json else value for name, value in row._mapping.items()}
 
 
 def _decoded(text: str | None) -> Any:
-    """Return the value of JSON, which Python's own writer may have written; null for none."""
+    """Return the value of a JSON text, or None for None. It may have been written by Python's json module."""
     if text is None:
         return None
     try:
         found = msgspec.json.decode(text)
     except msgspec.MsgspecError:
-        # An unpaired surrogate, or an infinite number: Python's own reader accepts what its writer wrote.
+        # An unpaired surrogate, or an infinite number: Python's json module can read what it has written.
         found = json.loads(text)
-    # Printing it would fail deep inside.
+    # Printing a deeply nested value would raise RecursionError.
     if text.count("[") + text.count("{") > MAX_LEVELS and not _is_shallow(found, MAX_LEVELS):
         raise ValueError(f"it has more than {MAX_LEVELS} levels")
     return found
@@ -125,14 +125,14 @@ def _is_shallow(found: Any, levels: int) -> bool:
 
 
 class Reader:
-    """Makes trials from rows that were selected with its `query`."""
+    """Makes trials, or summaries of them, from rows that were selected with its `query`."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
         self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
         self.columns = columns
         self.query = self.select()
-        # An earlier version did not write slots.
+        # An earlier version did not write slots, so null is allowed.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
         hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
         fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
@@ -140,11 +140,11 @@ class Reader:
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
-        """Return the query of its columns, without those that a store of an earlier version lacks."""
+        """Return the query of its columns. Columns that the store lacks (`lacking`) are selected as null."""
         return readable([trials.c[name] for name in self.columns], lacking)
 
     def trial(self, row: Sequence[object]) -> Trial:
-        """Return the trial of a row. Raises one of UNREADABLE if a value does not have its field's type."""
+        """Return the trial of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
         found = self._converted(row)
         outcome = self._outcome(found) if found.state.is_finished else NO_OUTCOME
         own = {name: getattr(found, name) for name in self._own}
@@ -155,22 +155,22 @@ class Reader:
         return trial.evolve(live=tuple(trial.attempted(**each) for each in live))
 
     def earlier(self, row: Sequence[object]) -> Trial | Summary:
-        """Return the trial of a row, or the summary of one that has finished."""
+        """Return the summary of a row if its trial has finished, else the trial. Raises like `trial`."""
         found = self._converted(row)
         if not found.state.is_finished:
             return self.trial(row)
         _check(found)
-        # They must be readable later.
+        # Checks that the params, which are read only when they are needed, can be read.
         _params(found.params)
         summary: Summary = found
         return summary
 
     def problem(self, error: Exception) -> str:
-        """Return one line about an error that `trial` has raised, which names the column."""
+        """Return a line about an error that `trial` has raised, with the column's name instead of its index."""
         return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
 
     def _converted(self, row: Sequence[object]) -> Any:
-        """Return the columns of a row in their types. Raises one of UNREADABLE."""
+        """Return the values of a row, converted to the types of their columns. Raises an exception of UNREADABLE."""
         values = [*row]
         for place in self._numbers:
             text: Any = values[place]
@@ -197,11 +197,11 @@ BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
 
 
 def make_row(key: str, trial: Trial) -> dict[str, object]:
-    """Return the row of a trial."""
+    """Return the row of a trial in `trials`: values by column name."""
     facts = asdict(trial.outcome) | asdict(trial)
     facts["violation"] = trial.outcome.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
-    # None instead of an empty object in nearly all studies.
+    # Null instead of an empty object, which nearly all studies would have.
     row |= {name: row[name] or None for name in _NUMBERS}
     # Databases refuse some characters: an error's message may have NUL or an unpaired surrogate.
     texts = {name: row[name].replace("\0", "\ufffd") for name in _TEXTS if row[name]}

@@ -61,52 +61,52 @@ from shadho_celery.store.tables import (
 T = TypeVar("T", Trial, Trial | Summary)
 R = TypeVar("R")
 
-#: seconds without a write after which another machine may take over a scheduler's lock
+#: seconds without a write after which a scheduler on another machine may take over the lock
 LOCK_SECONDS = 30.0
 
 #: number of rows read at a time
 PAGE = 2000
 
-#: number of studies with similar names that an error lists
+#: maximum number of studies that an error lists, and of damaged rows about which a reader warns
 MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
 _STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
-#: Sets the given columns. A finished trial keeps its first result, whichever scheduler writes.
+#: Sets the given columns of a trial that has not finished. A finished trial keeps its first result.
 _UPDATE = sa.update(trials).where(
     trials.c.study == sa.bindparam("_study"),
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
-#: Sets the given columns, unless another scheduler has taken the study over.
+#: Sets the given columns of a study, unless another scheduler has taken over the study.
 _FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
 
 class SqlStore:
-    """Studies and trials behind one SQLAlchemy URL. ``sqlite://`` keeps them in memory.
+    """Keeps studies and trials in the database of a SQLAlchemy URL. ``sqlite://`` keeps them in memory.
 
-    Every method is one transaction. Raises StoreError if the database cannot be used.
+    Every write is one transaction. Every method raises StoreError if the database cannot be used.
     """
 
     def __init__(self, url: str = DEFAULT_STORE, *, read_only: bool = False) -> None:
-        """With `read_only` nothing is created or changed, and a store of an earlier version is read as it is."""
+        """With `read_only`, nothing is created or changed, and a store of an earlier version is read as it is."""
         self.url = url
         self._engine = make_engine(url, read_only=read_only)
         self._is_read_only = read_only
-        #: errors of rows that were left out, the first ones
+        #: messages about damaged rows that a reader has left out, MAX_LISTED + 1 at most
         self._left_out: set[str] = set()
-        #: remedy for the name of a study that does not exist
+        #: remedy in the error for a study that does not exist
         self._instead = (
             Message("shadho-celery studies lists its studies")
             if read_only
             else Message("leave out %s to begin one", (RESUME,))
         )
         weakref.finalize(self, self._engine.dispose)
-        #: True after an outage, when the last turn may have been recorded
+        #: True after an outage, as the turn that failed may have been recorded all the same
         self._is_unsure = False
-        #: columns that a store of an earlier version lacks, by table
+        #: by table: the columns that this store lacks, because an earlier version created it
         self._lacking: Mapping[str, frozenset[str]] = {}
         with self._errors():
             if read_only:
@@ -117,13 +117,13 @@ class SqlStore:
 
     @property
     def safe_url(self) -> str:
-        """The URL without its password, for messages."""
+        """URL of the store for messages, without a password."""
         return mask(self.url)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
-        """Record a new study, with the trials of earlier studies from which it learns.
+        """Record a new study, and the trials of earlier studies from which it learns.
 
-        Raises StudyExists if the store has another study with its name.
+        Raises StudyExists if the store already has a study with that name.
         """
         rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
         try:
@@ -141,15 +141,16 @@ class SqlStore:
             ) from None
 
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
-        """Return the study called `name`, or the only one whose name begins with it.
+        """Return the study called `name`, or the only study whose name begins with `name`.
 
-        With `told`, a module or the beginning of its last part means its latest study, and `told` is called with a line
-        that names it. Raises StudyNotFound, with `instead` as the remedy.
+        With `told`, `name` may also be a module or the beginning of the module's last part: that means the module's
+        latest study. `told` is called with a line that names the study, unless `name` is its full name. Raises
+        StudyNotFound, with `instead` as the remedy.
         """
         if "name" in self._lacking.get(studies.name, ()):
             raise StudyNotFound(f"there are no studies in {self.safe_url}")
         query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
-        # A damaged row may have anything here.
+        # A damaged row may have values of any type here.
         modules = {str(row.name): str(row.module) for row in self._fetched(query)}
         whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
         found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
@@ -174,7 +175,7 @@ class SqlStore:
         return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
 
     def holder(self, key: str, now: float) -> str | None:
-        """Return host and process of the scheduler that runs the study, or None."""
+        """Return the host and the process id of the scheduler that runs the study, or None if no scheduler does."""
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
         return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
@@ -187,7 +188,10 @@ class SqlStore:
                 self._leave_out(self._unreadable(key, short(row.number), "cannot be read: it has no number"))
 
     def counts(self, key: str) -> dict[TrialState, int]:
-        """Return the number of the study's trials by state. Rows with an unknown state are not counted."""
+        """Return the number of the study's trials by state.
+
+        Rows with an unknown state are not counted; they raise StoreError unless the store is read-only.
+        """
         count = sa.func.count().label("trials")
         query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
         found = {}
@@ -199,9 +203,9 @@ class SqlStore:
         return found
 
     def tally(self, key: str, name: str) -> dict[str, int]:
-        """Return the number of the study's trials by a fact that is text, in the order of the first ones of each.
+        """Return the number of the study's trials by the value of the text column `name`.
 
-        Trials without the fact are left out.
+        The values are in the order of their first trials. Trials without a value are left out.
         """
         if name in self._lacking.get(trials.name, ()):
             return {}
@@ -209,13 +213,14 @@ class SqlStore:
         query = sa.select(fact.label("fact"), sa.func.count().label("trials"))
         query = query.where(trials.c.study == key, fact.is_not(None)).group_by(fact).order_by(first)
         rows = self._fetched(query)
-        # A reader of the rows reports a damaged one.
+        # Damaged rows are reported when the trials themselves are read.
         return {row.fact: row.trials for row in rows if isinstance(row.fact, str)}
 
     def best(self, key: str) -> int | None:
-        """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
+        """Return the number of the best COMPLETE trial, or None if no trial is COMPLETE.
 
-        The order is that of `core.best.merit`, and then of the numbers; a budget of null is all of the fidelity.
+        The order is that of `core.best.merit`: the least violation, the highest budget, the least loss; then the least
+        number. A budget of null is all of the fidelity.
         """
         lacking = self._lacking.get(trials.name, ())
         order: list[Any] = [] if "violation" in lacking else [sa.func.coalesce(trials.c.violation, 0.0)]
@@ -226,7 +231,7 @@ class SqlStore:
         query, start = query.order_by(*order, trials.c.loss, trials.c.number), 0
         while numbers := [row.number for row in self._fetched(query.limit(1 if not start else PAGE).offset(start))]:
             for number in filter(_is_number, numbers):
-                # A row that cannot be read may have any loss.
+                # A row that cannot be read is passed over: its loss may be wrong.
                 if any(True for _ in self.trials(key, [number])):
                     return number
             start += len(numbers)
@@ -243,10 +248,10 @@ class SqlStore:
             connection.execute(sa.delete(studies).where(studies.c.key == key))
 
     def lock(self, key: str, holder: str, now: float) -> int:
-        """Lock the study for `holder` (`holder_name`). Return the fencing number that its writes must show.
+        """Lock the study for `holder` (see `holder_name`). Return the fencing number that its writes must show.
 
-        Takes over the lock of a process of this machine and container that has ended, and an expired lock of another
-        one. Raises StudyLocked for any other lock.
+        Takes over the lock of a process that has ended on this machine and in this container, and an expired lock of
+        another machine or container. Raises StudyLocked for any other lock.
         """
         with self._begin() as connection:
             row = connection.execute(
@@ -270,12 +275,12 @@ class SqlStore:
             return fence
 
     def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-        """Replace the settings of the study's record, unless another scheduler has taken the study over."""
+        """Replace the settings of the study's record, unless another scheduler has taken over the study."""
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
 
     def unlock(self, key: str, fence: int) -> None:
-        """Unlock the study, unless another scheduler has taken it over."""
+        """Unlock the study, unless another scheduler has taken over the study."""
         with self._begin() as connection:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
@@ -290,12 +295,12 @@ class SqlStore:
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
     ) -> Collection[int]:
-        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
+        """Record one turn of the loop and renew the lock. If `fence` is old, raise LockLost and write nothing.
 
-        After a StoreOutage the same turn may be written again, whether it was recorded or not. Rows of `changed` that
-        were deleted are written again in full; their numbers are returned.
+        After a StoreOutage the same turn may be written again, whether it was recorded or not. Trials of `changed`
+        whose rows were deleted are inserted again in full, and their numbers are returned.
         """
-        # Of several reports of one step the first one counts, as for a pruner. It may already be in the table.
+        # Of several reports of one step, the first one counts, as in a pruner. It may already be in the table.
         first: dict[tuple[int, int, int], Report] = {}
         for report in reported:
             first.setdefault((report.number, report.attempt, report.step), report)
@@ -319,7 +324,7 @@ class SqlStore:
                         now_is = {name: row[name] for name in _UPDATED}
                         changes.append({"_study": key, "_number": row["number"], **now_is})
                     found = _execute_many(connection, _UPDATE, changes)
-                    # Fewer rows are found if some had already finished or were deleted.
+                    # Fewer rows are updated if some trials had already finished or their rows were deleted.
                     if found < len(updated) and (deleted := _deleted(connection, key, updated)):
                         _execute_many(connection, insert, [make_row(key, trial) for trial in deleted])
                 if rows:
@@ -329,10 +334,10 @@ class SqlStore:
         try:
             rewritten = write()
         except StoreOutage as error:
-            # The connection was lost before or after the commit: fence, numbers and states make a repetition safe.
+            # It is unknown whether the transaction was committed: fence, numbers and states make a repetition safe.
             self._is_unsure = True
             cause = error.__cause__
-            # Do not wait again for a server that hangs, which the error's detail shows.
+            # Repeat only after a lost connection. A detail means that the server hangs: do not wait for it again.
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
                 self._renew(key, fence, now, cause)
                 raise
@@ -341,7 +346,7 @@ class SqlStore:
         return rewritten
 
     def _renew(self, key: str, fence: int, now: float, error: object) -> None:
-        """Renew only the lock after an error from the server, because the data may stay locked for long.
+        """Renew only the lock after an error that the server has reported, because the tables may stay locked for long.
 
         Raises LockLost if `fence` is old.
         """
@@ -359,21 +364,25 @@ class SqlStore:
         return self._read(key, FULL, FULL.trial, numbers)
 
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
-        """Return the number of the trial on a higher rung that continues `origin`, or None."""
+        """Return the number of the trial on the given rung that continues trial `origin`, or None.
+
+        Cancelled trials are ignored.
+        """
         of_origin = (trials.c.study == key) & (trials.c.origin == origin) & (trials.c.rung == rung)
-        # A cancelled trial is replaced by another.
+        # Another trial replaces a cancelled one.
         ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
         rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
         return rows[0].number if rows and _is_number(rows[0].number) else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
-        """Yield the study's trials by number, with a summary of finished ones, which is faster to read. Raises like
-        `trials`.
+        """Yield the study's unfinished trials, and summaries of the finished ones, in the order of their numbers.
+
+        Summaries are faster to read than trials. Raises like `trials`.
         """
         return self._read(key, BRIEF, BRIEF.earlier)
 
     def warm_start(self, key: str) -> list[Trial]:
-        """Return the trials of earlier studies from which the study learns, numbered by their places."""
+        """Return the trials of earlier studies from which the study learns. Their numbers are their indexes."""
         if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
             return []
         rows = self._fetched(readable(warm_starts.c).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
@@ -390,7 +399,10 @@ class SqlStore:
         return self._unreadable(key, str(number), "is missing")
 
     def repair(self, key: str, fence: int, now: float) -> str:
-        """Copy the trials, and move those that cannot be read to the table `unreadable`. Return what was done."""
+        """Copy the trials, and move damaged trials to the table `unreadable`. Return a text that says what was done.
+
+        Raises LockLost if `fence` is old.
+        """
         with self._begin() as connection:
             allow(connection, MAINTENANCE_SECONDS)
             gone = list(find_gone(connection, key))
@@ -402,7 +414,7 @@ class SqlStore:
             return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy of the original"
 
     def reports(self, key: str, number: int | None = None) -> list[Report]:
-        """Return the study's reports, or those of one trial, by trial, attempt and step."""
+        """Return the study's reports, or those of one trial, in the order of trial, attempt and step."""
         query = sa.select(*(reports.c[name] for name in Report.__struct_fields__)).where(reports.c.study == key)
         if number is not None:
             query = query.where(reports.c.number == number)
@@ -410,9 +422,9 @@ class SqlStore:
         return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
     def close(self) -> None:
-        """Close the connections to the database. A later call opens one again.
+        """Close the connections to the database. A later call of any method opens a connection again.
 
-        A database in memory lives as long as its store, because a study may be read after its end.
+        A database in memory is not closed, because a study may be read after its end.
         """
         if self._engine.url.database not in {None, "", ":memory:"}:
             self._engine.dispose()
@@ -426,14 +438,14 @@ class SqlStore:
         raise StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
 
     def _records(self) -> sa.Select[Any]:
-        """Return the query of studies."""
+        """Return the query of all studies."""
         return readable(_RECORD_COLUMNS, self._lacking.get(studies.name, ()))
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
-        """Return the study that a shortened name means, and how many others of its module it also matches.
+        """Return the name of the study that `name` is short for, and the number of other studies that it matches.
 
-        `modules` has the module of each study by its name, the latest study first. An unknown name is returned
-        unchanged.
+        `modules` has the module of each study by the study's name, the latest study first. An unknown name is returned
+        unchanged. Raises StudyNotFound if it is ambiguous, or similar to the name of a study.
         """
         fitting = [each for each in modules if each.startswith(name)]
         if may_be_module and name:
@@ -465,7 +477,10 @@ class SqlStore:
                 yield made
 
     def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
-        """Yield rows of `trials` by number, one page per transaction, because a long transaction blocks the journal."""
+        """Yield rows of `trials` in the order of their numbers.
+
+        Each page is read in a transaction of its own, because a long transaction keeps SQLite's journal growing.
+        """
         query = query.order_by(trials.c.number)
         if numbers is not None:
             wanted = sorted(numbers)
@@ -485,7 +500,7 @@ class SqlStore:
     def _readable(
         self, rows: Iterable[sa.Row[Any]], make: Callable[[sa.Row[Any]], R], name: Callable[[sa.Row[Any]], str]
     ) -> Iterator[R]:
-        """Yield what is made from rows. A reader leaves out a row that cannot be read, and names it."""
+        """Yield what `make` returns for each row. For a row that cannot be read, call `_leave_out` with its `name`."""
         for row in rows:
             try:
                 made = make(row)
@@ -498,7 +513,7 @@ class SqlStore:
         return StoreError(f"{what} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy")
 
     def _leave_out(self, error: StoreError) -> None:
-        """Warn once about a row that cannot be read. If this store is written, raise its error."""
+        """Raise the error of a row that cannot be read. If the store is read-only, warn once instead."""
         if not self._is_read_only:
             raise error from None
         text = str(error)
@@ -521,12 +536,12 @@ class SqlStore:
         )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
-        """Return a statement that inserts rows and ignores existing ones."""
+        """Return a statement that inserts rows into a table and skips rows that exist already."""
         insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         return insert(table).on_conflict_do_nothing()
 
     def _create_tables(self) -> None:
-        """Create missing tables and columns. If two processes start at once, one finds those of the other."""
+        """Create missing tables and columns. If another process creates them at the same time, try again."""
         deadline = time.monotonic() + LOCKED_SECONDS
         while True:
             try:
@@ -557,42 +572,42 @@ class SqlStore:
         except sa.exc.IntegrityError:
             raise
         except sa.exc.DBAPIError as error:
-            # The detail, if there is one, says more than the driver.
+            # The error's detail, if there is one, says more than the driver's message.
             cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
 def _last_part(module: str) -> str:
-    """Return the part of a module's name after which its studies are named."""
+    """Return the last part of a module's name, with which generated names of its studies begin."""
     return module.rpartition(".")[2]
 
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
-    """Return the row of a trial of an earlier study from which a study learns."""
+    """Return the row in `warm_starts` of a trial of an earlier study from which a study learns."""
     named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
     return {"study": key, "place": place, **facts, **named}
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value of a numeric column is a number: SQLite stores any type in it."""
+    """Return whether a value is a whole number from 0 up: SQLite stores values of any type in a numeric column."""
     return isinstance(value, int) and value >= 0
 
 
 def _is_held(row: Any, now: float) -> bool:
-    """Return whether a study's row names a scheduler that may be running it."""
+    """Return whether a study's row names a scheduler that may still be running the study."""
     is_lock = isinstance(row.holder, str) and isinstance(row.lock_expires, (int, float, type(None)))
     return is_lock and bool(row.holder) and is_held(row.holder, row.lock_expires or 0.0, now)
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
-    """Set columns of a study if its fencing number is still `fence`. Return whether it is."""
+    """Set columns of a study if its fencing number is still `fence`. Return whether it was."""
     return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
 def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> list[Trial]:
-    """Return those of the trials that have no row."""
+    """Return those of the `written` trials that have no row in the table."""
     found: set[int] = set()
     for start in range(0, len(written), PAGE):
         numbers = [trial.number for trial in written[start : start + PAGE]]
@@ -602,16 +617,16 @@ def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> l
 
 
 def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> int:
-    """Execute a statement on `trials` with each of `rows` directly by the driver, in half of SQLAlchemy's time.
+    """Execute a statement on `trials` with each of `rows`. Return the number of changed rows.
 
-    Returns the number of changed rows.
+    The driver is called directly, which takes half of SQLAlchemy's time.
     """
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows:
         row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
     values = [itemgetter(*names)(row) for row in rows] if names else rows
     found = 0
-    # In parts, each of which has its own time limit.
+    # In several calls, each of which has its own time limit.
     for start in range(0, len(values), PAGE):
         found += connection.exec_driver_sql(text, values[start : start + PAGE]).rowcount
     return found
@@ -619,8 +634,9 @@ def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, r
 
 @lru_cache(maxsize=16)
 def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return the text of a statement and its parameters in order; no parameters for a driver that takes them by
-    name.
+    """Return the SQL of a statement, and the names of its parameters in order.
+
+    The names are [] for a driver that takes parameters by name.
     """
     compiled = statement.compile(dialect=dialect, column_keys=columns)
     return str(compiled), compiled.positiontup or []

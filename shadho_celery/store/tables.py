@@ -1,4 +1,4 @@
-"""The tables of the store: four that a person can query, its version, and rows that were moved away by a repair.
+"""The tables of the store: four that a person can query, one for its version, and one for rows moved by a repair.
 
 The columns of `trials` are the facts of `core.columns`.
 """
@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from shadho_celery.core.columns import FACTS, Sql
 
-#: SQLite's marks for a column that is computed when it is read or written
+#: numbers by which SQLite marks a column that is computed when it is read or written
 _GENERATED = {2, 3}
 
-#: version of these tables; it changes when a column or table is removed, not when one is added
+#: version of these tables; it changes when a column or table is removed, but not when a column or table is added
 VERSION = 1
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
@@ -26,7 +26,7 @@ _TYPES = {"integer": sa.Integer, "biginteger": sa.BigInteger, "float": sa.Float,
 
 
 def _column(name: str, sql: Sql) -> sa.Column[Any]:
-    """Return the column of a fact of a trial."""
+    """Return the column for one fact of a trial."""
     kind: Any = _TYPES.get(sql.kind)
     if sql.kind == "json":
         kind = json if sql.is_needed else sa.JSON(none_as_null=True)
@@ -46,13 +46,13 @@ studies = sa.Table(
     #: label -> its domain and condition, to detect a space that has changed
     sa.Column("space", json, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-    #: options that its command lines have given so far
+    #: options that the study's command lines have given so far
     sa.Column("settings", json),
-    #: sampler, policy, shares and objectives of its latest run, given ones or defaults
+    #: sampler, policy, shares and objectives of the latest run, given ones or defaults
     sa.Column("in_force", sa.JSON(none_as_null=True)),
-    #: by subspace, what the sampler `auto` chose last, and why
+    #: by subspace: which sampler `auto` chose last, and why
     sa.Column("choices", sa.JSON(none_as_null=True)),
-    #: the space in machine-readable form, from which values are computed
+    #: the space in machine-readable form, from which the values of trials are computed
     sa.Column("tree", sa.JSON(none_as_null=True)),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
@@ -78,7 +78,7 @@ reports = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
 )
 
-#: trials of earlier studies from which a study learns and that are not part of it, in the order of their places
+#: trials of earlier studies from which a study learns, in the order of their places; they are not part of the study
 warm_starts = sa.Table(
     "warm_starts",
     schema,
@@ -92,10 +92,10 @@ warm_starts = sa.Table(
     sa.Column("constraints", sa.JSON(none_as_null=True)),
 )
 
-#: the version of the tables: one row
+#: VERSION of the program that created the tables: one row
 schema_version = sa.Table("schema_version", schema, sa.Column("version", sa.Integer, primary_key=True))
 
-#: trials that could not be read, moved here by a repair, and missing trials
+#: trials that could not be read, which a repair has moved here, and a row for each missing trial
 unreadable = sa.Table(
     "unreadable",
     schema,
@@ -103,7 +103,7 @@ unreadable = sa.Table(
     #: as text, because the number itself may be unreadable
     sa.Column("number", sa.Text, nullable=False),
     sa.Column("problem", sa.Text, nullable=False),
-    #: all columns of the row; null for a missing one
+    #: all columns of the row; null for a missing trial
     sa.Column("row", json),
     #: seconds since the epoch
     sa.Column("at", sa.Float, nullable=False),
@@ -111,9 +111,9 @@ unreadable = sa.Table(
 
 
 def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
-    """Return the reason, with its remedy, why the store cannot be used.
+    """Return the reason why the store cannot be used, with its remedy, or None if it can be used.
 
-    It is of another version, has lost a table, or is a file with statements of its own, which might never end.
+    The store may be of another version or lack a table, or its file may contain SQL of its own, which might never end.
     """
     needed = (studies, trials, reports)
     found = set(sa.inspect(engine).get_table_names())
@@ -129,7 +129,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         return "version 0.5 or earlier, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
-    # Checked again, because another process may have created them meanwhile.
+    # Listed again, because another process may have created tables meanwhile.
     missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
     if has_content and missing:
         return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
@@ -137,10 +137,13 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
 
 
 def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: bool) -> str | None:
-    """Return the name of something in an SQLite file that is computed when read or written, or None."""
+    """Return a virtual table, generated column or trigger in an SQLite file, as words for a message, or None.
+
+    SQLite would run its SQL when the store is read or written. Triggers matter only if the store is written.
+    """
     kinds = {str(row[1]): row[2] for row in connection.exec_driver_sql("PRAGMA table_list")}
     for name in found & schema.tables.keys():
-        # SQLite before version 3.37 tells no kinds.
+        # SQLite before version 3.37 does not list the kinds of tables.
         if kinds.get(name) == "virtual":
             return f"the virtual table {name}"
         columns = connection.exec_driver_sql(f"PRAGMA table_xinfo({name})").all()
@@ -156,7 +159,7 @@ def _columns(engine: sa.Engine, table: str) -> set[str]:
 
 
 def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
-    """Return the columns by table that the database of an earlier version lacks; all columns of a missing table."""
+    """Return by table the columns that the database of an earlier version lacks. A missing table lacks all columns."""
     existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
     return {
         table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
@@ -165,7 +168,7 @@ def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
 
 
 def note_version(engine: sa.Engine) -> None:
-    """Write the version of the tables, unless it is already there."""
+    """Write the version of the tables, unless it is already recorded."""
     with engine.connect() as connection:
         if connection.execute(sa.select(schema_version)).first() is not None:
             return
@@ -176,7 +179,7 @@ def note_version(engine: sa.Engine) -> None:
 def add_columns(engine: sa.Engine) -> None:
     """Add the nullable columns that the database of an earlier version lacks, with null in existing rows.
 
-    Raises sqlalchemy's DBAPIError if another process has added one meanwhile; a second call continues.
+    Raises SQLAlchemy's DBAPIError if another process has added such a column meanwhile; a second call then continues.
     """
     for table in schema.sorted_tables:
         existing = _columns(engine, table.name)
