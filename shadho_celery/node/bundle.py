@@ -28,8 +28,9 @@ REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, o
 
 
 class Bundle:
-    """Attempts of one delivery of a message. `relieve` may be called from any thread, other methods only from the
-    slot's.
+    """Attempts of one delivery of a message.
+
+    `relieve` may be called from any thread, the other methods only from the slot's thread.
     """
 
     def __init__(
@@ -37,23 +38,23 @@ class Bundle:
     ) -> None:
         """`host` is the name of this machine."""
         self.payload = payload
-        #: name of this delivery of the message
+        #: random name of this delivery of the message, by which Redis recognises a repeated call
         self.delivery = uuid.uuid4().hex[:8]
         #: attempts that are not claimed yet
         self.unclaimed = deque(attempts)
         self._channel = channel
         self._clock = clock
         self._host = host
-        #: claimed attempts that are not started, and results that are not sent
+        #: claimed attempts that are not started yet, and results that are not sent yet
         self._waiting: deque[Attempt] = deque()
         self._results: list[Result] = []
         self._claimed_at = clock.now()
         self._lock = threading.Lock()
 
     def exchange(self, count: int) -> list[Claim]:
-        """Send the results and claim the next `count` attempts. Return the answers. Raises redis-py's errors.
+        """Send the results and claim the next `count` attempts. Return the answers to the claims.
 
-        After an error, repeat the call.
+        Raises redis-py's errors. After an error, repeat the call.
         """
         with self._lock:
             asked = [*self.unclaimed][:count]
@@ -69,12 +70,12 @@ class Bundle:
         return answers
 
     def next(self) -> Attempt | None:
-        """Return the next claimed attempt to run, or None if there is none."""
+        """Return the next claimed attempt to run, or None if no claimed attempt waits."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def waiting(self) -> list[Attempt]:
-        """Return the claimed attempts that are not started."""
+        """Return the claimed attempts that are not started yet."""
         with self._lock:
             return list(self._waiting)
 
@@ -84,7 +85,7 @@ class Bundle:
             self._results.append(result)
 
     def refuse(self, attempt: Attempt, reason: str) -> None:
-        """Send the results, and give back `attempt` and all that follow, because none of them can finish here.
+        """Send the results. Give back `attempt` and all attempts after it, because they cannot finish on this worker.
 
         Raises redis-py's errors. After an error, repeat the call.
         """
@@ -99,13 +100,12 @@ class Bundle:
                 self.unclaimed.popleft()
 
     def relieve(self, recall: Callable[[], None]) -> None:
-        """Send the results and give back the waiting attempts if the trial before them takes long. Raises redis-py's
-        errors.
+        """If the running trial takes long, send the results and give back the attempts that wait behind it.
 
-        `recall` takes an attempt back from the slot's process.
+        `recall` takes the attempts that were sent ahead back from the slot's process. Raises redis-py's errors.
         """
         if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
-            # Or the slot's thread is sending them right now.
+            # If the lock is taken, the slot's thread is sending results or attempts right now.
             return
         try:
             self._send([])

@@ -29,9 +29,9 @@ FULL_SECONDS = 1.0
 class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
     """Celery's consumer that skips messages with unreadable headers, and takes no more messages than it has slots.
 
-    Such a message would end the worker, return to its queue, and end the next worker. From RabbitMQ 4 on, each queue
-    has its own prefetch limit. A worker could then get as many messages from each of its two queues as it has slots,
-    and the last ones would wait although other workers are free.
+    A message with unreadable headers would end the worker, return to its queue, and end the next worker. From RabbitMQ
+    4 on, each queue has its own prefetch limit. A worker could then get as many messages from each of its two queues as
+    it has slots, and the last messages would wait although other workers are free.
     """
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
@@ -42,7 +42,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
         def on_task_received(message: Any) -> None:
             if len(state.reserved_requests) >= self.pool.num_processes:
-                # The pause keeps the message from circulating fast.
+                # Without the pause, the message would circulate fast.
                 self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
                 return
             try:
@@ -57,7 +57,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 class Consumer:
     """The queues that a worker consumes: that of its class, and that of its class on its machine.
 
-    Its methods may be called from any thread. The consumer's own thread does the work.
+    Its methods may be called from any thread. They hand the work to the thread of Celery's consumer.
     """
 
     def __init__(self, consumer: Any, queues: Sequence[str], clock: Clock | None = None) -> None:
@@ -65,7 +65,7 @@ class Consumer:
         self._consumer = consumer
         self._queues = queues
         self._clock = clock or SystemClock()
-        #: reasons for taking no messages
+        #: reasons for which messages are paused; they are taken while there are none
         self._paused: set[str] = set()
         self._waited = False
         self._message_at = self._clock.now()
@@ -83,7 +83,7 @@ class Consumer:
         self._paused.add(reason)
 
     def resume(self, reason: str = "breaker") -> None:
-        """Take messages again, unless there is another reason not to."""
+        """Remove a reason for the pause. Take messages again if it was the only reason."""
         if self._paused == {reason}:
             self.note_message()
             for queue in self._queues:
@@ -92,14 +92,14 @@ class Consumer:
         self._paused.discard(reason)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
-        """Reconnect if messages wait in a queue and none arrives. Call this now and then while a slot is free.
+        """Reconnect if messages wait in a queue but do not arrive. Call this now and then while a slot is free.
 
-        `is_wanted` tells whether any study may have sent messages. If a connection was cut during an acknowledgement,
-        Celery may wait for it for ever, and count it against its prefetch limit.
+        `is_wanted` returns whether any study may have sent messages. If the connection was cut during an
+        acknowledgement, Celery may wait for ever, or count the message against its prefetch limit for ever.
         """
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
-        # Only at the second look in a row: at the first, another worker may be about to take the message.
+        # Reconnect only if messages wait at two checks in a row: after the first, another worker may still take them.
         waiting = self._are_waiting()
         waits, before = bool(waiting), self._waited
         self.note_message()
@@ -110,7 +110,7 @@ class Consumer:
             _cut(self._consumer)
 
     def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages in bulk, and take none meanwhile: doing both at the same time halves the speed."""
+        """Delete refused messages in bulk. Take no messages meanwhile, because that would halve the speed."""
         self.pause("bulk")
         try:
             connection = self._connection()
@@ -122,18 +122,18 @@ class Consumer:
             self.resume("bulk")
 
     def _are_waiting(self) -> list[str]:
-        """Return the queues in which messages wait; none if the broker does not answer."""
+        """Return the queues in which messages wait. If the broker does not answer, return an empty list."""
         try:
             connection = self._connection()
             with opened(connection):
                 return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
-            # No broker or no permission: a new connection would not help.
+            # Without a broker or a permission, a new connection would not help.
             return []
 
     def _connection(self) -> Any:
-        # Through its heartbeat, RabbitMQ notices that this machine is gone, and takes back messages that were only
-        # examined.
+        # By the missing heartbeat, RabbitMQ notices that this machine has failed, and puts back the messages that were
+        # only examined.
         return self._consumer.app.connection_for_read(
             heartbeat=BROKER_HEARTBEAT_SECONDS, connect_timeout=BROKER_CONNECT_SECONDS
         )
@@ -146,6 +146,6 @@ def _break() -> None:
 
 def _cut(consumer: Any) -> None:
     """Shut down the consumer's socket to RabbitMQ, because its thread may hang in a read."""
-    # The socket is not part of py-amqp's interface. Without it, the next heartbeat finds the connection dead.
+    # The socket is not part of py-amqp's public interface. If this fails, the next heartbeat finds the connection dead.
     with suppress(Exception):
         consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)

@@ -25,25 +25,23 @@ log = logging.getLogger(__name__)
 #: seconds between two announcements
 ANNOUNCE_EVERY = 5.0
 
-#: milliseconds for which only one worker of a class deletes refused messages
+#: milliseconds for which no other worker of a class starts to delete refused messages
 DROP_MS = 5000
 
 
 class Heartbeat:
-    """One worker's announcements and circuit breakers. `beat` is for one thread, the other methods are for any
-    thread.
-    """
+    """One worker's announcements and circuit breakers. `beat` is for one thread, other methods are for any thread."""
 
     def __init__(
         self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock, *, signer: Signer = UNSIGNED
     ) -> None:
-        """Announce `worker` as `name`, with the number of `leases` and the state of its breakers."""
+        """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers."""
         self._client = client
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
         self._has_warned = False
         self._host = Host(client, name, worker.machine, signer)
-        #: the other live workers on the cores of this one, and whether this Redis user may look for them
+        #: other live workers that share this worker's cores, and whether this user of Redis may look for them
         self.neighbours: Collection[Worker] = ()
         self._may_look = True
         self._name = name
@@ -52,7 +50,7 @@ class Heartbeat:
         self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
-        #: number of trials that have ended here
+        #: number of trials that have ended on this worker
         self._ended = 0
         self._announced_at = clock.now()
         #: receives the messages, once the worker is announced
@@ -62,7 +60,7 @@ class Heartbeat:
         self._breakers: dict[str, Breaker] = {}
 
     def announce(self, consumer: Consumer | None = None) -> None:
-        """Announce this worker to the schedulers until it is withdrawn. `consumer` receives its messages."""
+        """Announce this worker to the schedulers until `withdraw`. `consumer` receives its messages."""
         self.consumer = consumer
         self._is_announced.set()
         self._announce_now()
@@ -70,8 +68,7 @@ class Heartbeat:
             self._meet_neighbours()
 
     def check(self) -> None:
-        """Use Redis as a worker does: look for live studies and neighbours, and withdraw an announcement that does not
-        exist.
+        """Try the commands of Redis that a worker needs: read announcements, and withdraw one that does not exist.
 
         Raises redis-py's errors.
         """
@@ -86,7 +83,7 @@ class Heartbeat:
             self._announce_now()
 
     def withdraw(self) -> None:
-        """Withdraw the announcement, so that schedulers send no new trials."""
+        """Withdraw this worker's announcement, so that schedulers send no new trials to it."""
         self._is_announced.clear()
         try:
             self._workers.withdraw(self._name)
@@ -96,7 +93,7 @@ class Heartbeat:
             log.warning("could not withdraw the announcement; it expires by itself")
 
     def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
-        """Announce from now on the code of the study modules, and why shipped code cannot run here."""
+        """Announce from now on the versions of the study modules, and why shipped code cannot run on this worker."""
         if (codes, unfit) == (self._worker.codes, self._worker.unfit):
             return
         with self._lock:
@@ -105,21 +102,20 @@ class Heartbeat:
             self._announce_now()
 
     def note_end(self) -> None:
-        """Record that a trial has ended here."""
+        """Count a trial that has ended on this worker."""
         with self._lock:
             self._ended += 1
 
     def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages of the worker's queue in bulk, unless another worker of its class has just done
-        so.
-        """
+        """Delete refused messages in the worker's queues in bulk, unless a worker of its class has just begun to."""
         name = f"shadho:dropping:{self._worker.compute_class}"
         if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
             self.consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool) -> None:
-        """Announce the worker and follow the circuit breakers. Call this about every second. Raises redis-py's
-        errors.
+        """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
+
+        Call this about every second.
         """
         if self._breakers:
             self._follow_breakers()
@@ -136,7 +132,7 @@ class Heartbeat:
             )
 
     def pause_for(self, study: str) -> None:
-        """Take no more messages until the study's scheduler has examined the failures."""
+        """Take no more messages until the study's scheduler has examined this worker's failures."""
         with self._lock:
             is_new = study not in self._breakers
             self._breakers.setdefault(study, Breaker.OPEN)
@@ -151,7 +147,7 @@ class Heartbeat:
         for study, before in list(self._breakers.items()):
             state = Quarantine(self._client, study).state(self._name)
             if state is Breaker.OPEN and study not in living:
-                # Its scheduler has ended without a decision. The next one starts with all breakers closed.
+                # The study's scheduler has ended without a decision. The next scheduler closes all breakers.
                 state = Breaker.CLOSED
             if state is before:
                 continue
@@ -169,7 +165,7 @@ class Heartbeat:
                 self.consumer.resume()
 
     def _meet_neighbours(self) -> None:
-        """Look for other workers on this worker's cores, and make it visible to them if it is announced.
+        """Look for other workers that share this worker's cores. If it is announced, make it visible to them.
 
         Raises redis-py's errors.
         """
@@ -206,20 +202,18 @@ class Heartbeat:
 
 
 class CoreShare:
-    """Number of threads of a trial in one of a worker's slots."""
+    """Number of threads that each trial on a worker gets, from its share of the host's cores."""
 
     def __init__(self, machine: Machine, slots: int) -> None:
         self._machine = machine
         self._slots = slots
-        #: slots on the host that share its cores, and threads per trial; and the line that was last logged
+        #: number of slots on the host that share its cores, threads of a trial, and both as last logged
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
 
     def follow(self, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores again if other workers of the host started or ended. Return whether the threads have
-        changed.
-        """
+        """Divide the cores among this worker and its `neighbours`. Return whether the number of threads has changed."""
         before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
         self._sharing = self._slots + sum(slots for machine, slots in others if not machine.is_limited)
         self.threads = self._machine.threads(self._slots, others)

@@ -1,6 +1,4 @@
-"""Leases of a worker's running attempts. A lease is renewed while its attempt runs; without a lease, the attempt
-stops.
-"""
+"""Leases of a worker's running attempts. A lease is renewed while its attempt runs. An attempt that loses it stops."""
 
 from __future__ import annotations
 
@@ -38,9 +36,9 @@ class Lease:
     seat: Seat | None = None
     #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not stopped
     stopped: str = ""
-    #: number of times it has called for replicas
+    #: number of times the attempt has called for replicas
     calls: int = 0
-    #: True once it has reported, so that it may be pruned at any time
+    #: True once the attempt has sent a report, after which it may be pruned at any time
     has_reported: bool = False
 
 
@@ -59,7 +57,7 @@ class Leases:
             return len(self._live)
 
     def studies(self) -> dict[str, Share]:
-        """Return, by the study's key, which trials of each study run and in how many slots."""
+        """Return for each study which of its trials run and in how many slots, by the study's key."""
         by_study: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
             for lease in self._live:
@@ -93,14 +91,14 @@ class Leases:
                 self._live.remove(lease)
 
     def close(self) -> None:
-        """Give back all attempts that were not stopped before, including those that are about to start."""
+        """Mark all attempts that are not stopped yet as given back, including attempts that are about to start."""
         with self._lock:
             self._is_closed = True
             for lease in self._live:
                 lease.stopped = lease.stopped or GIVEN_BACK
 
     def renew(self) -> None:
-        """Renew all leases and seats, and stop the attempts that are cancelled or lost. Raises redis-py's errors."""
+        """Renew all leases and seats. Stop the attempts and replicas that must stop. Raises redis-py's errors."""
         with self._lock:
             live = list(self._live)
         for study in {lease.study for lease in live}:
@@ -130,7 +128,7 @@ class Leases:
             lease.stopped = why
             lease.runner.stop_trial()
 
-        # A lease may be gone because its trial has ended since the request to Redis.
+        # If the trial has ended since the request to Redis, there is nothing to stop.
         if self._while_live(lease, ask):
             interrupt = partial(lease.runner.stop_trial, Interrupt)
             for seconds, act in ((INTERRUPT_SECONDS, interrupt), (STOP_SECONDS, lease.runner.kill)):
@@ -139,7 +137,7 @@ class Leases:
                 timer.start()
 
     def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:
-        # Under the lock: once the lease has ended, its slot's process may run another trial.
+        # `act` is called under the lock: once the lease has ended, the slot's process may run another trial.
         with self._lock:
             if lease not in self._live:
                 return False

@@ -1,6 +1,7 @@
-"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log about trials and itself.
+"""Logs: a worker's answers to requests for the logs of its trials, and lines in its own log.
 
-People wait for the lines about the worker itself, so these are written at any log level.
+Each trial has a line at its end. Lines about the worker itself are written at any log level, because people wait for
+them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from shadho_celery.transport.registry import Worker
 
 log = logging.getLogger(__name__)
 
-#: seconds between two checks for requests; while a client follows a log, every beat checks
+#: seconds between two checks for requests; after a check that found requests, the next beat checks again
 LOOK_SECONDS = 2.0
 
-#: maximum number of lines about trials between two beats, about a second; only the number of the rest is logged
+#: maximum number of lines about trials between two beats (about a second); further trials are only counted
 MOST_LINES = 100
 
 
@@ -47,13 +48,13 @@ class LogServer:
         if not self._was_asked and now - self._looked_at < LOOK_SECONDS:
             return
         if self._answering is not None and self._answering.is_alive():
-            # The disk is slow.
+            # The last requests are still being answered, because the disk is slow.
             return
         self._looked_at = now
         requests = self._logs.requests()
         self._was_asked = bool(requests)
         if requests:
-            # Leases are renewed by the caller's thread, which must not wait for a disk.
+            # The caller's thread also renews the leases, so it must not wait for a disk.
             self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-logs", daemon=True)
             self._answering.start()
         if self._logs.refused and not self._has_warned:
@@ -77,14 +78,14 @@ class LogServer:
 
 
 class TrialLines:
-    """Writes the lines. `beat` is for one thread, `tell` is for any thread."""
+    """Writes a line about each ended attempt to the worker's log. `beat` is for one thread, `tell` for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told = self._more = 0
 
     def tell(self, payload: Payload, attempt: Attempt, outcome: Outcome) -> None:
-        """Write the line of an ended attempt."""
+        """Write the line about an ended attempt, or only count it after MOST_LINES lines since the last beat."""
         with self._lock:
             self._told += 1
             if self._told > MOST_LINES:
@@ -102,7 +103,7 @@ class TrialLines:
 
 
 def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
-    """Return the line of an ended attempt."""
+    """Return the line about an ended attempt for the worker's log."""
     which = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
     parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
     # Only the scheduler knows which losses are negative because they are maximised.
@@ -119,6 +120,6 @@ def tell(text: str) -> None:
 
 
 def ready(name: str, worker: Worker, queues: Sequence[str], broker: str) -> str:
-    """Return the line of a worker that is ready. `broker` is a URL without a password."""
+    """Return the line that says that a worker is ready. `broker` is a URL without a password."""
     room = f"{worker.slots} slot{'s' * (worker.slots > 1)}"
     return f"{name} is ready. Class {worker.compute_class}, {room}, queues {' and '.join(queues)} on {broker}"

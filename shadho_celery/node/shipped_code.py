@@ -1,7 +1,7 @@
-"""Shipped code: the sources of studies that this worker got through Redis, with one folder per version.
+"""Shipped code: the sources of studies that a worker gets through Redis, with one folder per version.
 
 The folders are ``.shadho/code/STUDY_KEY/DIGEST``. The slot's process compares the digest again after the import. A
-version that cannot be imported, or does not have its digest, is refused for a while and then written again.
+version that cannot be imported, or whose files do not have its digest, is refused for a while and then written again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN_SECONDS = 60.0
 
 
 class ShippedCode:
-    """Folders of shipped code. The methods may be called from any thread."""
+    """Writes shipped code to folders, and remembers which versions cannot run here. Methods are for any thread."""
 
     def __init__(self, shipping: Shipping, folder: Path, clock: Clock) -> None:
         """`folder` contains the folders of all studies."""
@@ -36,20 +36,20 @@ class ShippedCode:
         self._clock = clock
         #: folders that this worker has written
         self._written: set[Path] = set()
-        #: reason why a version cannot run here, and the time at which that was found, by digest
+        #: reason why a version cannot run on this worker, and the time at which that was found, by digest
         self._unfit: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()
 
     @property
     def unfit(self) -> dict[str, str]:
-        """Reasons why versions cannot run here, by digest."""
+        """Reasons why versions of shipped code cannot run on this worker, by digest. They expire after a while."""
         now = self._clock.now()
         with self._lock:
             self._unfit = {code: each for code, each in self._unfit.items() if now - each[1] < AGAIN_SECONDS}
             return {code: reason for code, (reason, _) in self._unfit.items()}
 
     def refuse(self, payload: Payload, reason: str) -> None:
-        """Record that the code of a message cannot run here."""
+        """Record why the code of a message cannot run on this worker."""
         with self._lock:
             self._written.discard(self.folder(payload))
             self._unfit[payload.code] = reason, self._clock.now()
@@ -59,7 +59,7 @@ class ShippedCode:
         return self._folder / payload.study / payload.code
 
     def lacks(self, payload: Payload) -> str:
-        """Return why this worker cannot run a message's code, or "" if it can. Write the code if it is not there.
+        """Return why this worker cannot run a message's code, or "" if it can. Write the code to its folder if needed.
 
         Raises redis-py's errors.
         """
@@ -69,7 +69,7 @@ class ShippedCode:
             if self.folder(payload) in self._written:
                 return ""
             sources = self._shipping.fetch(payload.study)
-            # A client may have stored an earlier version again, which is signed too.
+            # Another client may have stored an earlier version again, whose signature is valid too.
             if sources is None or sources.code != payload.code:
                 return "its study's code is not in Redis"
             try:
@@ -91,22 +91,22 @@ class ShippedCode:
 
 
 class Codes:
-    """Versions of a worker's study modules. `follow` is for one thread, the other methods are for any thread.
+    """Versions of the code of a worker's study modules. `follow` is for one thread, other methods are for any thread.
 
-    The version is that of the newest process that has imported the module. It becomes unknown when one of its files is
-    edited, because the next process imports the edited files.
+    A module's version is the one that its newest process has imported. It becomes unknown when one of the module's
+    files is edited, because the next process imports the edited files.
     """
 
     def __init__(self) -> None:
-        #: known versions by module; replaced when they change
+        #: known versions by module; a change replaces the whole mapping
         self.known: Mapping[str, CodeVersion] = {}
-        #: what each slot's process had imported at the last look
+        #: versions by module that each slot's process had imported at the last `follow`, by slot
         self._seen: dict[int, Mapping[str, CodeVersion]] = {}
         self._disk = DiskWatch()
         self._lock = threading.Lock()
 
     def learn(self, codes: Mapping[str, CodeVersion]) -> None:
-        """Record what a new process has imported. Log what it could not import."""
+        """Record the versions that a new process has imported. Log the modules that it could not import."""
         with self._lock:
             for module, code in codes.items():
                 if code.problem and self.known.get(module) != code:
@@ -114,7 +114,7 @@ class Codes:
             self.known = {**self.known, **codes}
 
     def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
-        """Learn what each slot's process has `imported`, and forget versions whose files were edited."""
+        """Learn the versions that each slot's process has `imported`, and forget versions whose files were edited."""
         for slot, codes in enumerate(imported):
             if codes and codes is not self._seen.get(slot):
                 self._seen[slot] = codes
@@ -126,7 +126,7 @@ class Codes:
                     self.known = {name: each for name, each in self.known.items() if name != module}
 
     def lacks(self, module: str, digest: str) -> str:
-        """Return why trials of the code with this digest cannot run here, or "" if they can or if that is not known."""
+        """Return why trials of a module's version `digest` cannot run here. Return "" if they can or may be able to."""
         code = self.known.get(module)
         if code is None or code.is_usable(digest):
             return ""

@@ -1,7 +1,7 @@
 """Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
 
-Celery's own handlers also do the first. For a second signal, they end tasks in ways that its thread pool does not
-support, and they do not know the slots' processes and the claimed attempts.
+Celery's own handlers also let running tasks finish. But at a second signal they end tasks in ways that Celery's thread
+pool does not support, and they do not know the slots' processes and the claimed attempts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from celery.worker import state
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
 
-#: seconds after the second signal within which trials are given back; if servers do not answer, the process ends
-#: without that, and the leases run out
+#: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
+#: process then ends in any case, and the leases run out
 END_SECONDS = 10.0
 
 #: name of the threads that carry out a signal
@@ -30,7 +30,7 @@ THREAD = "shadho-shutdown"
 
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Handles SIGINT, SIGTERM and SIGQUIT from before the worker connects until its process has ended.
+    """Handles SIGINT, SIGTERM and SIGQUIT, from before the worker connects until its process ends.
 
     SIGQUIT, and SIGINT after any other signal, end the worker at once. Further signals change nothing.
     """
@@ -43,7 +43,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
-        # After a SIGHUP, Celery would restart the worker at its end.
+        # If the worker has had a SIGHUP, Celery would restart it when it ends.
         atexit.unregister(_reload_current_worker)
         is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping)
         if is_second and not self._is_ending:
@@ -54,9 +54,9 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             self._stop(0, self._drain)
 
     def _stop(self, code: int, work: Callable[[], None]) -> None:
-        """Make Celery stop with an exit code as soon as no task runs. Do the `work` in a thread.
+        """Make Celery stop with an exit code as soon as no task runs. Do the `work` in a new thread.
 
-        The signal may interrupt this thread anywhere, so it may hold a lock that the work needs.
+        The signal has interrupted the main thread anywhere, perhaps while it holds a lock that the work needs.
         """
         state.should_stop = self._worker.exitcode = code
         # Python starts no new threads while it exits, and nothing is left to do then.

@@ -1,4 +1,4 @@
-"""Slots of a worker, each with its own process. They run the attempts of the worker's messages."""
+"""Slots of a worker. Each slot has its own process, in which it runs attempts from the worker's messages."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: seconds between two renewals of the running trials' leases, which also return their cancel flags; and seconds between
-#: two checks whether reporting trials were pruned
+#: seconds between two renewals of the leases, which also return whether a trial should stop; and seconds between two
+#: checks whether trials that have reported were pruned
 BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
 #: seconds before a message for a module that this worker was not started with returns to the queue
 REQUEUE_SECONDS = 1.0
 
-#: refused messages and claims in a row after which further messages are examined in bulk
+#: number of refused messages and claims in a row after which further messages are examined in bulk
 MANY_REFUSALS = 10
 
-#: a trial shorter than this many seconds makes the worker claim the rest of its message at once
+#: after a trial that is shorter than this many seconds, a worker claims the rest of its message at once
 QUICK_SECONDS = 0.02
 
 
 class NotMine(Exception):
-    """A message that this worker must not act on, but that another worker of its class may use."""
+    """This worker must not act on a message, but another worker of its class may."""
 
 
 class Slots:
-    """The slots of one worker."""
+    """The slots of one worker, with everything that runs beside them: leases, heartbeat and answers for logs."""
 
     def __init__(
         self,
@@ -113,12 +113,12 @@ class Slots:
         complain = cache(partial(log.warning, "%s"))
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, complain) for each in environments]
         self._core_share = CoreShare(machine, count)
-        #: those at the last beat
+        #: other workers that shared the host's cores at the last beat
         self._neighbours: Collection[Worker] | None = None
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
-        #: by slot: whether its last trial was quick and succeeded, and its current bundle
+        #: whether a slot's last trial was quick and succeeded, and the slot's current bundle, by slot
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
         self._closing = threading.Event()
@@ -143,7 +143,7 @@ class Slots:
         self.heartbeat = Heartbeat(client, self.name, self.worker, self.leases, self._clock, signer=signer)
 
     def check(self) -> None:
-        """Use Redis as a worker does, without effect. Raises ServiceError unless Redis allows it."""
+        """Try commands of Redis that a worker needs, without an effect. Raises ServiceError if Redis refuses them."""
         with refusals():
             self.heartbeat.check()
             self._channel.are_refused("0", [])
@@ -159,7 +159,7 @@ class Slots:
         """End the processes and withdraw the announcement. The slots' threads give back attempts that still run."""
         self._closing.set()
         self.leases.close()
-        # Each takes a few hundredths of a second.
+        # In parallel, because each process takes a few hundredths of a second.
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
             killer.start()
@@ -170,8 +170,8 @@ class Slots:
     def run(self, payload: Payload) -> None:
         """Run a message's attempts one after another, except those that this worker declines.
 
-        Raises NotMine if this worker was not started with their module, has another version of its code, or has an open
-        circuit breaker.
+        Raises NotMine if this worker stops, was not started with their module, has another version of the code, or has
+        an open circuit breaker.
         """
         if self.heartbeat.consumer is not None:
             self.heartbeat.consumer.note_message()
@@ -180,7 +180,7 @@ class Slots:
         if reason := self._lacks(payload):
             if self._is_void(payload):
                 return
-            # Another worker of the class may run it. The pause keeps the message from circulating fast.
+            # The message returns to its queue for another worker. Without the pause, it would circulate fast.
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(reason)
         # A replica belongs to an attempt that another worker has claimed.
@@ -216,11 +216,11 @@ class Slots:
         try:
             self.heartbeat.drop_refused(self._channel.are_refused)
         except Exception as error:
-            # Any broker's error: without this, the messages are refused one by one, which is only slower.
+            # Errors of any broker are ignored: the messages are then refused one by one, which is only slower.
             log.warning("refused messages could not be deleted in bulk: %s", headline(str(error)))
 
     def _lacks(self, payload: Payload) -> str:
-        """Return why this worker cannot run a message's attempts, or "" if it can or if that is not known yet."""
+        """Return why this worker cannot run a message's attempts. Return "" if it can, or if that is not known yet."""
         try:
             study_folder(self._checkpoints, payload.study)
         except UsageError as error:
@@ -257,13 +257,13 @@ class Slots:
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
         """Give back attempts that need another version of the code than the one on this machine's disk."""
-        # Announce the code first, so the scheduler knows it before it sends the attempts again.
+        # Announce the code first, so that the scheduler knows it before it sends the attempts again.
         reason = self._note_code(bundle.payload, code)
         log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
         self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
 
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
-        """Record and announce the code that a new process has found instead of a message's. Return what is wrong."""
+        """Record and announce the version of the code that a new process has found. Return why it cannot be used."""
         reason = code.problem or "its code was edited meanwhile"
         if self._shipped_code is not None and payload.is_shipped:
             self._shipped_code.refuse(payload, reason)
@@ -274,18 +274,18 @@ class Slots:
         return reason
 
     def _tell_codes(self) -> None:
-        """Announce which code this worker has and which it cannot run."""
+        """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
         self.heartbeat.tell_codes(self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
-        """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
+        """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
         for answer in self._persist(partial(bundle.exchange, count)):
             self._is_refused(answer, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
-        """Decline an attempt that is for another machine or worker. Return whether it is.
+        """Decline an attempt if it is for another machine or worker. Return whether it was declined.
 
-        It does not return to its queue, where it would be first again and block all messages behind it.
+        Its message does not return to the queue, where it would be first again and block all messages behind it.
         """
         if attempt.only_on not in (None, self._host):
             reason = f"it is for {attempt.only_on}, but was delivered to {self._host}"
@@ -299,8 +299,8 @@ class Slots:
         log.info("trial %s, attempt %s is for another machine or worker", number, which)
         decline = partial(self._channel.decline, study, number, which, reason)
         if attempt.failed_on:
-            # The scheduler sends it again at once, and no other worker may be free, so this is done once a second in
-            # the beat.
+            # The scheduler sends a declined attempt again at once. If no other worker is free, it returns here, so it
+            # is declined only once a second, in the beat.
             self._declined.append(decline)
         else:
             self._persist(decline)
@@ -311,13 +311,13 @@ class Slots:
         number, which = attempt.number, attempt.attempt
         if stopped == "gone":
             log.warning(REFUSED, number, which)
-            # It is not sent, because Redis may have lost the data by which it would refuse it.
+            # The result is not sent, because Redis may have lost the record by which it would refuse the result.
             with suppress(redis.RedisError):
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
         self.heartbeat.note_end()
-        # For the scheduler, which knows the loss of its last report, it was stopped. For people, the reason is given.
+        # The result says that the trial was stopped, because the scheduler knows why. The log says that it was pruned.
         self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
             number=number,
@@ -331,7 +331,7 @@ class Slots:
         )
 
     def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat, delivery: str) -> None:
-        """Run a replica if its attempt runs and the seat is free. What it finds is sent only to its gang."""
+        """Run a replica if its attempt runs and the seat is free. Its vectors go to its gang; it has no result."""
         [attempt] = payload.attempts
         seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
         claim = self._persist(lambda: self._seats.take(payload.study, seat, delivery))
@@ -350,7 +350,7 @@ class Slots:
                 error = f"another version of {payload.module} is here: {self._note_code(payload, other.code)}"
                 outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
-        # A replica that its gang does not need any more ends as CANCELLED. One that returns took no part in a gang.
+        # A replica that its gang no longer needs ends as CANCELLED. If its objective returns, it took part in no gang.
         failure = None
         if has_ended and outcome.state is not TrialState.CANCELLED:
             error = outcome.error or "its objective returned without taking part in a gang"
@@ -373,7 +373,7 @@ class Slots:
         return True
 
     def _is_void(self, payload: Payload) -> bool:
-        """Return whether claims of all attempts in a message would be refused, so that no other worker needs it."""
+        """Return whether claims of all attempts in a message would be refused, so that no worker needs the message."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             refused = self._channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
@@ -386,7 +386,7 @@ class Slots:
     ) -> tuple[Outcome, str]:
         """Run an attempt, or its replica on `seat`, while its lease is renewed.
 
-        Returns the outcome, and the reason why it was stopped or "".
+        Returns the outcome, and the reason why it was stopped (`Lease.stopped`), which is "" if it was not.
         """
         number, which, runner = attempt.number, attempt.attempt, self._runners[slot]
         lease = Lease(
@@ -448,7 +448,7 @@ class Slots:
         )
 
     def _persist(self, call: Callable[[], T]) -> T:
-        """Repeat `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
+        """Return the result of `call`. Repeat it until Redis answers: a restart of Redis must lose nothing."""
         wait = 0.1
         while True:
             try:
@@ -493,13 +493,13 @@ class Slots:
         if self.heartbeat.neighbours is not self._neighbours:
             self._neighbours = self.heartbeat.neighbours
             self._share_cores()
-            # Not at the start, because the log is not set up then.
+            # This is not logged at the start of the worker, when its log is not set up yet.
             self._core_share.tell()
         self._logs.beat()
         flush(self._declined)
 
 
 def _announced(**facts: object) -> Worker:
-    """Return the announcement of a worker. Raises UsageError for one that does not fit: schedulers would refuse it."""
+    """Return the announcement of a worker. Raises UsageError if it is not valid, because schedulers would refuse it."""
     known = {"protocol": PROTOCOL, "pid": os.getpid(), **facts}
     return as_record(known, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")

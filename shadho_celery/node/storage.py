@@ -1,4 +1,4 @@
-"""Storage of checkpoints: a token file in their folder, by which workers detect whether they share it.
+"""Storage of checkpoints: a token file in their folder, by which workers detect whether they share the folder.
 
 The first worker that finds no token creates one. Workers that read the same token see the same folder.
 """
@@ -19,8 +19,8 @@ TOKEN = ".storage"
 def storage_id(folder: Path) -> str:
     """Return the id of the storage of a folder of checkpoints. Create the folder and its token if needed.
 
-    Returns "" if the folder cannot be read or written, or if its file system has no hard links. The worker's
-    checkpoints are then its own.
+    Returns "" if the folder cannot be read or written, or if its file system has no hard links. The folder then counts
+    as one that no other worker shares.
     """
     token = folder / TOKEN
     with suppress(OSError):
@@ -32,7 +32,7 @@ def storage_id(folder: Path) -> str:
 
 
 def _make(token: Path) -> None:
-    """Create a token, unless another process is faster: a hard link appears with the whole file or not at all."""
+    """Create a token unless another process is faster. A hard link makes the file appear at once with its content."""
     draft = token.with_name(f"{TOKEN}.{uuid.uuid4().hex}")
     try:
         draft.write_text(uuid.uuid4().hex)
