@@ -210,8 +210,8 @@ def read_source(
     """Return the trials that `given` names: a study in `store`, ``STORE_URL#STUDY``, or a CSV file.
 
     If it is another object, it contains the trials, see `of_object`. Only trials at one budget are used, because losses
-    at different budgets cannot be compared: at `least`, the lowest budget of the new study, or without it at the
-    greatest one. `objectives` are those of the new study. Raises UsageError, StudyNotFound or StoreError.
+    at different budgets cannot be compared: at `least`, the lowest budget of the new study, if there are any, else at
+    the greatest one. `objectives` are those of the new study. Raises UsageError, StudyNotFound or StoreError.
     """
     if not isinstance(given, (str, Path)):
         return of_object(given, space, least)

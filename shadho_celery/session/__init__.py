@@ -1,5 +1,5 @@
-"""A study opened and run, from the command line or from Python.
+"""Opening of a study, and a run of it on workers, for the command line and for Python.
 
-May use: every room but cli, program and training. `opening` opens a study, in one place for all; `session` runs one on
-workers and prints nothing: it is given what says a line, and a view.
+May use: every room but cli, program and training. `opening` opens a study for every way to run one. `session` runs a
+study on workers. It does not print: it gets a function that shows a line, and a view.
 """

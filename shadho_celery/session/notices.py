@@ -1,4 +1,4 @@
-"""Notices of a run: warnings as records of a kind, each said once, or again when it is over."""
+"""Warnings during a run, as records. Each is shown once, and its end is shown too if the condition passes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-#: seconds for which something must be in order again before that is said
+#: seconds for which a condition must not have been true before its end is shown
 OVER_SECONDS = 5.0
 
 
 class Kind(Enum):
-    """What a notice is about."""
+    """Subject of a notice."""
 
     #: a server that does not answer
     SERVERS = auto()
-    #: workers that the study lacks
+    #: workers that the study needs and that are missing
     MISSING = auto()
     #: workers and messages that are refused or quarantined
     FLEET = auto()
-    #: files of the study, here and where workers have others
+    #: files of the study that were edited, or that differ on a worker
     CODE = auto()
-    #: choice and placement of trials
+    #: sampling and placement of trials
     SEARCH = auto()
-    #: subspaces that get fewer trials
+    #: subspaces that get fewer trials because of failures
     SHARES = auto()
-    #: trials that fail in one way
+    #: trials that fail in the same way
     FAILURES = auto()
     #: trials that were deleted from the store
     DELETIONS = auto()
@@ -33,11 +33,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """One warning."""
+    """A warning to the user about one condition."""
 
     kind: Kind
     text: str
-    #: which server, class or worker, where a later notice of the kind replaces this one
+    #: server, class or worker concerned; "" if the kind says it. Notices with equal `kind` and `about` end together
     about: str = ""
 
     def __str__(self) -> str:
@@ -45,15 +45,15 @@ class Notice:
 
 
 class Conditions:
-    """Notices of what may pass by itself: said when it begins, and when it is over."""
+    """Notices of conditions that may pass by themselves. Each is shown when it begins, and when it is over."""
 
     def __init__(self) -> None:
-        #: by kind and subject, the notices that were said, and the moment at which one of them was last true
+        #: notices that were shown, by kind and subject; and the moment at which one of them was last true
         self.said: dict[tuple[Kind, str], list[Notice]] = {}
         self._seen_at: dict[tuple[Kind, str], float] = {}
 
     def see(self, found: Iterable[Notice], now: float) -> Iterator[str]:
-        """Yield what to say of the notices that are true `now`: those that are new, and those that are over."""
+        """Yield the lines to show, given the notices `found` to be true `now`: each new notice, and each end of one."""
         for notice in found:
             key = notice.kind, notice.about
             self._seen_at[key] = now

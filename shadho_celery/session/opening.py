@@ -1,4 +1,4 @@
-"""Opening of a study, in one place for every way to run one: its settings, plan, store, lessons, lock and scheduler."""
+"""Opening of a study, the same for every way to run one: settings, plan, store, warm start, lock and scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shadho_celery.study.state import StudyState
 
 
 class Names(Struct, frozen=True, kw_only=True):
-    """Where a study is kept, each with the description that a refusal shows."""
+    """Arguments that say where a study is kept, each with the description that an error message shows."""
 
     store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
     study: Annotated[str | None, Meta(description="name of the study")]
@@ -43,19 +43,19 @@ class Names(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user gives to open a study, beside its space."""
+    """What a user gives to open a study, besides its space."""
 
-    #: settings for this run, which override all others
+    #: settings for this run, which override those of the study file and of earlier runs
     given: Mapping[str, Any] = field(default_factory=dict)
-    #: database URL
+    #: database URL of the store
     store: str = DEFAULT_STORE
-    #: name of the study in its store; None for a short one, or with `resume` for the module's latest study
+    #: name of the study in its store; None for a generated name, or with `resume` for the module's latest study
     name: str | None = None
     resume: bool = False
     seed: int | None = None
     #: known points to run first
     points: Sequence[object] = ()
-    #: results of earlier studies to learn from; None without
+    #: results of earlier studies to learn from; None for a study without a warm start
     warm_start: WarmStartSource | None = None
 
     def __post_init__(self) -> None:
@@ -67,27 +67,27 @@ class Given:
 class Request(Given):
     """A study that is to be opened."""
 
-    #: a hyperopt expression
+    #: search space, a hyperopt expression
     space: object
-    #: module of the study file; "" for a study of a program
+    #: module of the study file; "" for a study that a program runs without a file
     module: str = ""
     #: settings in the study file
     stated: Mapping[str, Any] = field(default_factory=dict)
-    #: None for those of the settings
+    #: limits of the run; None for those of the settings
     limits: Limits | None = None
-    #: called with what was done to a store with trials that cannot be read; None to refuse it
+    #: called with a line about the repair of a study with trials that cannot be read; None to refuse such a study
     repaired: Callable[[str], None] | None = None
 
 
 def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> StudySettings:
-    """Return the settings in force of a run. Raises UsageError for invalid ones.
+    """Return the settings in force of a run. Raises UsageError for invalid settings.
 
-    Each is the one given for this run, else that of the runs before, which were given those of `earlier`, else the
-    study file's, else the one `in_force` in the run before, else the default.
+    The value of a setting is the first one that exists: given for this run; given for an earlier run (`earlier`); in
+    the study file; `in_force` in the run before; the default.
     """
     given = {**request.stated, **earlier, **request.given}
     own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
-    # Workers read the losses by the study file, whatever this study had before.
+    # Workers read the objectives from the study file, even if the run before had others.
     own |= {"objectives"} if request.module or "direction" in given else set()
     before = {name: value for name, value in continued(in_force, given).items() if name not in own}
     settings = read_settings({**before, **given})
@@ -98,10 +98,10 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
 
 
 class Opening:
-    """Opens a study."""
+    """A study that is to be opened: its request, and the plan by its settings."""
 
     def __init__(self, request: Request) -> None:
-        """Refuse invalid settings, points and warm start, before anything is opened. Raises ShadhoError."""
+        """Check settings, known points and warm start, before anything is opened. Raises ShadhoError."""
         self._request = request
         #: settings in force in the run before; empty for a new study
         self._before: Mapping[str, Any] = {}
@@ -145,7 +145,7 @@ class Opening:
         )
 
     def _settle(self, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Plan by the settings in force, and return those to keep; arguments as of `settle`."""
+        """Make the plan fit the settings in force, and return those to record. The arguments are those of `settle`."""
         settings = settle(self._request, earlier, in_force)
         if settings != self.plan.settings:
             self.plan = self.plan.with_settings(settings, self._request.limits)
@@ -160,26 +160,29 @@ class OpenStudy:
     plan: Plan
     store: SqlStore
     study: StudyState
-    #: results of earlier studies that it learns from from the start; None without
+    #: trials of earlier studies from which the study learns; None if it does not begin with a warm start
     warm_start: WarmStart | None
-    #: a line for what differs from the run before
+    #: lines about settings that differ from those of the run before
     changes: Sequence[str]
 
     def scheduler(
         self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
     ) -> Scheduler:
-        """Return a scheduler of the study, by default within the plan's limits; `pruning` as in `make_scheduler`."""
+        """Return a scheduler of the study. `limits` are by default the plan's; `pruning` is as in `make_scheduler`."""
         plan = self.plan if limits is None else self.plan.with_settings(self.plan.settings, limits)
         return make_scheduler(plan, self.study, executor, pruning=pruning)
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
-        """Have a function called after each trial; return the study that it is called with."""
+        """Let `scheduler` call the function `on_trial` after each trial. Return the study that the function gets."""
         running = RunningStudy(self.store, self.study.record, self.plan.space.evaluate, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 
     def other_code(self, now: str) -> str | None:
-        """Return a warning if the study has trials of other versions of its code than `now`, "" if that is unknown."""
+        """Return a warning if the study has trials of other versions of its code than `now`, else None.
+
+        `now` is "" if the version is not known. Then there is no warning.
+        """
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
         if not now or not others:
@@ -191,7 +194,7 @@ class OpenStudy:
         )
 
     def close(self) -> None:
-        """Record what is left, and unlock the study in any case."""
+        """Record the remaining changes. Unlock the study in any case."""
         try:
             self.study.close()
         finally:
@@ -199,13 +202,13 @@ class OpenStudy:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
-    """Return a line for each of sampler and budgets with which a study of so many trials continues otherwise.
+    """Return a line if a study continues with another sampler, and a line if it continues with other budgets.
 
-    `before` and `now` are the settings in force.
+    `before` and `now` are the settings in force, and `trials` is the number of its ended trials.
     """
     lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
     was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
-    # A study that began without budgets has none on record.
+    # Budgets are not recorded for a study that began without them, so `was` is None.
     if trials and was is not None and was != is_now:
         lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
     return [line for line in lines if line is not None]

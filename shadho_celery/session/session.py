@@ -1,4 +1,4 @@
-"""A run of one study on workers, of this machine or of a fleet, to its end."""
+"""A run of one study on workers, either those of this machine or those of a fleet."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Progress, able, start_command, unable
 from shadho_celery.transport.signing import Signer
 
-#: seconds for which a study that has reached its limit waits for a server that is away
+#: seconds for which a study that has reached its limit waits for a server that cannot be reached
 GIVE_UP_SECONDS = 60.0
 
-#: seconds after which a missing worker is warned of; longer than one takes to announce itself again
+#: seconds after which a warning about a missing worker is shown; a worker announces itself again in less
 MISSING_SECONDS = 10.0
 
-#: seconds between two looks for notices: each looks at every worker
+#: seconds between two checks for notices, each of which examines every worker
 LOOK_SECONDS = 1.0
 
 #: shows a line to the user
@@ -60,45 +60,48 @@ Say = Callable[[str], None]
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """Shows a run while it is under way."""
+    """Shows the state of a run to the user."""
 
     def note(self, text: str) -> None:
         """Show a line once."""
 
     def update(self) -> None:
-        """Show the present state; called after each turn of the loop."""
+        """Show the current state. Called after each turn of the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Given):
     """What a user gives for a run on workers."""
 
-    #: study file
+    #: module or path of the study file
     study: str
-    #: True if trials that cannot be read are to be moved away
+    #: True if the study is to be repaired: trials that cannot be read are moved away
     repair: bool = False
-    #: slots by class of the embedded workers; empty for the default
+    #: number of slots of the embedded workers, by class; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
     #: True if embedded workers are to play all default classes, one slot each
     demo: bool = False
     #: True if the sources are to be shipped to the workers that accept code
     ship: bool = False
-    #: called after each trial, in place of the study file's
+    #: function that is called after each trial, instead of that of the study file
     on_trial: OnTrial | None = None
-    #: True if broker or Redis is named
+    #: True if a broker or Redis is named, so that the study runs on a fleet
     fleet: bool = False
     #: True if no progress is shown
     silent: bool = False
-    #: environment variable that names the broker of a fleet; "" if an option or a file does
+    #: environment variable that has the URL of the fleet's broker; "" if the URL is from an option or a file
     broker_from: str = ""
 
 
 class _StopNow(Exception):
-    """Leave the loop."""
+    """The run is to stop at once. Leaves the scheduler's loop."""
 
 
 class Session:
-    """Runs one study to its end. A context manager; raises ShadhoError."""
+    """One run of a study on workers: as a context manager it opens and closes the study, and `run` runs it.
+
+    Raises ShadhoError.
+    """
 
     opened: OpenStudy
     #: state and plan of the study
@@ -109,9 +112,12 @@ class Session:
     watch: Watch
 
     def __init__(self, options: Options, file: StudyFile, say: Say) -> None:
-        """Refuse invalid settings before anything is opened; the settings of an earlier run are read later."""
+        """Check the settings before anything is opened. Those of an earlier run are read later.
+
+        `say` shows a line to the user.
+        """
         self.options, self.file = options, file
-        #: moment of its beginning
+        #: moment at which the run began, on the monotonic clock
         self.began = time.monotonic()
         self._say = say
         given = {each.name: getattr(options, each.name) for each in fields(Given)}
@@ -122,29 +128,29 @@ class Session:
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         plan = self._opening.plan
-        #: version of the study's code, and what tells whether its files are still so
+        #: version of the study's code, and a watch that finds files that were edited since
         self.code = file.code.with_space(plan.space.describe())
         self.disk = DiskWatch()
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
-        #: slots of the widest trial
+        #: number of slots of the widest trial
         self.widest = widest(plan.width, plan.subspaces)
-        #: workers of this machine; None on a fleet
+        #: embedded servers and workers of this machine; None on a fleet
         self.embedded: Embedded | None = None
-        #: most slots of each class so far
+        #: maximum number of slots of each class so far
         self.slots: dict[str, int] = {}
-        #: the study that `on_trial` is called with; None without
+        #: study that `on_trial` is called with; None without an `on_trial`
         self._running: RunningStudy | None = None
         self._signals = Signals()
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
-        #: the last moment at which all servers answered, or more was to be sent
+        #: last moment at which all servers answered, or the limit was not reached yet
         self._stuck_since = self.began
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            # Entered first and left last: a signal must not interrupt opening and closing either.
+            # Entered first and left last, because a signal must not interrupt opening and closing.
             stack.enter_context(self._signals)
             self._open(stack)
             self._stack = stack.pop_all()
@@ -159,14 +165,14 @@ class Session:
         return self._running is not None and self._running.is_stopped
 
     def _open(self, stack: ExitStack) -> None:
-        """Open servers, store, study and scheduler, to be closed in reverse order."""
-        # Before the study is recorded: a server that is down should leave no empty study behind.
+        """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
+        # The servers come first: if one is down, no empty study should be left in the store.
         make_executor = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
-        #: trials that had ended before this run
+        #: number of trials that had ended before this run
         self.counted_before = self.study.counted
         if make_executor is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
@@ -191,13 +197,13 @@ class Session:
             objectives=settings.objectives,
         )
         stack.callback(self._close_executor)
-        # A scheduler counts them, and sends them first.
+        # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
         self.watch = Watch(self)
 
     def _fleet(self) -> Callable[..., QueueExecutor]:
-        """Connect to the servers of a fleet; return what makes the executor."""
+        """Connect to the servers of a fleet. Return a function that creates the executor."""
         make_executor = partial(QueueExecutor, connect(urls.url(urls.REDIS)), Publisher.configured())
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
         origin = self.options.broker_from
@@ -206,7 +212,7 @@ class Session:
         return make_executor
 
     def _embed(self) -> Embedded:
-        """Start the workers of the study, with the slots by class that are given, else with those of this machine.
+        """Start embedded workers for the study. Their slots by class are given, or fit this machine.
 
         Raises UsageError if no class has the slots of the widest trial.
         """
@@ -224,7 +230,7 @@ class Session:
         return Embedded(below(EMBEDDED, self.study.record.key), workers, [self.file.module], machine.cores)
 
     def _progress(self) -> Progress:
-        """Return the study's progress, to be announced."""
+        """Return the study's progress, which the executor announces to the fleet."""
         count = self.study.count
         return Progress(
             ended=self.study.counted,
@@ -234,7 +240,10 @@ class Session:
         )
 
     def _close_executor(self) -> None:
-        """Record the results, then close the executor, which deletes them; else leave them for the next one."""
+        """Record the results and close the executor, which deletes them from Redis.
+
+        If they cannot be recorded, they are left there for the next scheduler.
+        """
         close = self.executor.abandon
         try:
             if self._is_whole and self.study.commit():
@@ -243,7 +252,7 @@ class Session:
             close()
 
     def run(self, view: View) -> int:
-        """Turn the loop to its end under a view; return the exit code."""
+        """Run the scheduler's loop to its end, shown in `view`. Return the exit code."""
         if self._on_trial is not None:
             self._running = self.opened.call(self._on_trial, self.scheduler, lambda text: view.note(f"Warning: {text}"))
         self._announce()
@@ -260,7 +269,7 @@ class Session:
         return 0 if self.study.best is not None or self._signals.noted else NoSuccessfulTrial.exit_code
 
     def _announce(self) -> None:
-        """Say which study runs, and what differs from the run before."""
+        """Show which study runs, and what differs from the run before."""
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
@@ -292,7 +301,8 @@ class Session:
     def _handle_signals(self, say: Say) -> None:
         """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM.
 
-        One ends the wait for a store that is away: --resume finds the results of what was sent, and asks for the rest.
+        While the store cannot be reached, a single Ctrl-C ends the run: --resume later finds the results of the trials
+        that were sent, and proposes the remaining ones.
         """
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
@@ -304,7 +314,10 @@ class Session:
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
     def _give_up_at_limit(self) -> None:
-        """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
+        """Raise ServiceError once the limit is reached, but a server has not answered for GIVE_UP_SECONDS.
+
+        No running trial can end meanwhile.
+        """
         now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.silence is not None
         if not (is_stuck and self.scheduler.stopping):
             self._stuck_since = now
@@ -315,7 +328,7 @@ class Session:
             )
 
     def _refuse_nested_trials(self) -> None:
-        """Raise NestedStart if a trial has tried to start a study on workers: so will the next ones."""
+        """Raise NestedStart if a trial has tried to start a study on workers, because all other trials will do so."""
         kind = f"{NestedStart.__module__}.{NestedStart.__qualname__}: "
         for each in self.study.failures.common():
             if each.failure.headline.startswith(kind):
@@ -324,7 +337,7 @@ class Session:
     def _refuse_other_code(self) -> None:
         """Raise UsageError if all embedded workers have had other code for a while, and no trial has ended.
 
-        Their files are those of this process, and no other worker can come: the study would wait for ever.
+        They have the same files as this process, and no other workers can join, so the study would wait forever.
         """
         if self.embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
             return
@@ -334,7 +347,7 @@ class Session:
 
 
 def _shipped(code: CodeVersion) -> Sources:
-    """Return the sources of a study for its workers. Raises UsageError if they cannot be shipped."""
+    """Return the sources of a study to be shipped to workers. Raises UsageError if they cannot be shipped."""
     try:
         return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
     except msgspec.ValidationError as error:
@@ -342,7 +355,7 @@ def _shipped(code: CodeVersion) -> Sources:
 
 
 class Watch:
-    """Finds the notices of one run, and tells each once."""
+    """Finds the notices of one run, and gives each to the view once."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -351,7 +364,7 @@ class Watch:
         self._outages, self._missing = Conditions(), Conditions()
 
     def news(self, now: float) -> Iterator[str]:
-        """Yield a line for each new notice, and for servers and workers that are in order again."""
+        """Yield a line for each new notice, and for each condition that is over."""
         session = self._session
         troubles = {"store": session.study.trouble, "servers": session.executor.trouble}
         outages = [
@@ -365,22 +378,22 @@ class Watch:
             return
         self._looked_at = now
         yield from self._untold(self.present())
-        # Workers announce themselves again after an outage, or once Redis has lost its data.
+        # After an outage, or a loss of Redis's data, the workers need some time to announce themselves again.
         if session.executor.known_for >= MISSING_SECONDS:
             yield from self._missing.see(self.missing(), now)
 
     def last_news(self, *, is_fleet: bool) -> Iterator[str]:
-        """Yield a line for each notice that a short run has not told: it may have ended before the look for them."""
+        """Yield a line for each notice not shown so far, because a short run may have ended before the first check."""
         session = self._session
         if is_fleet and not session.disk.edited(session.code):
-            # Such a run is not sure that they will not read their files anew.
+            # A short run has not waited long enough to know whether these workers will read their files again.
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(_notices({Kind.CODE: others}))
         found = {Kind.DELETIONS: session.study.deletions(at_end=True), Kind.SEARCH: session.scheduler.notices()}
         yield from self._untold(_notices(found))
 
     def present(self) -> list[Notice]:
-        """Return the present notices of failures, classes and code."""
+        """Return the notices about failures, classes and code that are true now."""
         session, study = self._session, self._session.study
         found: dict[Kind, Iterable[object]] = {
             Kind.FLEET: session.executor.notices(),
@@ -392,7 +405,7 @@ class Watch:
             starved = starved_words((study.record.in_force or {}).get("shares"), counts)
             found[Kind.SHARES] = [] if starved is None else [starved]
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
-            # Without their number, which changes: it is said once.
+            # The text does not have their number, which changes, because each notice is shown once.
             found[Kind.FAILURES] = [
                 f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most
             ]
@@ -401,11 +414,11 @@ class Watch:
         return _notices(found)
 
     def missing(self) -> Iterator[Notice]:
-        """Yield a notice for each thing that workers lack at present."""
+        """Yield a notice for each class without a live worker, and for what live workers lack."""
         session, module, classes = self._session, self._session.file.module, self._session.plan.settings.classes
         live = session.executor.workers.announced
         if session.embedded is not None:
-            # Users who have named the workers do without the other classes.
+            # Users who have given --workers do not expect workers of other classes.
             expected = () if session.options.workers else classes
             yield from _missing_here(session.embedded, expected, {worker.compute_class for worker in live.values()})
             return
@@ -427,7 +440,7 @@ class Watch:
                 "of one class, or with more slots"
             )
             yield Notice(kind=Kind.MISSING, about="slots", text=text)
-        # A class whose workers have other modules is served; the line above is about them.
+        # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
             if name not in there:
@@ -441,7 +454,7 @@ class Watch:
                 yield str(notice)
 
     def _edited(self, path: str) -> str:
-        """Return the text of a notice that a file of the study is not any more as this run has read it."""
+        """Return the text of a notice that a file of the study was edited after this run had read it."""
         then = f"stop it with Ctrl-C, and --resume {self._session.study.name} goes on with the new code"
         if self._session.executor.has_workers:
             return f"{path} was edited; this run goes on with its code of before while workers have it: {then}"
@@ -453,7 +466,10 @@ def _notices(found: Mapping[Kind, Iterable[object]]) -> list[Notice]:
 
 
 def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[Notice]:
-    """Yield a notice for each class without a live worker; on one machine no other can be started by hand."""
+    """Yield a notice for each embedded class without a live worker, and one for expected classes that are not embedded.
+
+    On one machine, a user cannot start another worker by hand.
+    """
     for name in embedded.workers:
         if name not in live:
             text = f"the embedded worker of class {name} does not answer; see its log in {embedded.directory}"

@@ -1,4 +1,4 @@
-"""Workers of a run on this machine: which classes they play, with how many slots."""
+"""Embedded workers of a run: their compute classes, and the number of slots of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shadho_celery.core.settings import StudySettings
 def default_workers(
     machine: hardware.Machine, settings: StudySettings, widest: int, *, is_demo: bool, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Return the slots by class of the workers of this machine. With `is_demo` all default classes are played.
+    """Return the number of slots of the embedded workers, by class.
 
-    `widest` are the slots of the widest trial.
+    With `is_demo`, each default class has a worker. `widest` is the number of slots of the widest trial.
     """
     if is_demo:
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)
