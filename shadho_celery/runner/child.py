@@ -67,20 +67,20 @@ class Child:
         self._timed_out = threading.Event()
         #: True while the objective itself runs: nothing else may be interrupted
         self._is_in_objective = False
-        #: True while its thread sends a record, which must not be cut; and True if an interrupt is to follow afterwards
+        #: True while the main thread sends a record, which must not be cut; True if an interrupt must follow afterwards
         self._is_sending = self._is_interrupted = False
         #: True if an import was interrupted: a partly imported module would make the next trial fail
         self._is_torn = False
-        #: orders that have not started, and the number of the one that runs
+        #: orders that have not started, and the number of the order that runs
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = protocol.NO_ORDER
         self._is_recalled = False
-        #: threads of the numerical libraries, and the number of threads for the next trial
+        #: number of threads of the numerical libraries now, and for the next trial
         self._threads = self._wanted_threads = os.environ.get(THREAD_VARIABLES[0], "")
         self._changed = threading.Condition()
         self._studies: dict[str, _Study] = {}
         self._cleanup: Cleanup | None = None
-        #: imported code by module, or the reason why a module could not be imported
+        #: version of each module's imported code, or the reason why it could not be imported
         self._codes: dict[str, CodeVersion] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class Child:
                 while not self._orders:
                     self._changed.wait()
                 order = self._orders.popleft()
-                # From now on, stops and interrupts refer to this one.
+                # From now on, stops and interrupts refer to this order.
                 self._current = order.order
                 self._stop.clear()
                 self._timed_out.clear()
@@ -111,14 +111,15 @@ class Child:
         os._exit(0)
 
     def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
-        """Run an attempt and send its end. Return whether this process can run another one.
+        """Run an attempt and send its end. Return whether this process can run another attempt.
 
-        It cannot if the attempt needs another version of the code: a new process reads the current files.
+        If the attempt needs another version of the code, refuse it and return False: a new process reads the current
+        files.
         """
         if self._wanted_threads != self._threads:
             before, self._threads = self._threads, self._wanted_threads
             change_threads(before, self._threads)
-            # The new number is the one to restore after a trial.
+            # From now on, the new number of threads is restored after each trial.
             cleanup.note()
         if not self._has(order):
             self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
@@ -126,7 +127,7 @@ class Child:
         cleanup.divide_output(protocol.boundary(self._mark, order.order))
         outcome = self._outcome(order, cleanup.spares[2])
         if os.getpid() != self._pid:
-            # The trial has forked, and this is the child process, which has also returned.
+            # The trial has forked, and this is the forked process, which has returned from the objective too.
             os._exit(0)
         try:
             left = cleanup.clear()
@@ -144,7 +145,7 @@ class Child:
         return not is_unfit
 
     def _listen(self) -> None:
-        """Read the pipe. End this process when either end of it is closed."""
+        """Obey the records from the pipe. End this process when either end of the pipe is closed."""
         with suppress(OSError, ValueError):
             for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
                 with self._changed:
@@ -157,7 +158,7 @@ class Child:
             self._is_recalled = False
             self._changed.notify()
         elif isinstance(record, protocol.Recall):
-            # The order itself may not have started: a new process imports its modules first.
+            # The order in the record may not have started yet, because a new process first imports its modules.
             self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
         elif isinstance(record, protocol.Threads):
@@ -192,7 +193,7 @@ class Child:
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
-            # A replica computes for the trial, whose coordinator sends the reports.
+            # The coordinator of the gang sends the trial's reports, its replicas do not.
             if seat is None:
                 self._send(protocol.Reported(order=order.order, step=step, loss=loss))
 
@@ -202,7 +203,7 @@ class Child:
             if attempt.slots < 2:
                 raise UsageError('replicas cannot be called: the trial has one slot; see STUDY["slots"]')
             if order.encrypted and find_spec("cryptography") is None:
-                # The worker lacks it too, which encrypts the token.
+                # The worker, which encrypts the gang's token, lacks it too.
                 raise UsageError(
                     "replicas cannot be called: the fleet has a signing key, so the gang is encrypted, which needs "
                     'cryptography; install it on all workers, in the checkout: pip install -e ".[torch]"'
@@ -210,12 +211,12 @@ class Child:
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"
             called.append(as_record(call, GangCall, "context.call_replicas", form))
-            # The time limit is paused while the trial waits for replicas, so that dump would come too early.
+            # The time limit is paused while the trial waits for replicas, so the dump would come too early.
             faulthandler.cancel_dump_traceback_later()
             self._send(protocol.Gang(order=order.order, call=called[-1]))
 
         def gang_assembled() -> None:
-            # A gang without a call has no replicas on the fleet.
+            # A gang that has not called has no replicas on the fleet.
             if called:
                 self._send(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
@@ -254,11 +255,11 @@ class Child:
         peak = PeakMemory()
         _seed(attempt.seed)
         if timeout is not None:
-            # This traceback shows where a trial hangs in C, even if Python cannot raise an exception there.
+            # This traceback shows where a trial hangs, even in C code, where Python cannot raise an exception.
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
         try:
-            # Python shows a warning once per process. Within this block it is once per trial. Context variables are
-            # reset per trial.
+            # Python shows a warning once per process, but within this block once per trial. Context variables are
+            # reset for each trial.
             with warnings.catch_warnings():
                 outcome = copy_context().run(
                     call,
@@ -287,18 +288,18 @@ class Child:
                 return objective(*arguments)
             finally:
                 self._is_in_objective = False
-                # Immediately: if the trial has set a low limit, every other call here fails.
+                # This comes first: if the trial has set a low recursion limit, every other call fails.
                 sys.setrecursionlimit(limit)
 
         with suppress(TypeError, ValueError):
-            # Computing this again for each trial would take as long as the rest of the call.
+            # Without this, the signature is computed for each trial, which takes as long as the rest of the call.
             run.__signature__ = inspect.signature(objective)  # type: ignore[attr-defined]
         return run
 
     def _has(self, order: protocol.RunAttempt) -> bool:
         """Return whether this process has imported the code of an order."""
         if order.folder and order.folder != sys.path[0]:
-            # A process uses one folder. It comes before the working directory, which may contain an old copy.
+            # A process uses one folder. It is searched before the working directory, which may contain an old copy.
             sys.path.insert(0, order.folder)
         if not order.code:
             return True
@@ -329,10 +330,10 @@ class Child:
     def _send(self, record: protocol.FromChild) -> None:
         with self._sending:
             if isinstance(record, protocol.Reported | protocol.Gang) and record.order != self._current:
-                # A thread that outlives its trial must not send records in the name of the next one.
+                # A thread that outlives its trial must not send records in the name of the next trial.
                 return
             if identity(self._pipe.fileno()) != self._pipe_identity:
-                # The descriptor now belongs to a file of the trial.
+                # The trial has closed the pipe, and the descriptor now belongs to a file of the trial.
                 with suppress(OSError):
                     os.write(2, b"the trial closed the descriptor of the pipe between its process and the worker\n")
                 os._exit(protocol.PIPE_LOST)
@@ -345,12 +346,12 @@ class Child:
 
 
 def _set_up_output() -> None:
-    """Send all output to the trial's log line by line. This comes before modules are imported, which may change it."""
+    """Write output line by line. Call this before modules are imported, because their settings should override it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False)
-    # Python shows no message below WARNING unless a program configures logging; this is the default for studies. A
-    # study's own logging.basicConfig replaces it.
+    # Python shows no log message below WARNING unless a program configures logging. By default, studies show messages
+    # from INFO on. A study's own logging.basicConfig replaces this.
     logging.getLogger().setLevel(logging.INFO)
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.INFO)
@@ -372,17 +373,17 @@ def _seed(seed: int) -> None:
 def change_threads(before: str, after: str) -> None:
     """Change the number of threads of the numerical libraries that are imported, and of those imported later.
 
-    A number other than `before` was set by the study and is kept. OpenMP stores its number per thread, so call this in
-    the thread that runs the trials.
+    `before` is the number that was set before. A library with another number keeps it, because the study has set it.
+    OpenMP stores its number per thread, so call this in the thread that runs the trials.
     """
     os.environ.update({name: told for name, told in thread_variables(after).items() if os.environ.get(name) == before})
     for library in [sys.modules[name] for name in _THREADED if name in sys.modules]:
-        # Another version of the library may lack one of them.
+        # Another version of the library may lack these functions.
         with suppress(Exception):
             if str(library.get_num_threads()) == before:
                 library.set_num_threads(int(after))
     if "threadpoolctl" in sys.modules:
-        # `process_state` imports it with numpy.
+        # `process_state` imports threadpoolctl when numpy is imported.
         for pool in sys.modules["threadpoolctl"].ThreadpoolController().lib_controllers:
             if str(pool.num_threads) == before:
                 pool.set_num_threads(int(after))

@@ -1,4 +1,4 @@
-"""Cleanup: restore the process state that a trial has changed, and end the processes and threads that it left."""
+"""Cleanup: restore the process state that a trial has changed, and end the processes that it left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_a
 #: seconds for threads to end, and for killed children to disappear
 GRACE_SECONDS = 0.3
 
-#: child processes that libraries keep for the whole process: module, object in it, attribute with the process id
+#: child processes that a library starts once and keeps: its module, an object in it, and the object's attribute with
+#: the process id
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
@@ -30,7 +31,7 @@ _HELPER_THREADS = {"TMonitor"}
 
 
 class Cleanup:
-    """Records the state of the process when created, and restores it after each trial."""
+    """Records the state of this process when created, and restores that state after each trial."""
 
     def __init__(self) -> None:
         #: copies of the standard descriptors, above the low numbers that trials may close
@@ -44,7 +45,7 @@ class Cleanup:
         self._free = _free_descriptor()
 
     def clear(self) -> list[str]:
-        """Restore everything. Return names of what remains and can only be removed by ending this process."""
+        """Restore everything that can be restored. Return descriptions of what only the end of this process removes."""
         left = [f"a changed {name}" for name in self._state.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
@@ -55,31 +56,31 @@ class Cleanup:
             sys.stdout.flush()
             sys.stderr.flush()
         except (OSError, ValueError):
-            # The trial has closed them, or the disk has no room for its output.
+            # The trial has closed the streams, or the disk has no room for its output.
             left.append("a closed sys.stdout")
         return list(dict.fromkeys(left))
 
     def note(self) -> None:
-        """Record the current state as the one to restore: after the import of a study."""
+        """Record the current state as the state to restore. Call this after the import of a study."""
         self._state.note()
 
     def divide_output(self, boundary: bytes) -> None:
-        """Write a boundary between the output so far and the output that follows."""
+        """Write a boundary into the output pipe, between the output so far and the output that follows."""
         with suppress(OSError):
             # A trial may have closed the descriptor and opened its own file under the same number.
             if identity(self.spares[1]) == self._output:
-                # Any process that has the pipe may have made it non-blocking for all.
+                # Any process that has the pipe may have made it non-blocking, which affects all of them.
                 os.set_blocking(self.spares[1], True)
                 os.write(self.spares[1], boundary)
 
     def _end_children(self) -> list[str]:
-        """Kill the child processes and their descendants. Return their names as one phrase, or None if there were none.
+        """Kill the trial's child processes and their descendants. Return a list with one phrase, empty without any.
 
-        Their libraries may be broken afterwards, so the caller replaces this process.
+        The libraries that started them may be broken afterwards, so the caller replaces this process.
         """
         if self._left():
             _stop_loky()
-            # An object that is only not collected yet, such as a DataLoader, ends its children itself.
+            # Some objects, such as a DataLoader, end their children themselves when they are collected.
             gc.collect()
         # A library's own signal handler might raise here.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -93,9 +94,7 @@ class Cleanup:
         return {pid: name for pid, name in descendants(os.getpid()).items() if pid not in kept}
 
     def _await_threads(self) -> list[str]:
-        """Wait for threads that are about to end. Return the names of the others as one phrase, or None if there are
-        none.
-        """
+        """Wait for threads that are about to end. Return a list with one phrase about the others, empty without any."""
         deadline = time.monotonic() + GRACE_SECONDS
         while (left := self._left_threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -141,24 +140,22 @@ def _is_childless() -> bool:
 
 
 def _helpers() -> set[int]:
-    """Return process ids of the children that libraries keep."""
+    """Return the process ids of the children that libraries keep (`_HELPERS`)."""
     holders = [(getattr(sys.modules.get(module), name, None), attribute) for module, name, attribute in _HELPERS]
     return {getattr(holder, attribute, None) or 0 for holder, attribute in holders}
 
 
 def _stop_loky() -> None:
-    """Stop the process pool that joblib keeps for its next call, which would otherwise go on computing after the
-    trial.
-    """
+    """Stop the process pool that joblib keeps for its next call, and that may still compute for the ended trial."""
     pool = getattr(sys.modules.get("joblib.externals.loky.reusable_executor"), "_executor", None)
     if pool is not None:
         pool.shutdown(wait=True, kill_workers=True)
 
 
 def _reap(helpers: set[int]) -> None:
-    """Collect the exit status of children that nothing has waited for, mostly orphans."""
+    """Collect the exit status of ended children, mostly orphans, that nothing has waited for. Stop at a helper."""
     if not hasattr(os, "waitid"):
-        # macOS before Python 3.13: there the system adopts orphans, and this process is replaced if it had children.
+        # On macOS before Python 3.13: the system adopts orphans, and this process is replaced if it had children.
         return
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

@@ -1,12 +1,12 @@
-"""Output of a slot's process and all its children: read from one pipe, and written to the log of each trial.
+"""Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
 
 The process writes a boundary into the pipe when a trial starts and when it has ended (`protocol.boundary`). The output
 between two boundaries belongs to that trial, whenever it is read. A trial that prints faster than its output is read
 waits for room in the pipe; other trials do not wait.
 
-A log has the lines of an attempt's output with time stamps, limited to the first and the last. It is beside the
-checkpoints of its study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``. It is plain text. One line that
-begins with a bracket instead of a time stamp says how much is left out between its two parts.
+A log has the lines of an attempt's output with time stamps. Of a long output, it has only the first and the last lines,
+and between them a line that begins with a bracket and says how much is left out. It is a text file beside the
+checkpoints of the study: ``.shadho/checkpoints/STUDY_KEY/logs/TRIAL.ATTEMPT.log``.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ READ = 1 << 16
 #: seconds to wait after each read, so that output accumulates: minimum, multiple of the work before, and maximum
 REST_SECONDS, REST_FACTOR, MAX_REST_SECONDS = 0.002, 4.0, 0.1
 
-#: seconds to wait for output that is on its way
+#: seconds to wait for output that is still in the pipe
 LAST_SECONDS = 2.0
 
 #: number of ended trials whose last lines are kept for the worker
 KEPT = 256
 
-#: bytes kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
+#: bytes kept of the beginning and of the end of a log; while it is written, the end may have twice as many
 HEAD = TAIL = 256 * 1024
 
 #: maximum bytes of a line, after which it is broken
 MAX_LINE = 64 * 1024
 
-#: bytes of output kept in memory; faulthandler's list of extension modules, which is left out, is long
+#: bytes of output kept in memory for the last lines; faulthandler's list of extension modules, which is removed from
+#: them, is long
 _RECENT = 10 * MAX_LOG
 
-#: text of a line before the cursor returned to its beginning, as progress bars do
+#: text of a line that is overwritten after a carriage return, as progress bars do
 _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 #: ANSI control sequences, such as colours
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(\x07|\x1b\\)?|[@-Z\\^_])")
@@ -62,13 +63,13 @@ _EXTENSIONS = re.compile(r"^(\S+ )?Extension modules: .*\n?", re.MULTILINE)
 
 
 class Output:
-    """Reads one process's output in its own thread. The methods may be called from any thread."""
+    """Reads the output of one slot's process, in its own thread. The methods may be called from any thread."""
 
     def __init__(self, mark: str, complain: Callable[[str], None]) -> None:
         """`mark` makes the boundaries different from anything that a trial prints.
 
-        `complain` is called with the reason why a log is incomplete. The writing end of the pipe is `end`; close it
-        once the process has it.
+        `complain` is called with the reason why a log is incomplete. Give the process the attribute `end`, the writing
+        end of the pipe, and then close it here.
         """
         reading, end = os.pipe()
         self._reading, self.end = os.fdopen(reading, "rb", buffering=0), os.fdopen(end, "wb", buffering=0)
@@ -83,8 +84,9 @@ class Output:
         self._paths: dict[int, str] = {}
         #: log of the running order; None while it has printed nothing
         self._log: TrialLog | None = None
-        #: running order; last orders that have started and ended; and last lines of those that have printed
+        #: running order; last order that has started; last order that has ended
         self._current = self._begun = self._ended = NO_ORDER
+        #: (order, last lines) of orders that have printed
         self._last_lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._is_over = False
         self._changed = threading.Condition()
@@ -92,15 +94,14 @@ class Output:
         self._thread.start()
 
     def expect(self, order: int, path: str) -> None:
-        """Record the log of an order. Call this before the order is sent."""
+        """Record the path of an order's log. Call this before the order is sent."""
         with self._changed:
             self._paths[order] = path
 
     def last_lines(self, order: int) -> str:
-        """Return the last lines that a trial has printed, or "". If the process died before it started, return the
-        process's own.
+        """Return the last lines that a trial has printed, or "". Wait for output that is still in the pipe.
 
-        Waits for output that is on its way.
+        If the process died before the trial started, return the last lines that it printed outside of trials.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._ended >= order, LAST_SECONDS)
@@ -120,7 +121,7 @@ class Output:
                 except Exception:
                     # If the pipe were not read, it would soon be full, and every trial of the slot would wait for it.
                     log.exception("output of a trial was lost; this is a bug")
-                # At most a fifth of the worker's time for a trial that prints without end.
+                # Even if a trial prints without end, reading its output takes at most a fifth of the time.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()
@@ -140,7 +141,7 @@ class Output:
         self._held = rest[held:] if held >= 0 else b""
         self._write(rest[:held] if held >= 0 else rest)
         with self._changed:
-            # Those that have ended, and those that were recalled before they started.
+            # Remove the paths of orders that have ended, and of orders that were recalled before they started.
             while self._paths and (first := next(iter(self._paths))) < self._begun:
                 del self._paths[first]
             self._changed.notify_all()
@@ -161,7 +162,7 @@ class Output:
             with self._changed:
                 self._last_lines.append((self._current, self._log.last_lines))
             self._log = None
-        # After the last lines, because a waiting worker asks for them.
+        # Set this after the last lines are stored, because `last_lines` waits for it.
         self._ended = max(self._ended, self._current)
         self._begun = max(self._begun, order)
         self._current = order
@@ -170,10 +171,10 @@ class Output:
 def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0) -> Path:
     """Return the path of the log of an attempt, or of its replica `rank`, below the `folder` of checkpoints.
 
-    Raises UsageError if it is outside of that folder.
+    Raises UsageError if the path is outside of that folder.
     """
     replica = f".replica{rank}" if rank else ""
-    # In one step: a worker does this for each trial, and two steps take twice as long.
+    # The path is built from one text, because a worker does this for each trial, and joining parts takes twice as long.
     return Path(f"{study_folder(folder, study)}/logs/{number}.{attempt}{replica}.log")
 
 
@@ -183,14 +184,14 @@ def unstamped(text: str) -> str:
 
 
 class TrialLog:
-    """A log that is being written. Without any output there is no file."""
+    """The log of one attempt while it is written. Its file is created at the first output."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        """Without a `path`, keep only the last lines in memory."""
+        """Write to the file `path`. If it is None, only keep the last lines in memory."""
         self._path = path
         self._clock = clock
         self._file: int | None = None
-        #: bytes of the file, of its first part once something is left out, and of the line that says so
+        #: bytes of the file, of its first part, and of the line about what is left out; the last two are 0 without it
         self._size = self._head = self._gap = 0
         #: bytes left out so far
         self._left_out = 0
@@ -198,12 +199,12 @@ class TrialLog:
         self._unwritten = 0
         #: first reason why something could not be written; "" if everything was
         self.trouble = ""
-        #: current line, which has not ended
+        #: last line of the output, which has not ended yet
         self._line = b""
         self._recent = b""
 
     def write(self, output: bytes) -> None:
-        """Add output of the trial. Of text that overwrites itself on one line, only the last state is kept."""
+        """Add output of the trial. Of a line that overwrites itself (a progress bar), keep only the last state."""
         lines, newline, self._line = (self._line + output).rpartition(b"\n")
         if b"\r" in self._line:
             self._line = _OVERWRITTEN.sub(b"", self._line)
@@ -236,7 +237,7 @@ class TrialLog:
         return last if len(last) == len(text) else last.partition("\n")[2] or last
 
     def _stamped(self, lines: bytes) -> bytes:
-        """Return lines as text, each after the current time."""
+        """Return lines without control sequences, each with the current time in front."""
         if b"\r" in lines:
             lines = _OVERWRITTEN.sub(b"", lines)
         if b"\x1b" in lines:
@@ -278,7 +279,7 @@ class TrialLog:
         self._size += len(lines)
 
     def _cut(self) -> None:
-        """Leave out what is between the first part and the last one."""
+        """Remove what is between the first and the last part of the file, and say how much."""
         assert self._file is not None
         if not self._head:
             self._head = os.pread(self._file, HEAD, 0).rfind(b"\n") + 1
@@ -293,7 +294,7 @@ class TrialLog:
     def _write(self, data: bytes, place: int) -> None:
         assert self._file is not None
         while data:
-            # A nearly full disk takes only a part.
+            # If the disk is nearly full, only a part of the data is written.
             written = os.pwrite(self._file, data, place)
             data, place = data[written:], place + written
 
@@ -302,7 +303,7 @@ class TrialLog:
 
 
 def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
-    """Return the text of a log after a position, and the position of its end, or None if there is no log.
+    """Return the text of a log after a position, and the position of the log's end. Return None if there is no log.
 
     Positions count all bytes of the log, including those that are left out. Raises OSError.
     """
@@ -320,6 +321,6 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
     # Difference between positions in the log and in the file, in the last part.
     shift = int(gap[1]) - len(gap[0])
     if after > gap.start():
-        # A reader that has read up to the last part has missed nothing.
+        # A reader that has read into the last part has missed nothing; others also get the line about what is left out.
         after = after - shift if after - shift >= gap.end() else gap.start()
     return data[after:].decode(errors="replace"), len(data) + shift

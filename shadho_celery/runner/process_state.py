@@ -1,8 +1,8 @@
 """State of a process that trials may change: a table of rules, each with a name, a reader and a writer.
 
-`restore` compares what can be read with its value before the first trial, and writes that value back. State of Python
-and the system is recorded at the start. State of a library is recorded right after the library's import, so a library
-that is first imported in a trial is recorded without that trial's changes.
+`restore` compares each part of the state with its value at the start of the trial, and writes that value back. The
+state of Python and of the system is recorded before the first trial. The state of a library is recorded right after the
+library's import, so a library that is first imported in a trial is recorded without that trial's changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIGNALS = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),
 )
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-#: by number, because some have two names
+#: names of resource limits by number; some limits have two names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _STREAMS = ("stdin", "stdout", "stderr")
 
@@ -55,12 +55,12 @@ _NAMES: Sequence[tuple[ModuleType, Sequence[str]]] = (
     (datetime, ("date", "datetime")),
     (socket, ("socket", "create_connection", "getaddrinfo")),
 )
-#: modules in which tests replace functions, for example by a clock that stands still
+#: modules whose functions user code may replace as in tests, for example by a clock that stands still
 _PATCHED = (builtins, os, os.path, random, time)
 _LISTS = ((sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (sys, "argv"), (gc, "callbacks"))
 _STREAM_SETTINGS = ("encoding", "errors", "line_buffering", "write_through")
 
-#: value of what is not there, or cannot be read
+#: value of a part of the state that does not exist or cannot be read
 _ABSENT = object()
 
 #: state of a logger that nothing has set up: its level, `propagate`, `disabled`, handlers and filters
@@ -77,10 +77,10 @@ class ProcessState:
         """Use copies of the three standard descriptors as `spares`."""
         self._rules: list[_Rule] = [
             *_of_interpreter(spares),
-            # A handler that each trial adds would write each message once for every trial so far.
+            # If each trial added a handler, a message would be written once for every trial so far.
             ("loggers", _loggers, self._restore_loggers),
-            # After the loggers, which need the modules imported since. The names are left out, because reading them
-            # takes several times as long.
+            # This comes after the loggers, whose rule needs to know which modules the trial has imported. Only the
+            # values are compared, because reading the names too takes several times as long.
             ("sys.modules", partial(list, sys.modules.values()), self._restore_modules),
             *_of_system(),
         ]
@@ -92,19 +92,19 @@ class ProcessState:
         self.note()
 
     def note(self) -> None:
-        """Record the current state as that at the start of each trial: after the import of a study."""
+        """Record the current state as the state at the start of each trial. Call this after the import of a study."""
         time.tzset()
         self._modules = dict(sys.modules)
         self._initial = [*map(_value, self._reads)]
 
     def restore(self) -> list[str]:
-        """Restore what has changed. Return the names of what could not be restored."""
+        """Restore what a trial has changed. Return the names of the parts that could not be restored."""
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        # Its thread, which cannot be found otherwise, might end the process during another trial.
+        # faulthandler's timer thread, which cannot be found by other means, might end the process in a later trial.
         faulthandler.cancel_dump_traceback_later()
         try:
-            # Most trials change nothing, and this takes a third of the time.
+            # Most trials change nothing, and comparing all values at once takes a third of the time.
             is_as_before = [read() for read in self._reads] == self._initial
         except Exception:
             is_as_before = False
@@ -114,13 +114,13 @@ class ProcessState:
         return left
 
     def _restore_changed(self) -> Iterator[str]:
-        """Write back what has changed. Yield the names of what could not be restored."""
+        """Write back the parts that have changed. Yield the names of the parts that could not be restored."""
         for place, (name, read, write) in enumerate(self._rules):
             if not _has(read, self._initial[place]):
                 with suppress(Exception):
                     write(self._initial[place])
                 if name in ("loggers", "sys.modules"):
-                    # Those that were added stay.
+                    # Loggers and modules that the trial has added stay.
                     self._initial[place] = read()
                 elif not _has(read, self._initial[place]):
                     yield name
@@ -130,7 +130,7 @@ class ProcessState:
         imported = sys.modules.keys() - self._modules.keys()
         for logger, *state in _loggers():
             if logger not in known and logger.name.partition(".")[0] in imported:
-                # A library sets up its own loggers when it is imported, which happens once.
+                # A library sets up its own loggers at its import, which happens only once, so they are kept.
                 continue
             if state != (wanted := known.get(logger, _UNTOUCHED)):
                 level, logger.propagate, logger.disabled, handlers, filters = wanted
@@ -138,11 +138,11 @@ class ProcessState:
                 logger.handlers[:], logger.filters[:] = handlers, filters
 
     def _restore_modules(self, _: object) -> None:
-        """Restore the modules that a trial has replaced or removed. It may import more of them."""
+        """Restore the modules that a trial has replaced or removed. Modules that it has imported stay."""
         for name, module in self._modules.items():
             if sys.modules.get(name, _ABSENT) is not module and not is_late(module):
                 sys.modules[name] = module
-        # A module that is None blocks its import.
+        # A value of None blocks the import of a module.
         modules: dict[str, ModuleType | None] = {**sys.modules}
         for name in [name for name, module in modules.items() if module is None and name not in self._modules]:
             del sys.modules[name]
@@ -151,7 +151,7 @@ class ProcessState:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Record the settings of a library right after its import, wherever it is imported (Python's finder)."""
+        """Let Python's import system record the settings of a library right after its import (a meta path finder)."""
         if fullname not in _LIBRARIES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -163,13 +163,13 @@ class ProcessState:
                 execute(module)
                 self._note_library(fullname)
 
-            # This loader is used for this one import.
+            # This loader object is used for this import only.
             loader.exec_module = execute_and_note
         return spec
 
     def _note_library(self, name: str) -> None:
         for rule in _LIBRARIES[name](sys.modules[name]):
-            # Another version of the library may lack one of them.
+            # Another version of the library may lack this setting.
             with suppress(Exception):
                 initial = rule[1]()
                 self._rules.append(rule)
@@ -178,7 +178,7 @@ class ProcessState:
 
 
 def _of_interpreter(spares: Sequence[int]) -> Iterator[_Rule]:
-    # First: if the trial has set a low limit, every other call here fails.
+    # This comes first: if the trial has set a low recursion limit, every other call here fails.
     yield "recursion limit", sys.getrecursionlimit, sys.setrecursionlimit
     for number, name in enumerate(_STREAMS):
         yield f"descriptor {number}", partial(identity, number), partial(_reopen, spares[number], number)
@@ -210,13 +210,13 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Rule]:
 
 
 def _of_system() -> Iterator[_Rule]:
-    # Path costs more than everything else that is read. In a folder that was deleted this raises an error.
+    # os.getcwd and not Path.cwd, which costs more than reading everything else. It raises if the folder was deleted.
     yield "working directory", os.getcwd, os.chdir
-    # Compare the bytes that os.environ keeps: decoding them takes longer than everything else here.
+    # Compare the bytes that os.environ keeps: decoding them takes longer than everything else in this function.
     restore = partial(_refill, os.environb)
     yield "environment", os.environ._data.copy, restore  # type: ignore[attr-defined]
     for number in _SIGNALS:
-        # Not with signal.getsignal, which takes several times as long because it creates enums.
+        # _signal.getsignal and not signal.getsignal, which takes several times as long because it creates enums.
         yield f"handler of {number.name}", partial(_signal.getsignal, number), partial(signal.signal, number)
     mask = _signal.pthread_sigmask
     yield "signal mask", partial(mask, signal.SIG_BLOCK, ()), partial(mask, signal.SIG_SETMASK)
@@ -235,7 +235,7 @@ def _of_system() -> Iterator[_Rule]:
 
 
 def _of_decimal(decimal: Any) -> Iterator[_Rule]:
-    # Includes its flags: a trial may check whether a result was rounded.
+    # This includes the context's flags: a trial may check whether a result was rounded.
     read = lambda: decimal.getcontext().__reduce__()  # noqa: E731
     yield "decimal context", read, lambda before: decimal.setcontext(before[0](*before[1]))
 
@@ -260,7 +260,7 @@ def _of_sklearn(sklearn: Any) -> Iterator[_Rule]:
 
 def _of_torch(torch: Any) -> Iterator[_Rule]:
     def default_device() -> object:
-        # None unless it was set. Its module is loaded when it is first set.
+        # None unless a default device was set. torch loads this module when it is first set.
         return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
 
     def is_flushing() -> bool:
@@ -290,7 +290,7 @@ def _of_torch(torch: Any) -> Iterator[_Rule]:
 
 
 def _of_thread_pools(library: str) -> Iterator[_Rule]:
-    """Yield the threads of the loaded pools (BLAS, OpenMP), found by threadpoolctl."""
+    """Yield a rule for the number of threads of each loaded pool (BLAS, OpenMP) that threadpoolctl finds."""
     from threadpoolctl import ThreadpoolController
 
     for pool in ThreadpoolController().lib_controllers:
@@ -317,7 +317,7 @@ def _value(read: Callable[[], object]) -> object:
 
 
 def _has(read: Callable[[], object], value: object) -> bool:
-    """Return whether a part has this value."""
+    """Return whether a part of the state has this value."""
     with suppress(Exception):
         return bool(read() == value)
     return value is _ABSENT
@@ -333,7 +333,7 @@ def _loggers() -> list[tuple[Any, ...]]:
 
 
 def identity(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode of an open descriptor, or None if it is closed."""
+    """Return the device and inode of an open descriptor, or None if it is closed."""
     with suppress(OSError):
         found = os.fstat(descriptor)
         return found.st_dev, found.st_ino
@@ -347,12 +347,12 @@ def _attribute(module: ModuleType, name: str) -> _Rule:
         else:
             setattr(module, name, before)
 
-    # Not with getattr, which takes ten times as long for a missing name.
+    # vars(module).get and not getattr, which takes ten times as long for a missing name.
     return f"{module.__name__}.{name}", partial(vars(module).get, name, _ABSENT), write
 
 
 def _list(module: ModuleType, name: str) -> _Rule:
-    """Return a list in a module and its contents: a trial may replace either."""
+    """Return a rule for a list in a module. It restores the list and its contents: a trial may replace either."""
 
     def read() -> tuple[list[Any], list[Any]]:
         entries = getattr(module, name)
@@ -382,20 +382,18 @@ def _set_up_streams(before: Sequence[Any]) -> None:
 
 
 def _cannot(before: object) -> None:
-    """Do nothing: it cannot be written."""
+    """Do nothing, as the writer of a rule whose value cannot be written."""
 
 
 def _umask() -> int:
-    # It can be read only by writing it.
+    # The umask can be read only by setting another one.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _for_all_threads(write: Callable[[int, Any], object], before: object) -> None:
-    """Write a value for each thread: threads of a library's pool have inherited that of the trial that started the
-    pool.
-    """
+    """Write a value for each thread. Threads of a library's pool have inherited the value from an earlier trial."""
     for thread in os.listdir("/proc/self/task") if sys.platform == "linux" else ["0"]:  # noqa: PTH208 -- names alone
         with suppress(ProcessLookupError):
             write(int(thread), before)

@@ -15,8 +15,7 @@ from contextlib import suppress
 #: environment variable that marks a trial's processes, so that they can be found if their reaper was killed
 MARK = "SHADHO_RUNNER"
 
-#: seconds after which killing is given up: only a process that hangs in the kernel, or another user's, survives that
-#: long
+#: seconds after which killing is given up: only processes that hang in the kernel or belong to another user live on
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1
@@ -35,9 +34,9 @@ def prctl(option: int, value: int) -> None:
 
 
 def hide_memory() -> None:
-    """Prevent other processes of the same user from reading this one's memory, environment and files (Linux only).
+    """Prevent other processes of this user from reading this process's memory, environment and files (Linux only).
 
-    A program that it starts can be read again.
+    Programs that this process starts are not protected.
     """
     prctl(PR_SET_DUMPABLE, 0)
 
@@ -48,7 +47,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(of: int) -> dict[int, str]:
-    """Return the process ids of the live descendants of `of`, each with its program's name."""
+    """Return the names of the programs of all live descendants of the process `of`, by process id."""
     import psutil
 
     found = {}
@@ -61,13 +60,13 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL, unless the process is gone or belongs to another user."""
+    """Send SIGKILL to a process. Do nothing if it is gone or belongs to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECONDS) -> set[str]:
-    """Kill the processes that `find` returns until it returns none or the time is up. Return their names."""
+    """Kill the processes that `find` returns, until it finds no more or the time is up. Return their names."""
     deadline = time.monotonic() + seconds
     names: set[str] = set()
     while found := find():
@@ -81,7 +80,7 @@ def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECOND
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that has `mark` as MARK in its environment, until there is none."""
+    """Kill every process in whose environment the variable MARK has the value `mark`."""
     import psutil
 
     def marked() -> dict[int, str]:

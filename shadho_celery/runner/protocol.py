@@ -1,4 +1,4 @@
-"""Records of the pipe between a worker and a trial's process, one JSON object per line, and constants of both ends."""
+"""Records of the pipe between a worker and a slot's process, one JSON object per line, and constants of both ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shadho_celery.core.code import CodeVersion, Digest
 from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
 
-#: seconds between a trial's time limit and the end of its process, if it does not return
+#: seconds after a trial's time limit at which its process is killed, if the trial has not returned
 HARD_SECONDS = 5.0
 
 #: exit code of a process whose trial has closed its end of the pipe
@@ -33,13 +33,13 @@ NO_ORDER = 0
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
     """A line of the pipe.
 
-    `order` is the number of a RunAttempt. Several may be sent ahead, to run one after another, so records about a trial
-    contain the number of its order.
+    `order` is the number of a RunAttempt record. Several of these may be sent ahead, to run one after another, so a
+    record about a trial contains the number of its order.
     """
 
 
 class RunAttempt(_Record, frozen=True, kw_only=True):
-    """To the process: run an attempt, after those that were sent before."""
+    """To the process: run an attempt, after the attempts that were sent before."""
 
     order: int = NO_ORDER
     attempt: Attempt
@@ -57,7 +57,7 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     slot: int
     #: its time limit in seconds
     timeout: float | None = None
-    #: set if it takes part in the attempt's gang
+    #: seat of the replica to run; None to run the attempt itself
     replica: ReplicaSeat | None = None
     #: losses of its study by name, with their directions; None for one loss without a name
     objectives: Objectives | None = None
@@ -96,7 +96,7 @@ class Threads(_Record, frozen=True, kw_only=True):
 
 
 class Ready(_Record, frozen=True, kw_only=True):
-    """From the process: the study modules were imported, or could not be."""
+    """From the process: the imports of the study modules have ended; `codes` has the version or problem of each."""
 
     codes: dict[str, CodeVersion] = {}
 
@@ -123,7 +123,7 @@ class Ended(_Record, frozen=True, kw_only=True):
     outcome: Outcome
     #: True if the process cannot run another trial
     is_unfit: bool = False
-    #: True if the process has got a Recall since the order, so it starts no other one by itself
+    #: True if the process has received a Recall and no order since, so it starts no other order by itself
     is_recalled: bool = False
 
 
@@ -145,9 +145,9 @@ decode_to_child: Callable[[str], ToChild] = decoder(ToChild)
 
 
 def boundary(mark: str, order: int) -> bytes:
-    """Return what the process writes into its output when an order starts, or with NO_ORDER when one has ended.
+    """Return what the process writes into its output when an order starts, or with NO_ORDER when an order has ended.
 
-    `mark` is from the process's environment. The text is short enough for a pipe to take it in one piece.
+    `mark` is from the process's environment. The result is short enough for a pipe to take it in one piece.
     """
     return f"\0{mark} {order}\0".encode()
 
@@ -166,7 +166,7 @@ def decode_from_child(line: bytes) -> FromChild:
     record: FromChild = _from_child(line)
     if isinstance(record, Ended):
         outcome = record.outcome
-        # Of at most MAX_TEXT characters, without unpaired surrogates, which cannot be sent on.
+        # Limit texts to MAX_TEXT characters, and replace unpaired surrogates, which cannot be sent to Redis.
         texts = {
             name: text[:MAX_TEXT].encode("utf-8", "replace").decode()
             for name, text in (("error", outcome.error), ("warning", outcome.warning))

@@ -1,9 +1,9 @@
 """Reaper: the process that kills a trial's process tree: ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``.
 
-It runs MODULE's `main` in a child process, and waits for the end of the child or of the lifeline. The lifeline is a
-pipe from its parent, which closes when the parent ends for any reason. Then it kills the child's process tree and exits
-with the child's status. On Linux it adopts every orphan of the tree, even one that has left its session (prctl's
-PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
+It runs MODULE's `main` in a child process, and waits until the child ends or the lifeline closes. The lifeline is a
+pipe from the reaper's parent, which closes when that parent ends for any reason. Then the reaper kills the child's
+process tree and exits with the child's status. On Linux it adopts every orphan of the tree, even one that has left its
+session (prctl's PR_SET_CHILD_SUBREAPER). On other systems it kills the child's process group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
 
-#: signals that must not end the child: stopping a service sends them to all of its processes
+#: signals that must not end the reaper: when a service is stopped, all of its processes get them
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -33,27 +33,27 @@ def _notice_children() -> tuple[int, int]:
 
 
 def _start_session(reaper: int) -> None:
-    """Start a session for the child, which ends with the reaper."""
+    """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, *_IGNORED[1:]):
-        # Not SIGINT: Ctrl-C at a terminal is for the scheduler.
+        # SIGINT stays ignored: Ctrl-C at a terminal is for the scheduler.
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != reaper:
         os._exit(1)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-        # If memory runs out, the system should kill the trial and not its worker.
+        # If memory runs out, the system should kill this trial's process and not the worker.
         file.write("500")
 
 
 def _wait(child: int, lifeline: int, noticed: int) -> int | None:
-    """Return the child's wait status, or None if the lifeline ended first."""
+    """Wait for the child. Return its wait status, or None if the lifeline closed first."""
     while True:
         readable, _, _ = select.select([lifeline, noticed], [], [])
         with suppress(BlockingIOError):
             os.read(noticed, 4096)
-        # Orphans that this process has adopted also end here.
+        # This also collects the exit status of orphans that this process has adopted.
         with suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == child:
@@ -63,7 +63,7 @@ def _wait(child: int, lifeline: int, noticed: int) -> int | None:
 
 
 def _end_children(child: int) -> None:
-    """Kill children until there are none, and so no descendants, because this process adopts orphans."""
+    """Kill all children. Then there are no other descendants left, because this process adopts orphans."""
     deadline = time.monotonic() + KILL_SECONDS
     kill(child)
     if sys.platform != "linux":
@@ -81,7 +81,7 @@ def _end_children(child: int) -> None:
 
 
 def _end_like(status: int | None) -> None:
-    """Exit with the child's exit code, or with its signal."""
+    """End this process as the child ended: with its exit code, or by the same signal."""
     if status is not None and os.WIFSIGNALED(status):
         import resource
 

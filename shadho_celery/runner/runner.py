@@ -1,4 +1,4 @@
-"""The worker's end of a slot's process: run attempts one after another, and replace the process when it has died."""
+"""The worker's end of a slot's process: run attempts in it one after another, and replace it when it has died."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds from the stop flag until a trial is interrupted, and from then until it is killed. Including the time until
-#: the worker hears of it, a pruned trial's slot is free within a second
+#: seconds after the stop flag at which a trial is interrupted, and at which its process is killed. With the time until
+#: the worker learns of it, a pruned trial's slot is free within about a second
 INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 
 #: seconds for the import of the study modules; after that, the import counts as part of the trial
@@ -45,9 +45,10 @@ IMPORT_SECONDS = 300.0
 GATHER_SECONDS = 0.001
 
 
-#: prefixes of the names of our settings, and of those with which clients of PostgreSQL, Redis and RabbitMQ log in
+#: prefixes of environment variables that trials do not get: our settings, and those with which clients of PostgreSQL,
+#: Redis and RabbitMQ log in
 _OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
-#: those that trials get: addresses of gangs, and the settings of the studies in tasks/
+#: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
 _ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
 #: variable that names further variables for trials, joined by commas
 PASS = "SHADHO_PASS"
@@ -55,12 +56,12 @@ PASS = "SHADHO_PASS"
 #: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
 
-#: Python's arguments for the reaper; unbuffered, so that a trial's output is complete after its crash
+#: Python's arguments for the reaper; -u (unbuffered) makes a trial's output complete even if it crashes
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 
 
 class OtherCode(Exception):
-    """An attempt was not started, because even a fresh process has another version of the study's code."""
+    """An attempt was not started, because even a new process has another version of the study's code."""
 
     def __init__(self, code: CodeVersion) -> None:
         super().__init__(code.problem or code.digest)
@@ -87,14 +88,14 @@ class Runner:
         self._environment = dict(environment)
         self._complain = complain
         self._process: TrialProcess | None = None
-        #: folder of the process's code
+        #: folder of the shipped code that the process runs; "" for this machine's own modules
         self._folder = ""
-        #: numbers of the running order, and of the last one that was sent
+        #: number of the running order, and of the last order that was sent
         self._current = 0
         self._last = 0
-        #: orders that the process has but has not started, each after its number
+        #: (number, order) of the orders that the process has received but not started
         self._ahead: deque[tuple[int, protocol.RunAttempt]] = deque()
-        #: True if some of them were taken back and the process has not confirmed it; it may have started one
+        #: True if such orders were taken back and the process has not confirmed it yet; it may have started one of them
         self._is_recalled = False
         self._is_running = False
         self._is_closed = False
@@ -106,9 +107,9 @@ class Runner:
             self._living("")
 
     def send_ahead(self, orders: Sequence[protocol.RunAttempt]) -> None:
-        """Send short attempts that run next, in this order. They then need no round trip through the pipe.
+        """Send the short attempts that run next, in this order. `run` then need not send them and wait.
 
-        Those that are too long for the pipe are left to `run`.
+        Attempts for which the pipe has no room are left to `run`.
         """
         if not orders:
             return
@@ -141,17 +142,17 @@ class Runner:
         if is_running:
             process.send(protocol.Recall(order=current))
         else:
-            # It may have started one just now.
+            # The process may have just started one of them.
             process.kill()
 
     def run(self, order: protocol.RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end. Return its outcome, even if its process died.
 
-        `on_gang` gets its call for replicas, and a second call when the gang is complete. The seconds in between do not
-        count against its timeout.
+        `on_gang` is called when the trial calls for replicas, and again when its gang is complete. The seconds in
+        between do not count against its timeout.
 
-        A process that has another version of the study's code is replaced once, because its files may have been edited
-        since. Raises OtherCode if the new process has another version too.
+        If the process has another version of the study's code, it is replaced once, because the files may have been
+        edited since. Raises OtherCode if the new process has another version too.
         """
         ended = self._run(order, on_report, on_gang)
         if isinstance(ended, protocol.Refused):
@@ -200,20 +201,20 @@ class Runner:
         )
 
     def codes(self) -> Mapping[str, CodeVersion]:
-        """Return the code of each study module as imported by the process; empty until it is ready.
+        """Return the version of each study module that the process has imported; empty until it is ready.
 
-        Shipped code is not included, because it is not this machine's.
+        Shipped code is not included, because it is not on this machine's import path.
         """
         with self._lock:
             if self._process is None or self._folder:
                 return {}
             if not (self._is_running or self._ahead or self._process.codes):
-                # Nothing else reads the pipe.
+                # No attempt runs, so nothing else reads from the pipe that the process is ready.
                 self._process.is_idle()
             return self._process.codes
 
     def set_threads(self, threads: int) -> None:
-        """Give trials this many threads, from the next one on."""
+        """Set the number of threads that trials use, from the next trial on."""
         with self._lock:
             self._environment |= thread_variables(threads)
             process = self._process
@@ -242,7 +243,7 @@ class Runner:
         self.kill()
 
     def _begin(self, order: protocol.RunAttempt) -> tuple[TrialProcess, int, bool]:
-        """Send an order, unless it was sent ahead. Return its process, its number, and whether others were sent."""
+        """Send an order, unless it was sent ahead. Return its process, its number, and whether more were sent ahead."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
                 self._is_running = True
@@ -255,12 +256,12 @@ class Runner:
         return process, number, False
 
     def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:
-        """End the process if it cannot run another trial, or may have started one that was taken back."""
+        """Note the end of an order. Kill the process if it cannot run another, or may run one that was taken back."""
         is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._is_running = False
             if ended is None or is_unfit:
-                # They have not run, and are sent again.
+                # The orders that were sent ahead have not run, so `run` sends them again.
                 self._ahead.clear()
             elif isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
@@ -269,7 +270,7 @@ class Runner:
             process.kill()
 
     def _living(self, folder: str) -> TrialProcess:
-        """Return the process for code in a folder. Start a new one if that has died or may run what was taken back.
+        """Return a process for the code in a folder that has nothing to run. Start a new process if needed.
 
         Raises OSError.
         """
@@ -283,7 +284,7 @@ class Runner:
             self._ahead.clear()
             self._is_recalled = False
             self._folder = folder
-            # Shipped code comes with its order. This machine's modules are not part of it.
+            # A process for shipped code imports its module at the first order, and none of this machine's modules.
             arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
             self._process = TrialProcess(arguments, self._environment, self._complain)
         return self._process
@@ -294,7 +295,7 @@ class _TimeLimit:
 
     def __init__(self, seconds: float, process: TrialProcess, number: int) -> None:
         """Start the clock for the order with this number."""
-        #: the error of the trial after its process was killed
+        #: error of the trial if its process was killed; "" if it was not
         self._reason = ""
         self._over = threading.Event()
         self._is_paused = False
@@ -309,9 +310,7 @@ class _TimeLimit:
             self._changed.notify_all()
 
     def end(self) -> str:
-        """End the limit with its trial, before the process runs another one. Return why it killed the process, or
-        "".
-        """
+        """End the limit when its trial has ended. Return why it killed the process, or "" if it did not."""
         with self._changed:
             self._over.set()
             self._changed.notify_all()
@@ -328,7 +327,7 @@ class _TimeLimit:
                     left -= time.monotonic() - began
             is_over = self._over.is_set()
         if not is_over:
-            # Not under the condition: a trial that does not read would block the end of its limit.
+            # Not inside the condition: if the process does not read, sending blocks, and `end` must not wait for that.
             process.send(protocol.TimeUp(order=number))
         if self._over.wait(protocol.HARD_SECONDS):
             return
@@ -350,9 +349,9 @@ def _converse(
     *,
     has_more: bool,
 ) -> protocol.Ended | protocol.Refused | None:
-    """Receive records of an order until it ends or is refused. Return None if the process has died.
+    """Receive the records of an order until it ends or is refused. Return the last record, or None if the process died.
 
-    `has_more` says that further trials follow this one.
+    `has_more` is True if the process has more orders to run.
     """
     while (record := process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
         if isinstance(record, protocol.Ready) or record.order != number:
@@ -369,11 +368,11 @@ def _converse(
 
 
 class BrokenRecord(Exception):
-    """The trial's process sent something other than a record."""
+    """A slot's process sent something that is not a record."""
 
 
 class TrialProcess:
-    """One process, which is started when created and ended once."""
+    """One process of a slot, with its reaper, pipe and output. It starts when the object is created."""
 
     def __init__(
         self,
@@ -381,13 +380,13 @@ class TrialProcess:
         environment: Mapping[str, str],
         complain: Callable[[str], None] = log.warning,
     ) -> None:
-        """Start `main` of the module that is the first of `arguments`. `main` gets the pipe's descriptor and the other
-        arguments.
+        """Start a process that runs `main` of the module ``arguments[0]``.
 
-        `complain` is called with the reason why a trial's log is incomplete. Raises OSError.
+        `main` gets the pipe's descriptor and the other arguments. `complain` is called with the reason why a trial's
+        log is incomplete. Raises OSError.
         """
         self.was_killed = False
-        #: code of each study module as the process has imported it, once it is ready
+        #: version of each study module that the process has imported; empty until it is ready
         self.codes: Mapping[str, CodeVersion] = {}
         self._code: int | None = None
         self._ready = threading.Event()
@@ -407,7 +406,7 @@ class TrialProcess:
                 stdout=self.output.end,
                 stderr=subprocess.STDOUT,
                 env={**without_credentials(os.environ), **environment, MARK: self._mark},
-                # Ctrl-C at the terminal does not reach it.
+                # In a new session, Ctrl-C at the terminal does not reach the process.
                 start_new_session=True,
             )
         except BaseException:
@@ -422,7 +421,7 @@ class TrialProcess:
             self.output.end.close()
 
     def is_idle(self) -> bool:
-        """Return whether it is alive and has sent nothing; its first record, that it is ready, does not count."""
+        """Return whether the process is alive and has sent no record, except that it is ready."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
         with suppress(BrokenRecord, OSError, ValueError):
@@ -435,7 +434,7 @@ class TrialProcess:
     def send(self, *records: protocol.ToChild) -> None:
         """Send records to the process, or do nothing if it has died.
 
-        This blocks while the pipe is full. A few records always fit, see AHEAD_BYTES.
+        This blocks while the pipe is full. A few records always fit beside those that were sent ahead (AHEAD_BYTES).
         """
         for record in records:
             if isinstance(record, protocol.RunAttempt) and record.log:
@@ -444,9 +443,9 @@ class TrialProcess:
             self._pipe.sendall(b"".join(map(protocol.encode, records)))
 
     def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
-        """Return its next record, or None after it has ended. Raises BrokenRecord.
+        """Return the process's next record, or None after it has ended. Raises BrokenRecord.
 
-        If there is none yet, let more of them arrive for `gather` seconds.
+        If no record has been received yet, first wait `gather` seconds so that several arrive.
         """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
@@ -476,18 +475,18 @@ class TrialProcess:
         return record
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until it is ready, `over` is set, or the time is up."""
+        """Wait until the process is ready, `over` is set, or the time is up."""
         for _ in range(int(seconds / 0.05)):
             if self._ready.is_set() or over.wait(0.05):
                 return
 
     def kill(self) -> None:
-        """Kill it and its process tree."""
+        """Kill the process and its process tree."""
         self.was_killed |= self._code is None
         self._end()
 
     def death(self) -> tuple[str, Memory | None]:
-        """Return how it ended, and which memory ran out if that was the cause."""
+        """Wait for the end of the process. Return how it ended, and which memory ran out if that was the cause."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
@@ -508,7 +507,7 @@ class TrialProcess:
         return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
 
     def _end(self) -> int:
-        """End the process and its reaper in any state. Return the reaper's exit code."""
+        """End the process and its reaper, whatever their state. Return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)
@@ -521,7 +520,7 @@ class TrialProcess:
                     self._reaper.kill()
                     self._code = self._reaper.wait()
                 if self._code < 0:
-                    # It exits with its child's signal. If the child has killed the reaper, the tree may still be alive.
+                    # The reaper ends by its child's signal. If a trial has killed the reaper, the tree may be alive.
                     kill_marked(self._mark)
                 self.output.join()
                 self._close()
@@ -529,15 +528,16 @@ class TrialProcess:
 
     def _close(self) -> None:
         with suppress(OSError):
-            # A thread that waits for a record sees the end of the pipe.
+            # With this, a thread that waits for a record notices the end of the pipe.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
 
 
 def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a trial: the worker's, without our settings except the few that it needs.
+    """Return the environment for a trial: the worker's environment without our settings and other credentials.
 
-    A variable of the user that contains one of the removed passwords is removed too.
+    The few settings that a trial needs are kept, and those named in SHADHO_PASS. Any variable that contains one of the
+    removed passwords is removed too.
     """
     passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
     ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
@@ -550,7 +550,7 @@ def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _passwords(name: str, value: str) -> set[str]:
-    """Return the passwords in a variable: that of each URL in it, or its whole value if its name says so."""
+    """Return the passwords in a variable: those in its URLs, and its whole value if its name ends like a password's."""
     found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
     # Several URLs of one broker are joined by semicolons.
     for part in value.split(";") if "://" in value else ():
