@@ -1,4 +1,4 @@
-"""Role of a placement policy, which gives each free slot its trial; and the records that it is asked with."""
+"""Protocol of a placement policy, which chooses a trial for each free slot, and the records that it uses."""
 
 from __future__ import annotations
 
@@ -8,72 +8,72 @@ from typing import NamedTuple, Protocol
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
 
-#: whether a class has the slots, and likely the memory, for a trial
+#: function that returns whether a class has the slots, and probably the memory, for a trial
 Fits = Callable[[Trial, ComputeClass], bool]
 
 
 class Load(Protocol):
-    """Slots used by attempts of a study."""
+    """Counts the slots that a study's live attempts use."""
 
     def taken(self, compute_class: str) -> int:
-        """Return the number of slots of a class."""
+        """Return the number of slots of a class that live attempts use."""
 
     def running(self) -> Mapping[str, int]:
-        """Return the number of slots of each machine."""
+        """Return by machine the number of slots that live attempts use, or may only use there."""
 
 
 class Slot(NamedTuple):
-    """A free slot."""
+    """A free slot of a compute class, for which a policy chooses a trial."""
 
     compute_class: ComputeClass
-    #: slots that the study's attempts take
+    #: counts the slots that the study's live attempts use
     load: Load
-    #: moment of the study's clock
+    #: time on the study's clock, in seconds
     now: float = 0.0
 
 
 class Offers(NamedTuple):
-    """What a free slot may get, beside the trials that the policy has drawn ahead."""
+    """What a policy may choose for a free slot, besides the trials that were drawn ahead for it."""
 
-    #: by subspace, the trials that it is behind its share, the one whose turn it is first; empty for WHOLE
+    #: by subspace: the number of trials that it is behind its share, the next subspace in turn first; empty for WHOLE
     backlogs: Mapping[str, float]
-    #: subspaces in which a new trial may be drawn, or WHOLE; the one whose turn it is first
+    #: names of the subspaces in which a new trial may be drawn, or WHOLE; the next one in turn first
     open: Sequence[str]
-    #: trials that may be promoted, as they would be added to the study; the one whose turn it is first
+    #: promoted trials in the form in which they would be added to the study; the next one in turn first
     promotions: Sequence[Trial] = ()
-    #: budget and rung of a new trial
+    #: budget and rung that a new trial would have
     budget: float | None = None
     rung: int | None = None
 
 
 class Choice(NamedTuple):
-    """What a free slot gets."""
+    """The trial that a policy has chosen for a free slot, or the subspace in which to draw a new one."""
 
-    #: a trial that is to be promoted or was drawn ahead; or the subspace, or WHOLE, in which to draw a new one
+    #: a promoted trial or a trial drawn ahead; or the name of the subspace, or WHOLE, in which to draw a new trial
     picked: Trial | str
-    #: the machine whose queue a promoted trial goes to; None for any of the class
+    #: the only machine that may run a promoted trial; None for any machine of the class
     only_on: str | None = None
-    #: another trial that was drawn ahead: it has waited too long, and goes to the next slot that it fits
+    #: another trial drawn ahead that has waited too long: it leaves the pool, and goes to the next slot that it fits
     overdue: Trial | None = None
 
 
 class Policy(Protocol):
-    """Gives each free slot its trial."""
+    """Chooses a trial for each free slot."""
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Update the classes with live workers, strongest first."""
+        """Replace the classes that have live workers. They come with the strongest first."""
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, before the cost model does.
 
-        For a part of an earlier run's trials, `following` counts by subspace those that come after them.
+        If `trials` are a block of an earlier run's trials, `following` is the number of later trials by subspace.
         """
 
     def wants(self) -> Mapping[str, int]:
-        """Return by subspace, or for WHOLE, how many trials are to be drawn ahead now."""
+        """Return by subspace, or for WHOLE, how many trials should be drawn ahead now."""
 
     def offer(self, trials: Sequence[Trial]) -> None:
-        """Take trials drawn ahead to choose from, all of one subspace or of WHOLE, in the order of their draws."""
+        """Add trials drawn ahead, from which `pick` may choose. They are of one subspace or WHOLE, in drawn order."""
 
     def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
-        """Return what a free slot gets; None if it gets nothing of all this. A trial is returned at most once."""
+        """Return the choice for a free slot, or None to leave it free. No trial is returned twice."""

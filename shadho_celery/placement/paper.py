@@ -1,8 +1,8 @@
 """SHADHO's own placement: subspaces ranked by complexity and performance, on compute classes ranked by strength.
 
-Complexity depends only on a subspace's domains, performance on its finished trials. Source: Kinnison, Kremer-Herman,
-Thain, Scheirer, "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization", arXiv 1707.01428,
-whose "priority" is our performance.
+Complexity depends only on a subspace's domains, and performance on its finished trials. Source: Kinnison,
+Kremer-Herman, Thain, Scheirer, "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization",
+arXiv 1707.01428, whose "priority" is our performance.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ U = TypeVar("U", bound=Hashable)
 
 #: performance of a subspace before there are enough losses
 START_VALUE = 1.0
-#: with fewer losses a fit would call nearly every function flat, and some noise rough. Ten is also the number of
-#: results after which the original refreshed its scores.
+#: number of losses needed for a fit: with fewer, nearly every function would look flat, and some noise would look
+#: rough. Ten is also the number of results after which the original SHADHO refreshed its scores.
 MIN_TRIALS = 10
 #: number of Gaussian processes fitted for one score, and maximum number of trials in the random subset for each
 FITS, SUBSET = 10, 80
@@ -39,9 +39,9 @@ ROUNDING = 1e-12
 #: ranges of a fit: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). With a long
 #: length scale, a slope looks like a huge variance, so the ratio must be able to fall far.
 BOUNDS = ((math.log(0.05), math.log(10.0)), (-8.0, 1.0))
-#: points of the first grid over the two
+#: number of points of the first grid over length scale and noise ratio
 GRID = (6, 4)
-#: halvings of the grid around its best point; two reach steps of 0.26 in ln(length scale)
+#: number of times that the grid's step is halved around its best point; two give steps of 0.26 in ln(length scale)
 HALVINGS = 2
 
 #: decay of the weights of a class's lower-placed subspaces
@@ -51,7 +51,7 @@ REFRESH_RESULTS = 10
 #: a subspace is scored again when this fraction of the trials used is new: a score takes about ten milliseconds, and
 #: fewer trials would hardly change it
 NEWS = 0.1
-#: number of latest trials of a subspace used for its performance
+#: number of latest trials of a subspace that are used for its performance
 HISTORY = 1000
 
 
@@ -65,22 +65,22 @@ class Fit(NamedTuple):
 
 
 def performance(rows: Array, losses: Array, generator: np.random.Generator) -> float:
-    """Return the variation of a subspace's loss with its params, 0 or more: high while little is known.
+    """Return how much a subspace's loss varies with its params: 0 or more, and START_VALUE while there are few losses.
 
-    The median over `FITS` Gaussian processes, each on a random subset of the trials, of signal share / length scale.
-    `rows` of features have shape (n, d) in [0, 1], `losses` shape (n,); trials whose loss is not finite are left out. 0
-    for constant losses; 1.0 (the start value) for fewer than ten losses. A subset is 80 % of the trials and at most
-    `SUBSET` of them, so the time does not grow with the history. A variation finer than the trials can tell is noise
-    here: with 80 trials of two params, above about five periods a side.
+    It is the median of signal share / length scale over `FITS` Gaussian processes, each fitted to a random subset of
+    the trials. `rows` of features have shape (n, d) in [0, 1], and `losses` shape (n,). Trials whose loss is not finite
+    are left out. The result is 0 for constant losses, and START_VALUE for fewer than MIN_TRIALS losses. A subset is
+    80 % of the trials and at most `SUBSET` of them, so the time does not grow with the history. A variation too fine
+    for the number of trials counts as noise: with 80 trials of two params, more than about five periods a side.
 
-    Source: SHADHO, arXiv 1707.01428, changed: it read max - min of 1 / length scale off an unfitted kernel.
+    Source: SHADHO, arXiv 1707.01428, changed: SHADHO took max - min of 1 / length scale from an unfitted kernel.
     """
     fitted = _fits(rows, losses, generator)
     return float(np.median([fit.signal_share / fit.length_scale for fit in fitted])) if fitted else START_VALUE
 
 
 def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fit]:
-    """Return one fit per random subset; none if there are too few trials."""
+    """Return one fit for each random subset, or [] if there are too few trials."""
     known = np.flatnonzero(np.isfinite(losses))
     if len(known) < MIN_TRIALS:
         return []
@@ -90,8 +90,9 @@ def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fi
 
 
 def _fit(rows: Array, losses: Array) -> Fit:
-    """Return the fit with the greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best
-    point.
+    """Return the fit with the greatest marginal likelihood. `rows` have shape (m, d), and `losses` shape (m,).
+
+    It is searched on a grid whose steps are halved around the best point.
     """
     size = np.abs(losses).max()
     scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
@@ -100,7 +101,7 @@ def _fit(rows: Array, losses: Array) -> Fit:
     standardised = np.asarray((scaled - scaled.mean()) / scaled.std())
     norms = np.square(rows).sum(axis=1)
     squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
-    # Both axes descend, because the first of equals is used: in doubt the smoother and noisier one.
+    # Both axes descend, because the first of equal fits is used: in doubt, the smoother and noisier one.
     axes = [np.linspace(high, low, points) for (low, high), points in zip(BOUNDS, GRID, strict=True)]
     steps = [axis[0] - axis[1] for axis in axes]
     best, gain = (axes[0][0], axes[1][0]), -math.inf
@@ -151,9 +152,9 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
 def rank(names: Sequence[str], complexities: Mapping[str, float], performances: Mapping[str, float]) -> list[str]:
     """Order subspaces from the one for the strongest class to the one for the weakest.
 
-    A subspace's place is the product of its positions (from 1) by complexity and by performance, both descending. The
-    smallest product comes first. Ties keep the order of `names`, also within each position. While all performances are
-    equal, `names` should be in descending complexity, or their order would outweigh part of the complexity. Raises
+    Subspaces are sorted by the product of their positions (from 1) by complexity and by performance, both descending.
+    The smallest product comes first. Equal scores and equal products keep the order of `names`. While all performances
+    are equal, `names` should be in descending complexity, or their order would outweigh part of the complexity. Raises
     KeyError for a name without a score. Source: SHADHO, arXiv 1707.01428.
     """
     by_complexity = _positions(names, complexities)
@@ -168,11 +169,11 @@ def _positions(names: Sequence[str], scores: Mapping[str, float]) -> dict[str, i
 
 
 def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
-    """Give each compute class its subspaces, best first. Every subspace gets at least two neighbouring classes.
+    """Return the subspaces of each compute class, best first. Every subspace is in at least two neighbouring classes.
 
-    Both arguments are ranked: index 0 is the top subspace and the strongest class. A single class gets everything.
-    Without subspaces every list is empty, and without classes so is the result. Source: SHADHO, arXiv 1707.01428, with
-    the second pairing.
+    Both arguments are ranked: index 0 is the top subspace and the strongest class. A single class gets all subspaces.
+    Without subspaces every list is empty, and without classes the result is empty. Source: SHADHO, arXiv 1707.01428;
+    the second class of each subspace is ours.
     """
     if len(classes) < 2 or not subspaces:
         return {name: list(subspaces) for name in classes}
@@ -182,7 +183,7 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
     longer = max(len(subspaces), len(classes))
     for i in range(longer):
         subspace, place = i * len(subspaces) // longer, i * len(classes) // longer
-        # The next class towards the middle, within the list if that has two or more.
+        # The next class towards the middle; it exists, because there are at least two classes.
         neighbour = place + 1 if 2 * place < len(classes) else place - 1
         members[place].add(subspace)
         members[neighbour].add(subspace)
@@ -190,36 +191,34 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
 
 
 def planck_weights(n: int) -> Array:
-    """Return the probabilities, shape (n,), with which a class draws the next trial from its first, second, ...
-    subspace.
+    """Return the probability of each of the n ranked subspaces of a class to give its next trial, shape (n,).
 
-    They are exp(-0.5 k) for position k, cut off after n and normalised to 1. Source: SHADHO, arXiv 1707.01428
-    (truncated Planck distribution).
+    It is proportional to exp(-0.5 k) for position k. Source: SHADHO, arXiv 1707.01428 (truncated Planck distribution).
     """
     weights = np.exp(-DECAY * np.arange(n))
     return np.asarray(weights / weights.sum())
 
 
 class PaperPolicy(FifoPolicy):
-    """SHADHO's own rule: ranked subspaces on ranked classes, Planck weights within a class (arXiv 1707.01428).
+    """SHADHO's own policy: ranked subspaces on ranked classes, Planck weights within a class (arXiv 1707.01428).
 
-    Promoted trials come first, as with `FifoPolicy`. A class whose subspaces have no more trials helps with the others,
-    so no slot is idle while there is work.
+    Promoted trials come first, as with `FifoPolicy`. A class whose own subspaces have no more trials takes trials of
+    other subspaces, so no slot is idle while there is work.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
         self._complexity = {s.name: complexity(s.domains.values()) for s in subspaces}
-        # In descending complexity, which decides while all performances are equal.
+        # In descending complexity, which determines the ranks while all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
         self._performance = dict.fromkeys(self._subspaces, START_VALUE)
-        #: latest trials by subspace: a row of features and the loss each
+        #: by subspace: features and loss of each of its latest trials
         self._history: dict[str, deque[tuple[Array, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
-        #: number of results since it was scored, by subspace
+        #: by subspace: number of results since its last score
         self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
         self._classes: tuple[str, ...] = ()
-        #: subspaces by class, the highest ranked first
+        #: by class: its subspaces, the highest ranked first
         self.mapping: dict[str, list[str]] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
@@ -229,16 +228,16 @@ class PaperPolicy(FifoPolicy):
             self._rank()
 
     def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        # A single subspace needs no rank.
+        # A single subspace needs no ranking.
         if len(self._subspaces) < 2:
             return
-        # Losses compare at one budget only: those of promoted trials are left out.
+        # Losses of different budgets cannot be compared, so those of promoted trials are left out.
         known = (t for t in trials if t.outcome.loss is not None and not t.rung and t.subspace in self._history)
         told = [(t.subspace, t.params, t.outcome.loss) for t in known]
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)
-            # Older ones would be dropped anyway: at least half of the trials usually have a loss.
+            # These trials would be dropped later anyway: usually at least half of the following trials have a loss.
             if (following or {}).get(name, 0) > 2 * HISTORY:
                 continue
             rows = features(params_list[-HISTORY:], self._subspaces[name].domains)
@@ -254,7 +253,7 @@ class PaperPolicy(FifoPolicy):
         return ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))]
 
     def _refresh(self) -> None:
-        """Score the subspaces with new results again, and rank."""
+        """Update the scores of subspaces with enough new results, and rank the subspaces."""
         for name, results in sorted(self._news.items()):
             if results >= NEWS * len(self._history[name]):
                 rows, losses = zip(*self._history[name], strict=True)

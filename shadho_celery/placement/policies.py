@@ -1,4 +1,4 @@
-"""Placement policies: the choice of a trial, or of a subspace, for the next free slot of a compute class."""
+"""Placement policies: they choose a trial, or the subspace of a new trial, for a free slot of a compute class."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
-#: k of the index rule: number of trials that a subspace must be behind to count twice as much
+#: k of the index rule: a subspace that is this many trials behind its share counts twice as much
 PATIENCE = 15.0
 
-#: number of standard deviations by which a pair of subspace and class counts as faster than estimated
+#: a pair of subspace and class counts as faster than estimated by this many standard deviations
 OPTIMISM = 1.0
 
-#: number of digits of an index's logarithm that count: if indices differ only by rounding, the next one in turn is used
+#: decimal places of an index's logarithm that count: of indices that differ only by rounding, the first in turn is used
 DIGITS = 9
 
-#: step of a class's price, in its logarithm, when a trial goes to another class than its cheapest one; in standard
-#: deviations of the trials' comparative costs
+#: step of the log price of a class when a trial goes to another class than its cheapest one, in standard deviations of
+#: the trials' comparative costs
 STEP = 0.05
 #: maximum number of steps by which one trial changes a price
 MOST_STEPS = 4.0
 
 
 class CostPolicy:
-    """Gives a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
+    """Chooses for a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
 
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
     trials on the live classes. Trial i of its pool has this index times min_c' P_c' D_ic' / (P_c D_ic). D are the
@@ -50,23 +50,23 @@ class CostPolicy:
     """
 
     def __init__(self, cost_model: CostModel, pool: Pool) -> None:
-        """Choose from the trials of a `pool` too."""
+        """`pool` has the trials drawn ahead, from which the policy also chooses."""
         self._pool = pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
         self._slots = 0
-        #: by live class and row: a subspace's least log seconds on any live class minus those on this one
+        #: by live class and row of a subspace: the least log seconds on any live class minus those on this class
         self._advantages: list[list[float]] = []
-        #: version of the model's estimates and budget of new trials for which they were computed
+        #: version of the model's estimates, and budget of new trials, with which the advantages were computed
         self._known: tuple[int, float | None] = -1, None
         self._budget: float | None = None
-        #: log prices of the live classes within each subspace, shape (subspaces, classes); by class those of all seen
-        #: classes
+        #: log prices of the live classes within each subspace, shape (subspaces, classes)
         self._prices = np.empty((0, 0))
+        #: by class, also of classes that are gone: its log prices, shape (subspaces,)
         self._prices_seen: dict[str, Array] = {}
-        #: log of priced factors of the trials in the pool, shape (trials, classes), as of the last pick
+        #: log costs of the trials in the pool, log price plus departure, shape (trials, classes), as of the last pick
         self._costs = np.empty((0, 0))
-        #: standard deviation of its trials' comparative costs by row, as of a version of the pool
+        #: by row of a subspace: standard deviation of its trials' comparative costs, as of a version of the pool
         self._spreads: dict[int, float] = {}
         self._spreads_version = -1
 
@@ -80,7 +80,7 @@ class CostPolicy:
         if tuple(names) != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._known, self._spreads_version = (-1, None), -1
-            # Only their differences matter, and they are 0 on average, which is the price of a new class.
+            # Only differences of log prices matter. They are 0 on average, so a new class gets 0.
             new = np.zeros(len(self._model.log_seconds(names)))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
@@ -101,7 +101,8 @@ class CostPolicy:
         self._budget = offers.budget
         indices = [] if self._pool.is_whole else self._indices(column, offers.backlogs)
         drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
-        # What has trials in the pool is drawn in only if none of all of them fits, and there is nothing else.
+        # A subspace with trials in the pool gets a new draw only if no trial of the pool fits and no other
+        # subspace is open.
         undrawn = [name for name in offers.open if not self._pool.in_part[name]]
         open_ = undrawn if drawn is not None else undrawn or offers.open
         if open_ and self._pool.is_whole:
@@ -117,12 +118,12 @@ class CostPolicy:
         return Choice(trial, overdue=self._pool.take(drawn))
 
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
-        """Return the logarithms of the subspaces' indices on a class, by row; -inf without a backlog."""
+        """Return by row the logarithms of the subspaces' indices on a class; -inf for a subspace without a backlog."""
         if self._known != (known := (self._model.durations.version, self._budget)):
             self._known = known
             seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)
             self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()
-        # Plain numbers, which are faster than arrays for a few subspaces.
+        # Plain numbers are faster than arrays for a few subspaces.
         advantages, row_of = self._advantages[column], self._model.row_of
         indices = [-math.inf] * len(advantages)
         for name, behind in backlogs.items():
@@ -131,7 +132,10 @@ class CostPolicy:
         return indices
 
     def _best_drawn(self, column: int, indices: Sequence[float], slot: Slot, fits: Fits) -> tuple[int | None, float]:
-        """Return the place in the pool of the fitting trial with the greatest index, and the index's logarithm."""
+        """Return the pool's place of the trial with the greatest index among those that fit, and the index's logarithm.
+
+        If no trial fits, return None and -inf.
+        """
         trials, rows = self._pool.trials, self._pool.rows
         departures = self._pool.departures()
         if self._pool.is_whole:
@@ -141,7 +145,7 @@ class CostPolicy:
             costs = departures + self._prices[rows]
             worth = costs.min(axis=1) - costs[:, column] + np.array(indices)[rows]
         self._costs, worth = costs, worth.round(DIGITS)
-        # Usually the first one fits.
+        # Usually the first trial fits.
         for _ in trials:
             place = int(worth.argmax())
             if fits(trials[place], slot.compute_class):
@@ -150,9 +154,9 @@ class CostPolicy:
         return None, -math.inf
 
     def _move_prices(self, drawn: int, column: int) -> None:
-        """Raise the price of the class on which a trial is cheapest, and lower that of the class that takes it.
+        """Raise the price of the class on which a trial is cheapest, and lower the price of the class that takes it.
 
-        A step is in proportion to the differences between the trials: if their params have no effect, prices stay.
+        A step is in proportion to the differences between the trials. If their params have no effect, prices stay.
         """
         costs = self._costs[drawn]
         cheapest = int(costs.argmin())
@@ -166,7 +170,10 @@ class CostPolicy:
         prices -= prices.mean()
 
     def _spread(self, row: int) -> float:
-        """Return the standard deviation of the comparative costs of a row's trials in the pool, or of all."""
+        """Return the standard deviation of the comparative costs of a subspace's trials in the pool.
+
+        With one sampler for the whole space, it is that of all trials in the pool.
+        """
         if self._spreads_version != self._pool.version:
             self._spreads_version = self._pool.version
             self._spreads.clear()
@@ -180,7 +187,7 @@ class CostPolicy:
 
 
 class RungsCostPolicy(CostPolicy):
-    """`CostPolicy` for a search with rungs: promoted trials first, on the class that is expected to end them first."""
+    """`CostPolicy` for a search with rungs: promoted trials come first, on the class expected to end them first."""
 
     def __init__(self, cost_model: CostModel, pool: Pool) -> None:
         super().__init__(cost_model, pool)
@@ -199,7 +206,7 @@ class RungsCostPolicy(CostPolicy):
 
 
 class FifoPolicy:
-    """Every slot takes the trial that is next by the shares: first come, first served."""
+    """Chooses for every slot the next promotion, or else the next subspace by the shares: first come, first served."""
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         pass
@@ -219,7 +226,7 @@ class FifoPolicy:
         return Choice(self._next(slot, offers.open)) if offers.open else None
 
     def _next(self, slot: Slot, names: Sequence[str]) -> str:
-        """Return the subspace in which a slot draws, of those that are open."""
+        """Return the subspace of the open `names` in which to draw a trial for a slot."""
         return names[0]
 
 
@@ -234,10 +241,10 @@ def make_policy(
     spans_space: bool = False,
     is_adaptive: bool = False,
 ) -> Policy:
-    """Return the policy called `name`. Raises UsageError for an unknown one.
+    """Return the policy called `name`. Raises UsageError for an unknown name.
 
-    Cost chooses from up to `pool_size` trials drawn ahead. It asks whether the search promotes trials, whether one
-    sampler spans the space, and whether samplers are adaptive.
+    The keyword arguments are for policy `cost`: the maximum number of trials drawn ahead, whether the search promotes
+    trials, whether one sampler spans the space, and whether a sampler is adaptive.
     """
     check_name("policy", name, POLICIES)
     if name != "cost":

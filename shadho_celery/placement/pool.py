@@ -1,4 +1,4 @@
-"""Pool of drawn trials, from which a free slot takes the one that its compute class runs comparatively fast."""
+"""Pool of trials drawn ahead. A free slot takes the trial that its compute class runs comparatively fast."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 
-#: number of trials in the pool: a quarter of the slots; on a small fleet four per slot up to this many; and the maximum
+#: number of trials in the pool: the slots divided by PART_OF_SLOTS, up to MOST; but on a small fleet at least EACH_SLOT
+#: trials for each slot, up to LEAST
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
-#: a sampler that learns from losses gets worse with each trial drawn ahead, so its number is a quarter of the slots, or
-#: on a small fleet half of them up to this many
+#: with a sampler that learns from losses, and gets worse with each trial drawn ahead: on a small fleet only the slots
+#: divided by PART_OF_FEW, up to LEAST_ADAPTIVE
 PART_OF_FEW, LEAST_ADAPTIVE = 2, 8
-#: the pool's only part, instead of subspaces, if one sampler draws in the whole space
+#: name of the pool's only part, instead of subspaces, if one sampler draws in the whole space
 WHOLE = ""
-#: if a subspace would have fewer trials to choose from, none of it are drawn ahead
+#: if a subspace's part of the pool has room for fewer trials than this, none of its trials are drawn ahead
 LEAST_EACH = 2
-#: fraction of a subspace's trials that must be missing before others are drawn: predicting them together is faster
+#: a part is refilled when one in this many of its places is empty: predicting several trials together is faster
 REFILL = 2
-#: number of trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial; then
-#: it leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
-#: slots, 256 trials up to 128 slots, and two rounds of a larger fleet, or of any with an adaptive sampler.
+#: a trial leaves the pool, and goes to the next slot that fits, after this number times its part's places of later
+#: trials of the part were sent. So no trial waits for more than 32 rounds of a fleet of up to 8 slots, 256 trials on
+#: fleets of up to 128 slots, and two rounds of a larger fleet, or of any fleet with an adaptive sampler.
 MOST_WAIT = 8
 
 
 @dataclass(eq=False)
 class Pool:
-    """Drawn trials in the order of their draws, and the predicted effects of their params on their log seconds."""
+    """Trials drawn ahead, in the order of their draws, and the predicted effects of their params on log seconds."""
 
     model: CostModel
-    #: shares of its parts: the subspaces, or WHOLE if one sampler draws in the whole space
+    #: fraction of the pool for each of its parts: the subspaces, or WHOLE if one sampler draws in the whole space
     shares: Mapping[str, float]
     _: KW_ONLY
-    #: number of trials that it may hold; None for as many as the slots ask for
+    #: number of trials that the pool may hold; None to determine it from the number of slots
     size: int | None = None
     #: True if the samplers learn from losses, so that fewer trials are drawn ahead
     is_adaptive: bool = False
@@ -56,22 +57,22 @@ class Pool:
         self._sent_before: list[int] = []
         #: rows of the trials' subspaces in the cost model, shape (trials,)
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
-        #: departures of the trials from their subspace's log seconds, shape (trials, live classes)
+        #: departures of the trials' log seconds from the mean of their subspace, shape (trials, live classes)
         self._departures = np.empty((0, 0))
-        #: version of the model's estimated effects of params for which they were computed
+        #: version of the model's estimated effects of params with which the departures were computed
         self.version = -1
-        #: trials by part
+        #: number of trials by part
         self.in_part: Counter[str] = Counter()
         #: number of trials that have been sent from the pool, by part
         self._sent: Counter[str] = Counter()
-        #: maximum number of its trials, by part that is drawn ahead
+        #: maximum number of trials by part; parts from which no trials are drawn ahead are left out
         self.sizes: dict[str, int] = {}
         self._classes: tuple[str, ...] = ()
 
     def see(self, classes: Sequence[str], slots: int) -> None:
-        """Update the live classes and their slots, and share the places of the pool out among its parts.
+        """Update the live classes and their slots, and divide the places of the pool among its parts.
 
-        Without a choice of classes there are no places.
+        With fewer than two classes there is nothing to choose, so the pool has no places.
         """
         if self._classes != tuple(classes):
             self._classes = tuple(classes)
@@ -84,7 +85,7 @@ class Pool:
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
-        """Return how many trials should be drawn now, by part."""
+        """Return by part how many trials should be drawn now. Parts that need none are left out."""
         missing = {name: size - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
@@ -103,7 +104,10 @@ class Pool:
             self._departures = np.concatenate([self._departures, predicted])
 
     def take(self, place: int) -> Trial | None:
-        """Remove the trial at a place, to be sent; return the one of its part that has waited too long, removed too."""
+        """Remove the trial at index `place`, because it is sent.
+
+        If the oldest trial of its part has waited too long, remove and return that one, too; else return None.
+        """
         part = self._parts[place]
         self._remove(place)
         self._sent[part] += 1
@@ -114,7 +118,7 @@ class Pool:
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def departures(self) -> Array:
-        """Return the trials' departures from their subspaces' log seconds, shape (trials, live classes)."""
+        """Return how far the trials' log seconds depart from their subspaces' means, shape (trials, live classes)."""
         version = self.model.effects_version
         if version != self.version:
             self.version = version

@@ -1,12 +1,12 @@
-"""Placement of promoted trials: a free slot takes one, or leaves it to a machine that is expected to end it sooner.
+"""Placement of promoted trials: a free slot takes a promoted trial, or leaves it to a machine that would end it sooner.
 
 A promoted trial and its checkpoint's machine are known before a slot is free. A slot takes the trial if it is expected
-to end there first, including waiting times (minimum completion time). Otherwise the slot gets a new trial, which costs
-the stronger class least. Of the trials that it may take, it prefers the one that would lose most elsewhere, in
-proportion (sufferage), and among equals the one on the highest rung, whose result is awaited. Source of both rules:
+to end there first, including waiting times (minimum completion time). Otherwise the slot gets a new trial. Of the
+promoted trials that it may take, the slot prefers the trial that would lose most elsewhere, in proportion (sufferage);
+of equal trials it prefers the one on the highest rung, because rounds wait for its result. Source of both rules:
 Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic Mapping of a Class of Independent Tasks onto Heterogeneous Computing
-Systems", Journal of Parallel and Distributed Computing 59, 1999. A trial that has been left for as long as it could
-gain is taken by the next slot, so a wrong prediction cannot delay it further.
+Systems", Journal of Parallel and Distributed Computing 59, 1999. A trial that has waited for as long as it could gain
+elsewhere is taken by the next slot, so a wrong prediction cannot delay it further.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shadho_celery.predictors.cost_model import Beginning, CostModel
 
 #: weight of the newest trial in a class's mean seconds
 NEWEST = 0.1
-#: a rung counts as much as this logarithm of what a trial would lose elsewhere: if classes differ only in speed, that
-#: loss is the same for all rungs except for noise
+#: score of one rung, in units of the log factor of time that a trial would lose elsewhere. If classes differ only in
+#: speed, that factor is the same on all rungs except for noise
 RUNG = math.log(1.25)
 
 
 class _Place(NamedTuple):
-    """A class, or one machine of it, that may run a promoted trial."""
+    """A class, or one machine of a class, that may run a promoted trial, and the time this would take."""
 
     compute_class: str
     only_on: str | None
-    #: seconds until one of its slots takes the trial, and those of the trial itself
+    #: expected seconds until a slot takes the trial, and seconds of the trial itself
     wait: float
     seconds: float
 
@@ -43,22 +43,22 @@ class _Place(NamedTuple):
 
 
 class Promotions:
-    """Gives a free slot its promoted trial."""
+    """Chooses a promoted trial for a free slot, or leaves all of them to other slots."""
 
     def __init__(self, cost_model: CostModel) -> None:
         self._model = cost_model
         self._classes: Mapping[str, ComputeClass] = {}
-        #: machine -> its storage of checkpoints; "" or none if no other machine has it
+        #: machine -> its storage of checkpoints; "" or no entry if no other machine has that storage
         self._storages: Mapping[str, str] = {}
-        #: moving average of its trials' seconds, by class
+        #: by class: moving average of the seconds of its trials
         self._mean: dict[str, float] = {}
-        #: time at which a promotion was first offered, by origin and rung
+        #: by origin and rung: the time at which the promotion was first offered
         self._offered_at: dict[tuple[int, int], float] = {}
-        #: False if promoted trials do not find the checkpoints that they should
+        #: False if the last promoted trial that should have found a checkpoint on its machine did not continue from it
         self._finds = True
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Update the live classes."""
+        """Update the live classes and the storages of their machines."""
         self._classes = {each.name: each for each in classes}
         self._storages = {host: storage for each in classes for host, storage in each.storages.items()}
 
@@ -71,18 +71,18 @@ class Promotions:
             self._mean[trial.compute_class] = before + NEWEST * (trial.outcome.seconds - before)
             is_complete = trial.state is TrialState.COMPLETE and trial.origin is not None
             if is_complete and self._has_checkpoint(int(trial.origin or 0), trial.host):
-                # An executor that does not announce it has none.
+                # An executor that does not report `continued` has no checkpoints.
                 self._finds = bool(trial.outcome.continued)
 
     def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
-        """Return the promotion for a free slot; None to leave all of them to other slots.
+        """Return the promotion for a free slot, or None to leave all promotions to other slots.
 
-        `offered` are as they would be added to the study, and begin with the one whose turn it is. `new` is the rung of
-        the trial that the slot may get instead: a promotion is left only for one on a lower rung.
+        The `offered` trials are as they would be added to the study, the next one in turn first. `new` is the rung of
+        the new trial that the slot may get instead; a promotion is left only for a new trial on a lower rung.
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
-        #: trials before this one in `offered` that are faster there than here, by class
+        #: by other class: number of earlier trials in `offered` that would run faster there than here
         ahead: Counter[str] = Counter()
         for trial in offered:
             key = int(trial.origin or 0), int(trial.rung or 0)
@@ -105,7 +105,10 @@ class Promotions:
     def _places(
         self, slot: Slot, trial: Trial, fits: Fits, ahead: Mapping[str, int]
     ) -> tuple[_Place | None, _Place | None]:
-        """Return a trial's fastest place in the class of a slot, and the one elsewhere that ends it first."""
+        """Return the fastest place for a trial in the slot's class, and the place elsewhere that would end it first.
+
+        Either may be None.
+        """
         load, compute_class = slot.load, slot.compute_class.name
         fitting = [name for name, known in self._classes.items() if fits(trial, known)]
         if compute_class not in fitting:
@@ -132,21 +135,24 @@ class Promotions:
         return min(here, key=lambda place: place.seconds), None if first is None or first.end == math.inf else first
 
     def _way(self, trial: Trial, known: ComputeClass) -> Beginning:
-        """Return how a promoted trial starts if any machine of a class may take it."""
+        """Return how a promoted trial would start if any machine of a class may take it, in the worst case."""
         origin = int(trial.origin or 0)
         if not self._finds or not all(self._has_checkpoint(origin, host) for host in known.hosts):
             return Beginning.ANEW
         return Beginning.HOME if {*known.hosts} == {self._model.home(origin)} else Beginning.ELSEWHERE
 
     def _has_checkpoint(self, origin: int, host: str | None) -> bool:
-        """Return whether a machine has the checkpoint of an origin, its own or on shared storage."""
+        """Return whether a machine has an origin's checkpoint, on its own disk or on shared storage."""
         home = self._model.home(origin)
         if home is None or host is None:
             return False
         return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
 
     def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int]) -> float:
-        """Return the expected seconds until a slot of a class takes the trial, after the trials `ahead` of it."""
+        """Return the expected seconds until a slot of a class would take another trial.
+
+        `ahead` counts by class the trials that would go there first.
+        """
         slots = known.limit
         queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
         return queue * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

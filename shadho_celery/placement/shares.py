@@ -1,4 +1,4 @@
-"""Shares of the subspaces in a study's trials: by the space's distribution, or by the probability of a better loss."""
+"""Shares of the subspaces in a study's trials: by their probability in the space, or by the chance of a better loss."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ Array = NDArray[np.float64]
 HOPELESS = 5
 #: fraction of its share that a failing subspace, or the least promising one, keeps
 FLOOR = 0.1
-#: number of losses before a subspace can be judged; number of latest losses used; and the lowest part of them, its tail
+#: number of losses before a subspace can be judged; number of latest losses used; and the fraction of them that is the
+#: lower tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
-#: number of trials of the rarest subspace, at its full share, after which a past trial counts half under promise. With
-#: a faster decay, a subspace with fewer trials would never get any
+#: under promise, a past trial counts half after this many trials of the rarest subspace, at its full share. With a
+#: faster decay, a subspace with a tiny share would never get a trial
 HALF_LIFE = 10
 #: number of results between two updates of the promises
 RENEW_RESULTS = 10
-#: subspaces that a line names
+#: maximum number of subspaces that a notice names
 NAMED = 3
 
 
@@ -40,7 +41,7 @@ class Shares(Protocol):
     fixed: bool
 
     def deal(self, subspace: str) -> None:
-        """Record that a trial goes to `subspace`."""
+        """Record that a trial of `subspace` is sent."""
 
     def tell(self, trial: Trial) -> None:
         """Learn from a finished trial."""
@@ -48,47 +49,48 @@ class Shares(Protocol):
     def backlogs(self) -> dict[str, float]:
         """Return by how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
 
-        In units of trials per subspace, the next one in turn first.
+        The unit is a trial of a subspace with an average share. The next subspace in turn comes first.
         """
 
     def quotas(self, trials: int) -> dict[str, int]:
-        """Return the number of trials by subspace after `trials` have been divided evenly."""
+        """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
 
 
 @dataclass(kw_only=True)
 class _Part:
-    """A subspace, and the trials that it got."""
+    """The share of one subspace, and counts of its trials."""
 
-    #: its share
+    #: its share of all trials, a fraction
     weight: float
-    #: trials that went to it, and those of them that failed; under promise they decay
+    #: number of trials that were sent, and of those that failed; under promise both decay
     dealt: float = 0.0
     failed: float = 0.0
-    #: ended trials: those that failed, and the others
+    #: number of ended trials that failed, and of those that did not
     failures: int = 0
     others: int = 0
     #: True while all of its trials fail, see `only_fails`
     only_fails: bool = False
-    #: number of its trials in units of its share; and p / (2 d + 1), negative
+    #: number of its trials divided by its share, where an average share counts as 1; and minus p / (2 d + 1)
     progress: float = 0.0
     turn: float = 0.0
 
 
 class UniformShares:
-    """In proportion to a subspace's probability in the search space: evenly, if its choices are uniform.
+    """Shares in proportion to each subspace's probability in the search space. Uniform choices give equal shares.
 
-    Trials are divided by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest p / (2 d
-    + 1), where d is its number of trials. The first n trials of a longer study are therefore those of a study of n.
+    Trials are divided by Webster's (Sainte-Laguë's) rule: the next trial goes to the subspace with the greatest
+    p / (2 d + 1), where p is its share and d its number of trials. The first n trials of a study therefore do not
+    depend on its length.
     Failed trials are replaced as long as they are a minority, unless a limit on trials fixes the counts.
     """
 
     fixed = True
-    #: True if a subspace whose trials all fail gets less
+    #: True if a subspace whose trials all fail gets fewer trials
     lowers_failing = False
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         self._parts = {name: _Part(weight=float(weight)) for name, weight in probabilities.items()}
-        #: the last requested quotas, and their number of trials
+        #: number of trials of the last call of `quotas`, and its result
         self._quotas: tuple[int, dict[str, int]] = (0, {})
         self._count(*self._parts.values())
 
@@ -133,12 +135,12 @@ class UniformShares:
         return self._quotas[1]
 
     def _dealt_by_rule(self, trials: int) -> dict[str, int]:
-        """Return the trials by subspace after the rule has divided this many."""
+        """Return the number of trials of each subspace after Webster's rule has divided this many."""
         weights = np.array([part.weight for part in self._parts.values()])
         if self.lowers_failing:
             weights *= [FLOOR if part.only_fails else 1.0 for part in self._parts.values()]
             weights /= weights.sum()
-        # The rule reaches a rounded multiple of the weights after as many trials, so start from there.
+        # Webster's rule passes through rounded multiples of the weights, so start from such a state.
         counts = np.floor(weights * max(0, trials - len(weights)) + 0.5)
         for _ in range(trials - int(counts.sum())):
             counts[np.argmax(weights / (2 * counts + 1))] += 1
@@ -146,26 +148,26 @@ class UniformShares:
 
 
 class EvenShares(UniformShares):
-    """Like uniform, but a subspace whose trials all fail gets a tenth of its share until one succeeds.
+    """Uniform shares, but a subspace whose trials all fail gets a tenth of its share until a trial succeeds.
 
     The cause may be a missing library or a broken component that is fixed during the study. With a limit on trials, the
-    other subspaces get the rest. As long as no subspace counts as failing, these shares are uniform.
+    other subspaces get the rest.
     """
 
     lowers_failing = True
 
 
 class PaperShares(UniformShares):
-    """No shares: policy `paper` draws each trial's subspace by its rank, so the ranks determine the mix."""
+    """For policy `paper`, which draws each trial's subspace by rank, so that no share is fixed."""
 
     fixed = False
 
 
 class PromiseShares(UniformShares):
-    """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share.
+    """Shares by promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share.
 
-    A subspace's promise is the probability that its next trial is the best so far of its budget, see `promise`. Past
-    trials decay, so a change of promise takes effect without regard to the past.
+    A subspace's promise is the probability that its next trial has the best loss so far at its budget, see `promise`.
+    Counts of past trials decay, so that a change of promise soon takes effect.
     """
 
     fixed = False
@@ -175,7 +177,7 @@ class PromiseShares(UniformShares):
         self._even = np.array(list(probabilities.values()), dtype=float)
         #: latest losses by subspace, each with its trial's budget
         self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in probabilities}
-        #: by budget
+        #: by budget: the least loss so far
         self._best: dict[float | None, float] = {}
         self._new = 0
         self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
@@ -189,8 +191,8 @@ class PromiseShares(UniformShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        # A failed trial counts as one that could not have been worse, so failing subspaces are judged too. So do pruned
-        # trials and those that violate a constraint. With several losses, the first one is used.
+        # Failed and pruned trials, and those that violate a constraint, count with an infinite loss, so that failing
+        # subspaces are judged, too. With several losses, the first one is used.
         if trial.state in COUNTED and trial.subspace in self._losses:
             loss = feasible_loss(trial)
             self._losses[trial.subspace].append((trial.budget, loss))
@@ -201,8 +203,8 @@ class PromiseShares(UniformShares):
 
     def _weigh(self) -> None:
         self._new = 0
-        # Losses of different budgets cannot be compared: the budget at which most recent trials started is used. Trials
-        # of earlier studies, from a warm start, have none and count as those of the lowest budget.
+        # Losses of different budgets cannot be compared: the budget with most of the recent losses is used. Trials of a
+        # warm start have no budget, and count as trials of the lowest budget.
         known = Counter(budget for told in self._losses.values() for budget, _ in told)
         lowest = min((budget for budget in known if budget is not None), default=None)
         known[lowest] += 0 if lowest is None else known.pop(None, 0)
@@ -221,25 +223,24 @@ class PromiseShares(UniformShares):
 
 
 def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
-    """Return the losses of some budgets; for a subspace without a success those of all, which are failures."""
+    """Return a subspace's losses at some budgets. If all of its trials have failed, return those of all budgets."""
     told = [*told]
     fails = all(loss == math.inf for _, loss in told)
     return [loss for budget, loss in told if fails or budget in budgets]
 
 
 def only_fails(failed: int, succeeded: int) -> bool:
-    """Return whether a subspace with this many ended trials counts as failing."""
+    """Return whether a subspace counts as failing: no trial succeeded, and at least HOPELESS trials failed."""
     return failed >= HOPELESS and not succeeded
 
 
 def promise(losses: Sequence[float], best: float) -> float:
-    """Return the probability that the next trial's loss is below `best`, from the lower tail of `losses`; nan if too
-    few.
+    """Return the probability that the next trial's loss is below `best`, or nan for fewer than MIN_LOSSES losses.
 
-    Below its lower quartile u, the tail of a distribution is approximated by an exponential: P(y < best) = P(y < u)
+    The tail of the losses below their lower quartile u is approximated by an exponential: P(y < best) = P(y < u)
     exp(-(u - best) / e), where e is the mean of u - y below u. Source: peaks over threshold, Pickands, Annals of
-    Statistics 3, 1975, with shape 0. An infinite loss stands for a failed trial. If nearly all failed, the probability
-    is 0.
+    Statistics 3, 1975, with shape 0. An infinite loss stands for a failed trial. If nearly all trials failed, the
+    probability is 0.
     """
     if len(losses) < MIN_LOSSES:
         return math.nan
@@ -259,16 +260,16 @@ def promise(losses: Sequence[float], best: float) -> float:
 
 
 def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
-    """Return the shares called `name`. Raises UsageError for unknown ones."""
+    """Return the shares called `name`. Raises UsageError for an unknown name."""
     check_name("kind of shares", name, SHARES)
     made: Shares = named(SHARES[name])(probabilities)
     return made
 
 
 def starved_words(shares: object, ended: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a line on the subspaces that these shares give fewer trials, as all of theirs fail; None without such.
+    """Return a line that names the subspaces with a reduced share because all of their trials fail, or None.
 
-    `ended` are the failed and the other trials by subspace.
+    `shares` is the kind of shares, and `ended` the number of failed and of other ended trials by subspace.
     """
     failing = {name: failed for name, (failed, others) in ended.items() if only_fails(failed, others)}
     if shares not in {"even", "promise"} or not failing or len(ended) < 2:
