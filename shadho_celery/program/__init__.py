@@ -1,8 +1,8 @@
-"""A search in a user's program: `minimize`, `Study`, and hyperopt's interface.
+"""Searches in a user's program: `minimize`, `Study`, and hyperopt's interface.
 
 May use: all rooms. `search` has `minimize`, `study` has `Study`, which is also for ask/tell loops; `on_workers` runs a
 study file on workers, `progress` shows a bar or the live view, `hyperopt_api` has hyperopt's names, `notices` warns,
-`interrupts` holds Ctrl-C back while records change.
-Why it is so: arguments are explicit and checked before anything is recorded. It is the same scheduler, sampler and
-store as on a fleet, and trials run in this process unless workers are asked for.
+`interrupts` delays Ctrl-C while records change.
+Why it is so: arguments are explicit, and checked before anything is recorded. Scheduler, samplers and store are the
+same as on a fleet, and trials run in this process unless the caller names workers.
 """

@@ -1,6 +1,6 @@
-"""hyperopt's way to call: our samplers as algorithms of its ``fmin``, and an `fmin` around it.
+"""hyperopt's interface: samplers of this package as algorithms for its ``fmin``, and an `fmin` that wraps it.
 
-Spaces, the loop, results and records are hyperopt's own: its `Domain` calls the objective, its `Trials` keep the
+Spaces, loop, results and records are hyperopt's own: its `Domain` calls the objective, and its `Trials` contain the
 documents.
 """
 
@@ -38,12 +38,13 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete
 from shadho_celery.space.split import split
 
-#: one of hyperopt's documents of a trial
+#: hyperopt's record of a trial
 Document = dict[str, Any]
-#: called after each turn of the loop with the trials and what it returned before; ends the search by True
+#: called after each turn of the loop with the trials and its own last results; returns whether the search ends, and
+#: arguments for the next call
 EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
 
-#: greatest seed that is drawn from an old generator of numpy's
+#: greatest seed that is drawn from numpy's legacy generator, a RandomState
 _MAX_SEED = 2**31 - 1
 
 
@@ -58,31 +59,31 @@ class TpeOptions(
     startup: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     candidates: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     gamma: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType = UNSET
-    #: changes no trial
+    #: accepted, but without effect
     verbose: bool = False
 
 
-#: the remedy of an error in them
+#: remedy for an error in these options
 _TPE_FORM = (
     "n_startup_jobs and n_EI_candidates are whole numbers from 1, gamma is a number above 0; no others are known"
 )
 
 
 class Algorithm:
-    """A sampler of this package as an algorithm of hyperopt's: ``fmin(..., algo=auto.suggest)``."""
+    """A sampler of this package as an algorithm for hyperopt's fmin: ``fmin(..., algo=auto.suggest)``."""
 
     def __init__(self, sampler: str) -> None:
         self._sampler = sampler
-        #: the search that each call of hyperopt's fmin describes by a Domain of its own
+        #: search of each call of hyperopt's fmin, by the Domain object that hyperopt creates for the call
         self._searches: WeakKeyDictionary[base.Domain, _Search] = WeakKeyDictionary()
 
     def suggest(
         self, new_ids: Sequence[int], domain: base.Domain, trials: hyperopt.Trials, seed: int, **options: Any
     ) -> list[Document]:
-        """Return a new trial for each of `new_ids`, as hyperopt's own algorithms do. Points of finite spaces repeat.
+        """Return a document of a new trial for each of `new_ids`, as hyperopt's own algorithms do.
 
-        Only the first `seed` of a search matters. Raises UsageError for unknown options, SpaceError for a space that
-        cannot be searched.
+        In a finite space, points may repeat. Only the first `seed` of a search has an effect. Raises UsageError for
+        unknown options, and SpaceError for a space that cannot be searched.
         """
         if domain not in self._searches:
             sampler = self._with(options)
@@ -99,21 +100,21 @@ class Algorithm:
         return unrepeated(partial(TpeSampler, **{name: each for name, each in given.items() if each is not UNSET}))
 
 
-# Not the grid: hyperopt has no word for a search that ends by itself.
+# The grid is missing, because an algorithm of hyperopt's cannot end the search.
 auto, tpe, gp, cma, local, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "local", "qmc", "random"))
 
 
 class _Search:
-    """Proposals of a study, which learns from hyperopt's documents."""
+    """Proposes trials for one call of hyperopt's fmin, with a study that learns from hyperopt's documents."""
 
     def __init__(self, study: Study, space: Any) -> None:
         self._study, self._space = study, space
-        #: trials that were proposed and have not ended, by hyperopt's numbers
+        #: trials that were proposed and have not ended, by hyperopt's trial id
         self._asked: dict[int, AskedTrial] = {}
         self._told: set[int] = set()
 
     def propose(self, new_ids: Iterable[int], domain: base.Domain, trials: hyperopt.Trials) -> list[Document]:
-        # A trial that runs may have been interrupted, and never end.
+        # A document may be RUNNING because its trial was interrupted. Such a trial never ends.
         open_states = {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
         known = [each for each in trials._dynamic_trials if each["tid"] not in self._told]
         self._learn([each for each in known if each["state"] not in open_states])
@@ -124,7 +125,7 @@ class _Search:
         return documents
 
     def _learn(self, ended: Sequence[Document]) -> None:
-        """Learn from trials that have ended: those of an earlier search, and known points, too."""
+        """Learn from trials that have ended, including those of an earlier search and known points."""
         self._told.update(each["tid"] for each in ended)
         if others := [each for each in ended if each["tid"] not in self._asked]:
             known = [(params, _loss(document)) for document, params in _within(self._space, others)]
@@ -135,16 +136,16 @@ class _Search:
 
 
 def _loss(document: Document) -> float:
-    """Return the loss of a trial that has ended; NaN for a failure."""
+    """Return the loss of a trial that has ended, or NaN if it failed."""
     loss = document["result"].get("loss")
     is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
     return float(loss) if is_ok and loss is not None else math.nan
 
 
 def _within(space: Any, documents: Sequence[Document]) -> Iterator[tuple[Document, Params]]:
-    """Yield the documents whose points lie in the space, with the params; the law draws those that a point leaves out.
+    """Yield the documents whose points lie in the space, each with its params. Missing labels are drawn.
 
-    hyperopt evaluates the others all the same, and so do we; a sampler cannot learn from them.
+    As in hyperopt, a point outside of the space is evaluated too, but a sampler cannot learn from it.
     """
     if not documents:
         return
@@ -176,13 +177,14 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     early_stop_fn: EarlyStop | None = None,
     trials_save_file: str = "",
 ) -> Any:
-    """Minimise `fn` over `space` by hyperopt's ``fmin``; return the best trial's drawn values by label.
+    """Minimise `fn` over `space` with hyperopt's ``fmin``. Return the best trial's drawn values by label.
 
-    Arguments and results are hyperopt's. `algo` is the `suggest` of auto, tpe (the default), gp, cma, local, qmc or
-    rand of this package, a ``partial`` of one, or an algorithm of hyperopt's. `trials_save_file` is replaced as a
-    whole, so that a full disk or a killed process costs nothing that was saved. A point to evaluate may leave labels
-    out. `rstate` may be a number, too. `allow_trials_fmin` makes no difference.
-    Raises UsageError for invalid arguments, SpaceError for a space that cannot be searched, else as hyperopt does.
+    Arguments and results are those of hyperopt. `algo` is the method `suggest` of auto, tpe (the default), gp, cma,
+    local, qmc or rand of this package, a ``partial`` of it, or an algorithm of hyperopt's. `trials_save_file` is
+    replaced atomically, so that a full disk or a killed process does not destroy it. A point to evaluate may lack
+    labels, whose values are then drawn. `rstate` may also be a number. `allow_trials_fmin` has no effect.
+
+    Raises UsageError for invalid arguments, SpaceError for a space that cannot be searched, and hyperopt's exceptions.
     """
     if isinstance(space, str) and space == "annotated":
         fn, space = _annotated(fn)
@@ -195,7 +197,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
         _with_status(fn),
         space,
         algo or tpe.suggest,
-        # Scripts write 1e3, too.
+        # A script may give a float, such as 1e3.
         sys.maxsize if max_evals is None else int(max_evals),
         timeout,
         loss_threshold,
@@ -217,12 +219,12 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
 
 
 def _found(search: Callable[[], Any], trials: hyperopt.Trials) -> Any:
-    """Return the best values of a search. Raises NoTrials, with the last failure, if none of its trials succeeds."""
+    """Run a search and return its result. Raises NoTrials, with the last failure, if no trial succeeds."""
     try:
         return search()
     except AllTrialsFailed:
         if STATUS_OK in trials.statuses():
-            # It is the objective's own.
+            # The objective itself has raised this exception.
             raise
         raise _no_trials(trials) from None
 
@@ -232,7 +234,7 @@ class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyp
 
 
 def _no_trials(trials: hyperopt.Trials) -> NoTrials:
-    """Return the error of a search without a success, with its last failure."""
+    """Return the error for a search without a successful trial, which gives the last failure."""
     ended = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_NEW]
     if not ended:
         return NoTrials()
@@ -243,9 +245,12 @@ def _no_trials(trials: hyperopt.Trials) -> NoTrials:
 
 
 def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the objective; it raises UsageError for a dict without a status, where hyperopt has a bare KeyError."""
+    """Return the objective, wrapped to raise UsageError if it returns a dict without a status.
 
-    # wraps: hyperopt reads an attribute of the objective.
+    hyperopt itself would raise a KeyError without an explanation.
+    """
+
+    # `wraps` keeps the attributes of the objective, because hyperopt reads one of them.
     @wraps(fn)
     def checked(*args: Any, **named: Any) -> Any:
         result = fn(*args, **named)
@@ -261,7 +266,7 @@ def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return a function of a dict, and the space that the annotations of `fn` give."""
+    """Return a function with one dict as its argument that calls `fn`, and the space from the annotations of `fn`."""
     space = {name: hint for name, hint in inspect.getfullargspec(fn).annotations.items() if name != "return"}
     for name, hint in space.items():
         if not isinstance(hint, Apply):
@@ -273,7 +278,7 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
 
 
 def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> hyperopt.Trials:
-    """Return the trials to fill: those given, those of the file, the points to evaluate, or none."""
+    """Return the Trials object to fill: the given one, else that in the file, else a new one with the points."""
     if given is not None and points is not None:
         raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
     if given is not None:
@@ -295,7 +300,7 @@ def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> 
 
 
 def _complete(trials: hyperopt.Trials, space: Any) -> None:
-    """Draw the labels that points to evaluate leave out; hyperopt asserts that they are there."""
+    """Draw values for labels that points to evaluate lack, because hyperopt asserts that they have all labels."""
     waiting = [each for each in trials._dynamic_trials if each["state"] == base.JOB_STATE_NEW]
     for document, params in _within(space, waiting):
         misc = document["misc"]
@@ -305,7 +310,7 @@ def _complete(trials: hyperopt.Trials, space: Any) -> None:
 
 
 def _generator(rstate: Any) -> np.random.Generator | None:
-    """Return the generator of seeds; None leaves it to hyperopt's environment variable."""
+    """Return the random generator for hyperopt, or None to let hyperopt create it from its environment variable."""
     if isinstance(rstate, np.random.RandomState):
         rstate = int(rstate.randint(_MAX_SEED))
     if isinstance(rstate, (int, np.integer)) and not isinstance(rstate, bool):
@@ -316,7 +321,7 @@ def _generator(rstate: Any) -> np.random.Generator | None:
 
 
 def _saving(early_stop: EarlyStop | None, save_file: str) -> EarlyStop:
-    """Return a function that saves the trials after each turn of hyperopt's loop, and then asks `early_stop`."""
+    """Return a function for `early_stop_fn` that saves the trials, and then returns what `early_stop` returns."""
 
     def saved(trials: hyperopt.Trials, *state: Any) -> tuple[bool, Iterable[Any]]:
         _save(trials, save_file)
@@ -326,7 +331,7 @@ def _saving(early_stop: EarlyStop | None, save_file: str) -> EarlyStop:
 
 
 def _load(file: Path) -> hyperopt.Trials:
-    """Return the trials of an earlier search. Raises UsageError for a file that does not have them."""
+    """Return the trials of an earlier search from a file. Raises UsageError if it does not contain trials."""
     try:
         loaded = pickler.loads(file.read_bytes())
     except Exception as error:
@@ -340,7 +345,7 @@ def _load(file: Path) -> hyperopt.Trials:
 
 
 def _save(trials: hyperopt.Trials, save_file: str) -> None:
-    """Write the trials to a file; an earlier one stays whole until then. Raises UsageError."""
+    """Write the trials to a file, which is replaced atomically. Raises UsageError if it cannot be written."""
     content = pickler.dumps(trials)
     try:
         with replacing(Path(save_file)) as file:

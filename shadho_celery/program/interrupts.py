@@ -11,28 +11,28 @@ from typing import Any
 
 
 class Interrupts:
-    """Delays Ctrl-C while a study changes, and then passes it to the previous handler.
+    """Delays Ctrl-C while a study changes, and then passes it to the previous signal handler.
 
-    A context manager that can be nested. The handler, by default the one that raises KeyboardInterrupt, is called at
-    its end, in `deliver`, and at once while the objective runs, because nothing is partly changed then. A second Ctrl-C
-    does not wait, because the first may wait for a database that does not answer. In another thread than the main one,
-    which gets no signals, it does nothing.
+    A context manager that can be nested. The previous handler, by default the one that raises KeyboardInterrupt, is
+    called at the end of the outermost block, or earlier in `deliver`. While the objective runs, it is called at once,
+    because no change is incomplete then. It is also called at once for a second Ctrl-C, because the first one may wait
+    for a database that does not answer. In other threads than the main one, which get no signals, this does nothing.
     """
 
     def __init__(self) -> None:
-        #: True once a second Ctrl-C has interrupted a change: only what is stored is complete
+        #: True once a second Ctrl-C has interrupted a change: the state in memory may be incomplete, the store is not
         self.is_torn = False
         self._depth = 0
         self._is_held = False
         self._is_objective = False
-        #: the previous handler; None if it is not a Python handler, or while this one is not installed
+        #: previous signal handler; None if it is not a Python function, or while ours is not installed
         self._before: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> Interrupts:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
-            # A signal that is ignored, or that ends the process, stays so.
+            # If the signal is ignored or ends the process, that is not changed.
             if callable(before):
                 self._before = before
                 signal.signal(signal.SIGINT, self._note)
@@ -47,18 +47,18 @@ class Interrupts:
                 before(signal.SIGINT, None)
 
     def deliver(self) -> None:
-        """Handle a delayed Ctrl-C at a time when nothing is partly changed."""
+        """Call the previous handler if a Ctrl-C was delayed. To be called when no change is incomplete."""
         if self._before is not None and self.forget():
             self._before(signal.SIGINT, None)
 
     def forget(self) -> bool:
-        """Mark a Ctrl-C as handled. Return whether there was one."""
-        # It may have arrived when the objective had just returned.
+        """Drop a delayed Ctrl-C. Return whether there was one."""
+        # It may have arrived just after the objective had returned.
         was_held, self._is_held, self._is_objective = self._is_held, False, False
         return was_held
 
     def at_once(self, objective: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the objective as a function during which Ctrl-C is not delayed."""
+        """Return a function that calls the objective, during which Ctrl-C is not delayed."""
 
         @wraps(objective)
         def called(*values: Any) -> Any:
@@ -77,6 +77,6 @@ class Interrupts:
             return
         self.is_torn = self.is_torn or not self._is_objective
         self._before(number, frame)
-        # A handler of the user that returns has handled it. If it raises and an objective catches that, the search
-        # still ends.
+        # If a user's handler returns, the signal is handled. If it raises an exception that the objective catches, the
+        # search ends nevertheless.
         self._is_held = self.is_torn = False

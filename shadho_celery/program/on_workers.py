@@ -1,4 +1,4 @@
-"""Search for the best params of a study file on workers, of this machine or of a fleet."""
+"""Search with a study file on workers, either those of this machine or those of a fleet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def search_on_workers(
     redis: str | None,
     silent: bool,
 ) -> StudyResults:
-    """Run a study file to its end, with the arguments of `minimize`."""
+    """Run a study on workers to its end. The arguments are those of `minimize`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
     _refuse_settings(objective, space, given)
@@ -82,7 +82,7 @@ def _run(options: Options) -> StudyResults:
     ):
         code = session.run(view_of(session, tables.make_console()))
     if code == STOPPED[signal.SIGTERM]:
-        # It is meant for the whole program; Ctrl-C for the search alone.
+        # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)
     opened = session.opened
     results = StudyResults(opened.store, opened.study.record, opened.plan.space.evaluate)
@@ -96,7 +96,7 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_settings(objective: object, space: object, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments that a study on workers takes from its study file."""
+    """Raise UsageError for arguments that a study on workers must have in its study file instead."""
     if space is not None and isinstance(objective, str):
         raise UsageError("a study file has its own SPACE; leave out space")
     which = [*(["a sampler of your own"] if callable(given.get("sampler")) else [])]
@@ -107,12 +107,15 @@ def _refuse_settings(objective: object, space: object, given: Mapping[str, Any])
 
 @contextmanager
 def _ending_unguarded(module: str) -> Iterator[None]:
-    """End the program in one line if it is the study file itself, and starts its study again when that is imported."""
+    """Show a NestedStart in one line and end the program, if the program is the study file and has no main guard.
+
+    Such a file starts its study again whenever it is imported.
+    """
     try:
         study_file.refuse_nested(module)
         yield
     except NestedStart as error:
-        # The import of this file within that of another one, or within a trial, fails by itself.
+        # Within the import of another study file, or within a trial, the error is raised: it ends that import or trial.
         if study_file.WITHIN in os.environ or not study_file.is_program(module):
             raise
         sys.stderr.write(f"shadho_celery: {error}\n")
@@ -121,7 +124,7 @@ def _ending_unguarded(module: str) -> Iterator[None]:
 
 @contextmanager
 def _environment(found: Mapping[str, str]) -> Iterator[None]:
-    """Set the addresses of servers, those of embedded servers too, for one run alone."""
+    """Set the environment variables with the URLs of servers for the block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in urls.DEFAULTS}
     try:
         urls.prefer_own()
@@ -134,7 +137,7 @@ def _environment(found: Mapping[str, str]) -> Iterator[None]:
 
 
 def _module_of(objective: object, space: object) -> str:
-    """Return the module that has this objective and this space, so that workers can import them."""
+    """Return the name of the module that defines this objective and this space, which workers then import."""
     name = getattr(objective, "__module__", None)
     found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
     if name == "__main__" or found.get("objective") is not objective or found.get("SPACE") is not space:
@@ -146,7 +149,7 @@ def _module_of(objective: object, space: object) -> str:
 
 
 def _slots(workers: object) -> Mapping[str, int]:
-    """Return the slots by class. Raises UsageError unless they are a mapping of classes to whole numbers."""
+    """Return the number of slots by class. Raises UsageError unless `workers` maps classes to whole numbers."""
     if workers is not None and not isinstance(workers, Mapping):
         raise UsageError(f'workers are {short(workers, 60)}; give slots by class, such as {{"cpu": 4}}')
     for name, slots in (workers or {}).items():

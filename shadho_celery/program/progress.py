@@ -1,4 +1,4 @@
-"""A progress bar in a terminal or a notebook."""
+"""Progress bar of a search, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shadho_celery.scheduler.scheduler import Scheduler
 
 
 class ProgressBar:
-    """Bar of the trials of one run, with the best loss so far. A context manager."""
+    """Progress bar of the trials of one run, with the best loss so far. A context manager."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

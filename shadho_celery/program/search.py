@@ -1,4 +1,4 @@
-"""The shortest way from an objective to its best params."""
+"""`minimize`: a complete search in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
 from shadho_celery.study.limits import Limits
 
-#: settings of one run: the arguments of `Study.run`
+#: settings that apply to one run, which are arguments of `Study.run`
 BOUNDS = ("trials", "seconds", "target", "max_failures", "early_stop")
 
 
@@ -53,18 +53,19 @@ def minimize(
 ) -> StudyResults:
     """Search for the params with the least loss.
 
-    `objective` is a function of a point of `space` (a hyperopt expression), and trials run one after another in this
-    process. Or it is the name of a study file, such as "my_study", or a module's `objective` beside its `SPACE`, and
-    trials run in workers: those of this machine, with slots by class in `workers`, such as ``{"cpu": 4}``, or those of
-    a fleet, with the URLs `broker` and `redis`, by default of CELERY_BROKER_URL and SHADHO_REDIS_URL.
+    `objective` is a function of a point of `space` (a hyperopt expression). Trials run one after another in this
+    process. To run them on workers, give the name of a study file, such as "my_study", or the `objective` and `SPACE`
+    of a module. These are workers of this machine, with slots by class in `workers`, such as ``{"cpu": 4}``, or those
+    of a fleet, with the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
 
-    `seed` makes the search repeatable. `store` is a database URL, by default in memory. `study` names the search there,
-    and `resume` continues it. `enqueue` are points to begin with (see `Study.enqueue`), and `warm_start` finished
-    trials from elsewhere: a study, its name, "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, (params, loss) pairs.
-    `on_trial(study, trial)` is called after each trial; `study.stop()` ends the search, as Ctrl-C does.
+    `seed` makes the search repeatable. `store` is a database URL, by default in memory. `study` is the study's name in
+    the store, and `resume` continues it. `enqueue` are points to evaluate first (see `Study.enqueue`). `warm_start` are
+    finished trials to learn from: a study, its name, "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of
+    params and loss.
+    `on_trial(study, trial)` is called after each trial. `study.stop()` ends the search, as Ctrl-C does.
 
-    Return the study: `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`; `.best` raises
-    NoSuccessfulTrial without a success. Raises SpaceError or UsageError for invalid arguments.
+    Return the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`
+    raises NoSuccessfulTrial if no trial succeeds. Raises SpaceError or UsageError for invalid arguments.
     """
     settings: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target, "early_stop": early_stop}
     settings |= {"max_failures": max_failures, "sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
@@ -73,7 +74,7 @@ def minimize(
     opened["enqueue"] = enqueue
     if not (isinstance(objective, str) or workers or broker or redis):
         return _search_here(objective, space, settings, opened, on_trial=on_trial, progress=progress)
-    # A search in this process needs none of it.
+    # Imported late, because a search in this process does not need it.
     from shadho_celery.program.on_workers import search_on_workers
 
     where: dict[str, Any] = {"workers": workers, "broker": broker, "redis": redis}
@@ -89,7 +90,7 @@ def _search_here(
     on_trial: OnTrial | None,
     progress: bool | None,
 ) -> StudyResults:
-    """Search in this process. Invalid arguments are refused before a study is recorded."""
+    """Search in this process. Arguments are checked before a study is recorded."""
     check_objective(objective, "the objective")
     if settings["trial_timeout"] is not None:
         raise UsageError("trial_timeout= needs workers: a trial in this process cannot be stopped")

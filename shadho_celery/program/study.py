@@ -1,4 +1,4 @@
-"""A study that a program runs: with an objective in this process, or trial by trial with ask and tell."""
+"""`Study`: a study that a program runs, with an objective in this process or with ask and tell."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.session.opening import Opening, Request
 from shadho_celery.study.limits import Limits
 
-#: replaces a missing result; None is what an objective without a return statement has returned
+#: stands for a result that is not given; None may be the result of an objective without a return statement
 _NOTHING: Any = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedTrial:
-    """A trial that `Study.ask` proposes, and whose result `Study.tell` awaits."""
+    """A trial that `Study.ask` has returned, and whose result is given to `Study.tell`."""
 
     #: position of the trial in its study, from 0
     number: int
     #: drawn value of each active label; for a choice the index of its option
     params: Mapping[str, Any]
-    #: what an objective would get, in the space's own shape
+    #: values that an objective would get, in the space's own shape
     values: Any
-    #: seed for random draws of the evaluation
+    #: seed for the random draws of the evaluation
     seed: int
-    #: part of the fidelity; None for all of it
+    #: budget of the trial; None for the full fidelity
     budget: float | None
-    #: key of its study
+    #: key of the trial's study
     study: str
 
 
@@ -71,8 +71,8 @@ class Study(StudyResults):
                 study.tell(trial, trial.values["x"] ** 2)
         print(study.best.values)
 
-    It holds the study's lock until `close`; its results can be read afterwards, too. Several threads may ask and tell:
-    one at a time changes the study. A forked process has no part in it.
+    It holds the study's lock until `close`. Its results can still be read afterwards. Several threads may ask and tell;
+    a lock lets one at a time change the study. A forked process cannot change it.
     """
 
     @with_settings
@@ -97,8 +97,8 @@ class Study(StudyResults):
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
-        `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are those of `minimize`. A study that is
-        continued has the settings of before unless others are given. `policy` matters to workers only.
+        `store`, `study`, `resume`, `seed`, `enqueue` and `warm_start` are as in `minimize`. A resumed study keeps its
+        earlier settings unless others are given. `policy` has an effect only on workers.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
         given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "fidelity": fidelity}
@@ -118,13 +118,13 @@ class Study(StudyResults):
             )
         )
         self._interrupts = Interrupts()
-        #: held by the thread that changes the study
+        #: lock of the thread that changes the study
         self._lock = RLock()
-        #: the thread in which `run` is active; None while it is not
+        #: id of the thread in which `run` is active; None while it is not active
         self._run_by: int | None = None
         self._process = os.getpid()
         with ExitStack() as opened:
-            # An interrupted study is closed here, because the caller does not have it yet.
+            # If the opening is interrupted, the study is closed here, because the caller does not have it yet.
             with self._interrupts:
                 self._open(opening)
                 opened.callback(self.close)
@@ -132,14 +132,14 @@ class Study(StudyResults):
             opened.pop_all()
 
     def _open(self, opening: Opening) -> None:
-        """Open store and study."""
+        """Open store and study, and prepare `ask` and `tell`."""
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, self._plan.space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
-        #: of the trials that were asked for and have reported something
+        #: thinning of the reports of each trial that was asked for, by the trial's number
         self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
-        #: created at the first `ask`
+        #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
         if opened.warm_start is not None and not opened.warm_start.is_whole:
@@ -155,37 +155,38 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
-        """Put known points before all other trials, in order. Return their number.
+        """Add known points, which are evaluated in this order before all other trials. Return their number.
 
-        A point is a dict of labels and values, for a choice the index or the name of its option. What it leaves out is
-        proposed by the sampler. If one of them is refused, none is enqueued: raises UsageError with its place and the
-        cause.
+        A point is a dict of values by label; for a choice, the value is the index or the name of an option. The sampler
+        proposes values for missing labels. If a point is invalid, no point is enqueued. Raises UsageError, which gives
+        the position of the point and the cause.
         """
         points = _listed(points)
         with self._changing(within_run=True):
-            # Its shares and samplers count the trials when it is created.
+            # The next `ask` creates a scheduler again, because shares and samplers count the trials at that time.
             self._loop = None
             return known_points.enqueue(self._study, self._plan, points)
 
     @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
-        """Record trials that were evaluated elsewhere: their points, as `enqueue` accepts them, and what they returned.
+        """Record trials that were evaluated elsewhere: their points, as in `enqueue`, and their results, as in `tell`.
 
-        The search learns from all of them at once, much faster than it proposed them. Raises like `enqueue`.
+        The search learns from all of them at once, which is much faster than `ask` and `tell`. Raises like `enqueue`.
         """
         points, outcomes = _listed(points), [self._outcome(result, None) for result in results]
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._changing(within_run=True):
-            # It learns from them when it is created.
+            # The next `ask` creates a scheduler again, which learns from the recorded trials at that time.
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
     @told(Surface.PYTHON)
     def ask(self) -> AskedTrial:
-        """Return the next trial, to be evaluated by the caller, who tells its result; several may be asked for at once.
+        """Return the next trial. The caller evaluates it, and passes its result to `tell`.
 
-        Raises UsageError if, with budgets, the next trial depends on results that were not told yet.
+        Several trials may be open at the same time. Raises UsageError if the study has budgets and the next trial
+        depends on results that are still missing.
         """
         with self._changing():
             attempt = self._ask()
@@ -202,7 +203,7 @@ class Study(StudyResults):
         loop = self._scheduler()
         self._by_hand.is_asked = True
         try:
-            # The first turn finds the trials of an earlier run that were never told.
+            # The first turn finds the trials of an earlier run that have no result.
             for _ in range(2):
                 loop.turn()
                 if (attempt := self._by_hand.fetch()) is not None:
@@ -218,11 +219,11 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
-        """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops it there.
+        """Report the loss that a trial has reached at `step`. Return True if the study's pruner stops the trial.
 
-        Then it has ended as PRUNED, and another one can be asked for; telling its result after that changes nothing.
-        `step` is a whole number that increases. More than a thousand reports of a trial are thinned out evenly, with a
-        warning; an answer may then come some reports later. Raises UsageError like `tell`, and for invalid numbers.
+        The trial has then ended as PRUNED, and `tell` does not change it any more. `step` is a whole number that
+        increases. If a trial has more than a thousand reports, they are thinned out evenly, with a warning; the pruner
+        may then stop the trial some reports later. Raises UsageError like `tell`, and for invalid numbers.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -245,12 +246,12 @@ class Study(StudyResults):
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
-        """Record the result of a trial that was asked for. Return the trial as it is recorded.
+        """Record the result of a trial that `ask` has returned. Return the trial as it is recorded.
 
-        `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it (with `losses` in a
-        study that has `objectives`). A result that cannot be read, such as NaN or None, is a failure. `error` is the
-        reason of a failure: an exception or a text. A pruned trial stays pruned. Raises UsageError for a trial that was
-        told before, or belongs to another study.
+        `result` is what an objective returns: a loss, or a dict with `loss` and further metrics (with `losses` in a
+        study that has `objectives`). An invalid result, such as NaN or None, counts as a failure. `error` is the reason
+        of a failure: an exception or a text. A pruned trial stays pruned. Raises UsageError for a trial that has a
+        result already, or belongs to another study.
         """
         with self._changing():
             number = self._number_of(trial)
@@ -280,14 +281,16 @@ class Study(StudyResults):
         on_trial: OnTrial | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
-        """Search for the params with the least loss, trial after trial in this process; return the study itself.
+        """Search for the params with the least loss, one trial after another in this process. Return the study itself.
 
-        The search ends when the study has `trials`, after `seconds`, or at a feasible loss that is as good as `target`,
-        whichever comes first. Ctrl-C ends it at once: its trial waits for the next run. It also ends, with a warning,
-        if its first `max_failures` trials all fail in one way (0: never), and after `early_stop` trials without a
-        better feasible loss; of several losses, without a change of the front.
+        The search ends when the study has `trials` trials, after `seconds`, or at a feasible loss that is as good as
+        `target`, whichever comes first. It also ends after `early_stop` trials without a better feasible loss (with
+        several losses, without a change of the front), and with a warning if its first `max_failures` trials all fail
+        in the same way (0: never). Ctrl-C ends it at once; the interrupted trial waits for the next run.
+
         `progress` shows a bar on standard error, by default in a terminal and in a notebook.
-        `on_trial(study, trial)` is called after each trial, once it is recorded: see `minimize`. `on_turn` is called
+
+        `on_trial(study, trial)` is called after each trial, once it is recorded; see `minimize`. `on_turn` is called
         after each turn of the loop.
         """
         check_objective(objective, "the objective")
@@ -353,7 +356,7 @@ class Study(StudyResults):
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
         elif scheduler.is_exhausted and limits.trials is not None:
-            # Without a limit on trials this is the end that was asked for.
+            # Without a limit on trials, this is the expected end.
             warn(f"ended after {self._study.counted} trials: the sampler has no further params")
         for notice in scheduler.notices():
             warn(notice)
@@ -362,7 +365,7 @@ class Study(StudyResults):
 
     @told(Surface.PYTHON)
     def close(self) -> None:
-        """Record what is left and unlock the study. Trials that were never told wait for the next run."""
+        """Record the remaining changes and unlock the study. Trials without a result wait for the next run."""
         if self._process != os.getpid():
             return
         with self._changing(or_closed=True):
@@ -375,7 +378,7 @@ class Study(StudyResults):
                 self._opened.store.close()
 
     def _leave(self) -> None:
-        """Record what is left, unless a second Ctrl-C has interrupted a change, and unlock the study in any case."""
+        """Record the remaining changes, unless a second Ctrl-C has interrupted one. Unlock the study in any case."""
         if self._interrupts.is_torn:
             self._study.unlock()
             return
@@ -389,13 +392,13 @@ class Study(StudyResults):
             warn(line)
 
     def __del__(self) -> None:
-        # An error that leaves a loop must not keep the study locked for the rest of the program.
+        # After an error in an ask/tell loop, the study must not stay locked for the rest of the program.
         if getattr(self, "_is_open", False) and self._process == os.getpid() and not sys.is_finalizing():
             with suppress(StoreError):
                 self.close()
 
     def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
-        """Return the outcome of a trial that the caller has run."""
+        """Return the outcome of a trial that the caller has evaluated."""
         if error is not None:
             text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
             return Outcome(state=TrialState.FAILED, error=text)
@@ -406,19 +409,19 @@ class Study(StudyResults):
 
     @property
     def _asked(self) -> str:
-        """Text with the trials that were asked for but not told."""
+        """Text that names the trials that were asked for and have no result."""
         numbers = sorted(self._by_hand.fetched)
         more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
         return f"trial {', '.join(map(str, numbers[:5]))}{more}"
 
     def _scheduler(self) -> Scheduler:
-        """Return the scheduler whose trials the caller runs."""
+        """Return the scheduler of the trials that the caller evaluates."""
         if self._loop is None:
             self._loop = self._opened.scheduler(self._by_hand)
         return self._loop
 
     def _number_of(self, trial: object) -> int:
-        """Return the number of a trial that waits for its result, or was pruned. Raises UsageError for others."""
+        """Return the number of a trial that has no result yet, or was pruned. Raises UsageError for any other trial."""
         if not isinstance(trial, AskedTrial):
             raise UsageError(f"tell and report take a trial that ask has returned, not {short(trial, 60)}")
         if trial.study != self.key:
@@ -435,16 +438,16 @@ class Study(StudyResults):
 
     @contextmanager
     def _changing(self, *, within_run: bool = False, or_closed: bool = False) -> Iterator[None]:
-        """Let only this thread change the study, and delay Ctrl-C meanwhile.
+        """Let only this thread change the study in the block, and delay Ctrl-C meanwhile.
 
-        Raises UsageError if the study is closed (unless that is allowed), belongs to the process from which this one
-        was forked, or is active in `run`; `within_run` allows it for the thread that runs it, as in `on_trial`.
+        Raises UsageError if the study is closed, unless `or_closed`; if it belongs to the process from which this one
+        was forked; or while `run` is active. With `within_run`, the thread of `run` may change it, as in `on_trial`.
         """
         if self._process != os.getpid():
             raise UsageError(
                 f"study {self.name!r} was opened by process {self._process}, and only that process can change it"
             )
-        # Without the lock, which `run` holds until its end.
+        # Checked before the lock is taken, because `run` holds it until its end.
         if self._run_by is not None and not (within_run and self._run_by == get_ident()):
             raise UsageError(f"study {self.name!r} is active in run(); call this after it has returned")
         with self._lock, self._interrupts:
@@ -454,14 +457,14 @@ class Study(StudyResults):
 
 
 def _listed(points: object) -> list[Any]:
-    """Return known points as a list. Raises UsageError if they are not one."""
+    """Return known points as a list. Raises UsageError for a single dict, a text, or what is not iterable."""
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
     return list(points)
 
 
 def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
-    # rich is slow to import, and a search without a bar does not need it.
+    # Imported late: rich is slow to import, and a search without a bar does not need it.
     if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
         scheduler.run(on_turn)
         return
