@@ -1,9 +1,9 @@
-"""Predictors learn from finished trials: seconds, memory and failures, by subspace, class and params.
+"""Predictors of a trial's seconds, memory and failure by subspace, class and params, learned from finished trials.
 
-May use: core, space, store. Other rooms use `cost_model`. `durations`, `param_effects` and `neighbours` predict
-seconds, `feasibility` predicts failures and memory. `declared_cost` reads the study file's costs. `features` converts
-params to numbers, and `likeness` compares them.
+May use: core, space, store. Other rooms use `cost_model`. `durations`, `budgets`, `param_effects` and `neighbours`
+predict seconds, and `feasibility` predicts failures and memory. `declared_cost` reads the study file's costs.
+`features` converts params to numbers, and `likeness` compares them.
 
-Speeds must be learned from few trials. Log seconds are the sum of effects of subspace, class, pair and params, each
-shrunk in proportion to the evidence. Memory depends on params and class.
+Speeds must be learned from few trials. Log seconds are a sum of effects of the subspace, the class, the pair of both,
+and the params. Each effect is estimated closer to 0 the less evidence there is. Memory depends on params and class.
 """

@@ -1,10 +1,10 @@
-"""What earlier runs of the same params say about a trial's seconds: start-up, hand-over, and the trial's own effect.
+"""Predictions from earlier runs of the same params: start-up seconds, hand-over seconds, and the trial's own effect.
 
-Start-up and the hand-over of a checkpoint are the part that does not grow with the budget.
+The start-up, and the hand-over of a checkpoint from another machine, do not grow with the budget.
 
 A trial that trains u units takes s + r u seconds, where s is the start-up and r the seconds per unit. Two runs of the
-same params on one class, y seconds for u units and y' for u', have the same r, whatever the params are. Therefore s =
-(y u' - y' u) / (u' - u). Each promotion within a class gives one such estimate. A weighted median over many of them is
+same params on one class, with y seconds for u units and y' seconds for u' units, have the same r. Therefore s =
+(y u' - y' u) / (u' - u). Each promotion within a class gives such an estimate. A weighted median of many estimates is
 robust to stragglers. Its lower confidence bound is used, so a start-up without evidence counts as 0.
 """
 
@@ -20,27 +20,28 @@ import numpy as np
 from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.features import Array
 
-#: number of latest pairs of runs that are used, and of pairs that a group needs for its own estimate
+#: number of latest pairs of runs that are used, and number of pairs that a group needs for an estimate of its own
 LATEST, ENOUGH = 64, 6
-#: number of latest pairs of runs of a trial for the correlation, and the minimum number
+#: number of latest pairs of runs from which the correlation is computed, and minimum number of such pairs
 LATEST_DEPARTURES, ENOUGH_DEPARTURES = 128, 12
-#: relative change of a start-up that counts as a change
+#: smallest relative change of a start-up or a hand-over that replaces the estimate
 NEWS = 0.2
-#: ratio of the standard errors of median and mean, and ratio of a normal distribution's standard and median deviation
+#: for normal distributions: the standard error of the median divided by that of the mean, and the standard deviation
+#: divided by the median absolute deviation
 OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
 
 
 class Work(NamedTuple):
-    """Work of a trial."""
+    """How much of its budget a trial had to compute, and whether its checkpoint came from another machine."""
 
-    #: part of its budget that no checkpoint covered; None for a trial without a budget
+    #: amount of budget that no checkpoint covered; None for a trial without a budget
     units: float | None
-    #: True if it found the checkpoint of a run on another machine
+    #: True if the trial continued from the checkpoint of a run on another machine
     is_handed_over: bool = False
 
 
 class _Run(NamedTuple):
-    """Latest run of a set of params."""
+    """Latest complete trial of a set of params."""
 
     budget: float
     compute_class: str
@@ -51,57 +52,60 @@ class _Run(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Estimate of the start-up from two runs of the same params on one class."""
+    """Estimate of the start-up seconds from two runs of the same params on one class."""
 
     startup: float
-    #: standard deviation of the estimate, if the deviation of seconds is in proportion to them
+    #: relative standard deviation of the estimate, if the deviations of seconds are in proportion to the seconds
     deviation: float
-    #: hand-over seconds that lower the estimate by one second; 0 without a hand-over
+    #: hand-over seconds that lower the start-up estimate by one second; 0 if the second run had no hand-over
     per_handover: float
 
 
 class BudgetCosts:
-    """Learns start-up and hand-over from promoted trials, and knows which budget was already computed for params."""
+    """Learns start-up and hand-over seconds from promoted trials, and keeps the budget that each origin has reached."""
 
     def __init__(self) -> None:
-        #: by origin
+        #: by origin: its latest run
         self._runs: dict[int, _Run] = {}
-        #: by (subspace, class), by ("", class), and by ("", "") for all
+        #: by group: (subspace, class), ("", class), or ("", "") for all
         self._pairs: defaultdict[tuple[str, str], deque[_Pair]] = defaultdict(lambda: deque(maxlen=LATEST))
         self._startups: dict[tuple[str, str], float] = {}
-        #: seconds that a checkpoint from another machine takes
+        #: seconds for fetching a checkpoint from another machine
         self.handover = 0.0
 
     def __bool__(self) -> bool:
-        """Return whether there is any start-up."""
+        """Return whether any start-up or hand-over is above 0."""
         return any(self._startups.values()) or self.handover > 0
 
     def behind(self, origin: int | None) -> float:
-        """Return the budget of the latest complete trial of an origin; 0 before there is one."""
+        """Return the budget of the latest complete trial of an origin, or 0 if there is no such trial."""
         run = None if origin is None else self._runs.get(origin)
         return 0.0 if run is None else run.budget
 
     def host(self, origin: int) -> str | None:
-        """Return the machine of that trial, which has its checkpoint."""
+        """Return the machine of an origin's latest complete trial, which has its checkpoint; None if it is unknown."""
         run = self._runs.get(origin)
         return None if run is None else run.host
 
     def work(self, trial: Trial) -> Work:
-        """Return the work of a trial, before it is told."""
+        """Return the work of a finished trial. Call this before `tell`."""
         if trial.budget is None or trial.origin is None or not trial.outcome.continued:
             return Work(trial.budget)
         units = max(trial.budget - self.behind(trial.origin), 0.0) or trial.budget
         return Work(units, self.host(trial.origin) not in (None, trial.host))
 
     def startup(self, subspace: str, compute_class: str) -> float:
-        """Return the start-up seconds of a subspace's trials on a class, from the narrowest group with enough pairs."""
+        """Return the start-up seconds of a subspace's trials on a class, or 0 if they are not known.
+
+        They come from the first group with an estimate: the subspace on the class, all trials of the class, all trials.
+        """
         for key in ((subspace, compute_class), ("", compute_class), ("", "")):
             if key in self._startups:
                 return self._startups[key]
         return 0.0
 
     def tell(self, trial: Trial, work: Work) -> bool:
-        """Learn from a complete trial with a budget. Return whether the estimate has changed much."""
+        """Learn from a complete trial with a budget. Return whether an estimate has changed by more than NEWS."""
         assert trial.budget is not None
         seconds = trial.outcome.seconds
         assert seconds is not None
@@ -143,7 +147,7 @@ class BudgetCosts:
 
 
 def _pair(low: _Run, high: _Run) -> _Pair | None:
-    """Return the estimate from two runs on one class, or None if they do not determine it."""
+    """Return the start-up estimate from two runs of the same params, or None if they do not determine it."""
     more = high.units - low.units
     if low.compute_class != high.compute_class or low.is_handed_over or more <= 0:
         return None
@@ -155,7 +159,7 @@ def _pair(low: _Run, high: _Run) -> _Pair | None:
 def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
     """Return the weighted median of estimates minus its standard error, or 0 if that is negative.
 
-    The deviations are in proportion to those of the estimates. Their common factor is computed from the estimates.
+    `deviations` are proportional to the standard deviations of the estimates, and the factor is computed from these.
     """
     found, spread = np.asarray(values), np.asarray(deviations)
     order = np.argsort(found)
@@ -170,28 +174,29 @@ class OwnRuns:
     """Learns how much of a trial's departure from the expected seconds recurs in its next run.
 
     The effect of the params on the seconds is learned from many trials. Other effects belong to a single trial, such as
-    its data, and show in its first run. A departure is a + e, with a constant for the trial and e new in each run.
-    After n runs with mean departure m, the expected departure of the next run is n r m / (1 + (n - 1) r). Here r is the
-    part of a in the variance, which is the correlation of two runs of a trial (best linear prediction: Searle, Casella,
-    McCulloch, "Variance Components", 1992, chapter 7). Departures are from the current expectation, because early
-    expectations knew little.
+    that of its data, and already show in its first run. A departure is a + e, where a is the same in all runs of a
+    trial, and e is new in each run. After n runs with mean departure m, the expected departure of the next run is
+    n r m / (1 + (n - 1) r). Here r is the variance of a divided by that of a + e, which is the correlation of two runs
+    of a trial (best linear prediction: Searle, Casella, McCulloch, "Variance Components", 1992, chapter 7). Departures
+    of all runs are from the current expectation, because earlier expectations were based on few trials.
     """
 
     def __init__(self) -> None:
-        #: column of the class and log seconds per unit of work of each run, by origin
+        #: by origin: for each run, the column of its class and its log seconds per unit of work
         self._runs: dict[int, list[tuple[int, float]]] = {}
-        #: departure of a trial's latest run, and mean departure of its earlier runs
+        #: for the latest repeated runs: departure of the run, and mean departure of the trial's earlier runs
         self._pairs: deque[tuple[float, float]] = deque(maxlen=LATEST_DEPARTURES)
         self._correlation = 0.0
 
     def __contains__(self, origin: int) -> bool:
-        """Return whether a run of an origin is known."""
+        """Return whether a run of an origin was told."""
         return origin in self._runs
 
     def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:
-        """Learn a run's log seconds per unit of work on a class.
+        """Learn the log seconds per unit of work of a run on a class.
 
-        `expected` are the expectations without earlier runs, by column. They are needed if there are earlier runs.
+        `expected` are the log seconds predicted without the trial's own runs, by column. They are needed if there are
+        earlier runs.
         """
         if expected is not None and origin in self._runs:
             self._pairs.append((work - float(expected[column]), self._mean(origin, expected)))
@@ -199,7 +204,7 @@ class OwnRuns:
         self._runs.setdefault(origin, []).append((column, work))
 
     def departure(self, origin: int, expected: Array) -> float:
-        """Return the expected departure of an origin's next run; 0 without earlier ones."""
+        """Return the expected departure of an origin's next run, or 0 if it has no earlier runs."""
         if origin not in self._runs:
             return 0.0
         count, correlation = len(self._runs[origin]), self._correlation

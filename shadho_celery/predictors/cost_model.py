@@ -1,4 +1,4 @@
-"""Cost of a trial on a class of machines, in seconds and memory, predicted from finished trials."""
+"""Cost model: predicts the seconds and the memory of a trial on a compute class from finished trials."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from shadho_celery.predictors.neighbours import MEMORY, Neighbours
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.space.split import Subspace
 
-#: (subspace, params) -> a number to which the seconds are assumed to be proportional
+#: function of subspace and params that returns a number to which the seconds are assumed to be proportional
 DeclaredCost = Callable[[str, Params], float]
 
 QUANTILES = (0.1, 0.5, 0.9)
 
-#: differences between shorter trials do not matter to a scheduler
+#: shorter trials count as this many seconds, because their differences do not matter to a scheduler
 LEAST_SECONDS = 1e-3
-#: prior ratio of seconds of the most complex to the simplest subspace, if no cost is declared
+#: seconds of the most complex subspace divided by those of the simplest one, assumed if no cost is declared
 COMPLEXITY_RATIO = 4.0
-#: memory has no groups: its departures are from one value
+#: centres for memory, which has a single group
 _ONE_GROUP = np.zeros(1)
 #: prior standard deviation of log bytes within a subspace
 _MEMORY_SPREAD = 0.5
-#: logarithm of the largest usual budget, so that the budget's feature is about in [0, 1]
+#: logarithm of the largest usual budget, by which the budget's feature is scaled to about [0, 1]
 _BUDGETS = math.log(1000.0)
-#: number of latest trials with budgets that are learned again when the start-up estimate has changed
+#: number of latest trials with budgets from which is learned again when the start-up estimate has changed
 RELEARNED = 1000
-#: minimum part of a trial's seconds that is work, and part above which the seconds show the effect of the params
+#: least fraction of a trial's seconds that counts as work, and fraction above which they show the effect of the params
 LEAST_PART, TELLING_PART = 0.02, 0.5
 
 
 class Beginning(str, Enum):
-    """How a promoted trial starts: on the machine of its checkpoint, with one from another machine, or without one."""
+    """How a promoted trial starts: on its checkpoint's machine, with a checkpoint from elsewhere, or without one."""
 
     HOME = "home"
     ELSEWHERE = "elsewhere"
@@ -50,56 +50,56 @@ class Beginning(str, Enum):
 
 
 class _Timing(NamedTuple):
-    """Seconds of a trial in the form that the predictors use."""
+    """Seconds of a trial, converted to the form from which the predictors learn."""
 
     row: int
     column: int
     #: log seconds per unit of work at declared cost 1, and their weight
     work: float
     weight: float
-    #: the same, including all of the departure from the expected seconds
+    #: log seconds per unit of work, if the whole departure from the expected seconds is due to the work
     whole: float
 
 
 class CostModel:
-    """Learns online from finished trials, in order of their end.
+    """Predicts seconds and memory of trials. It learns from finished trials, in the order of their ends.
 
-    Log seconds of a trial are a sum: those of its subspace and class (`Durations`), the log of the declared cost, the
-    log of the budget, and the departure of trials with similar params (`Neighbours`). The budget is the part that no
-    checkpoint covers. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
-    ignored, because they end at any time.
+    The log seconds of a trial are a sum: those of its subspace and class (`Durations`), the log of the declared cost,
+    the log of the budget, and the departure of trials with similar params (`Neighbours`). Budget that a checkpoint
+    covers is left out. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
+    ignored, because they may end at any time.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        #: row in `log_seconds`, by subspace
+        #: by subspace: its row in `log_seconds`
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         self._declared = declared or _by_complexity(subspaces)
-        #: sum of the logs of declared costs and number of trials, by row
+        #: by row: sum of the logs of the trials' declared costs, and number of trials
         self._declared_logs = np.zeros((2, len(subspaces)))
         self.budgets = BudgetCosts()
         self._own_runs = OwnRuns()
-        #: latest trials with budgets, each with its row of features and its work
+        #: latest trials with budgets, with their rows of features and their work
         self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
-        #: log seconds by `row_of` and class; its version changes with the estimates of the classes' speeds
+        #: log seconds by row of the subspace and column of the class
         self.durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
-        #: subspaces whose effects of params have been asked for, and those with new trials
+        #: subspaces whose effects of params have been requested, and subspaces with enough new trials for a fit
         self._asked: set[str] = set()
         self._due: set[str] = set()
-        #: number of changes of the estimated effects
+        #: number of times that effects of params were fitted
         self._reads = 0
-        #: by subspace, class and kind
+        #: by subspace, class and kind of memory: log bytes of the trials
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
         self._bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
-        #: trials that ran out of memory, by number, class and kind
+        #: number, class and kind of memory of the trials that ran out of memory
         self._outgrown: set[tuple[int, str, Memory]] = set()
 
     @property
     def effects_version(self) -> int:
-        """Number that changes with the estimated effects of params."""
+        """Version of the estimated effects of params. It fits those that are due, and increases with each fit."""
         for name in sorted(self._due & self._asked) if self._due else ():
             self._effects[name].read(self.durations.estimate().mean[self.row_of[name]])
             self._due.remove(name)
@@ -107,16 +107,16 @@ class CostModel:
         return self._reads
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
-        """Learn from finished trials in order. Many at a time are much faster than one by one.
+        """Learn from finished trials in order. One call with many trials is much faster than one call for each trial.
 
-        `following` is the number of trials that come after these in the same history, by subspace.
+        `following` is the number of later trials in the same history, by subspace.
         """
         rows: dict[int, Array] = {}
         by_subspace: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
             by_subspace[trial.subspace].append(trial)
         for name in by_subspace.keys() & self._subspaces.keys():
-            # Older ones would be dropped again.
+            # Only the latest trials get rows of features, because those of older ones would be dropped again.
             told = by_subspace[name]
             latest = told[max(0, len(told) + (following or {}).get(name, 0) - MEMORY) :]
             latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
@@ -136,7 +136,7 @@ class CostModel:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
-        # A time that is negative or not finite, by an executor's mistake, would spoil all that is known.
+        # A negative or infinite time, by an executor's mistake, would spoil all estimates.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             work = Work(None) if trial.budget is None else self.budgets.work(trial)
             self._tell_seconds(trial, row, work)
@@ -171,7 +171,7 @@ class CostModel:
             self._relearn()
 
     def _relearn(self) -> None:
-        """Learn again from the latest trials, because their start-up estimate has changed."""
+        """Learn the seconds again from the latest trials with budgets, because the start-up estimate has changed."""
         self.durations.forget()
         self._own_runs = OwnRuns()
         self._declared_logs[:] = 0.0
@@ -183,7 +183,7 @@ class CostModel:
             self._tell_seconds(trial, row, work)
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
-        """Learn from running trials, which take at least the seconds beside them: those they have run."""
+        """Learn from running trials. Beside each trial are the seconds for which it has run: it takes at least that."""
         timings = [
             self._timing(trial, seconds, Work(trial.budget))
             for trial, seconds in running
@@ -192,10 +192,10 @@ class CostModel:
         self.durations.suppose([(each.row, each.column, each.work, each.weight) for each in timings])
 
     def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
-        """Return a trial's pair, and its log seconds without declared cost and budget.
+        """Return the row and column of a trial, and its log seconds without declared cost, budget and start-up.
 
-        With a start-up s the seconds are y = s + w. They are linearised in log w around the current estimate, d log y /
-        d log w = w / y. A trial that consists mostly of start-up says little about w, and so has a low weight.
+        With a start-up s and work w, the seconds are y = s + w. log y is linearised in log w around the current
+        estimate: d log y / d log w = w / y. A trial that is mostly start-up says little about w, so its weight is low.
         """
         compute_class = str(trial.compute_class)
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
@@ -223,10 +223,10 @@ class CostModel:
         budget: float | None = None,
         behind: float = 0.0,
     ) -> Array:
-        """Return the predicted seconds of n sets of params on a class, shape (n, q): quantiles, ascending with q.
+        """Return quantiles of the predicted seconds of n sets of params on a class, shape (n, q).
 
-        `behind` is the part of the budget covered by checkpoints. Raises KeyError for an unknown subspace. Before there
-        are trials, the median is one second.
+        `behind` is the budget that checkpoints cover. Raises KeyError for an unknown subspace. Before there are trials,
+        the median is one second at a declared cost and a budget of 1.
         """
         row, column = self.row_of[subspace], self._column_of(compute_class)
         estimate = self.durations.estimate()
@@ -250,9 +250,9 @@ class CostModel:
         quantile: float = 0.5,
         budget: float | None = None,
     ) -> Array | None:
-        """Return the predicted peak bytes of n sets of params, shape (n,), or None before a trial has measured any.
+        """Return the predicted peak bytes of n sets of params, shape (n,), or None without measurements on `classes`.
 
-        `classes` are those on which a trial takes the same memory. The one with the largest prediction is used.
+        `classes` are those on which a trial takes the same memory. Of their predictions, the largest is used.
         """
         keys = [(subspace, name, memory) for name in classes]
         pasts = [self._memory[key] for key in keys if key in self._memory]
@@ -265,7 +265,7 @@ class CostModel:
         return np.asarray(np.exp(np.max(logs, axis=0)))
 
     def tell_out_of_memory(self, trial: Trial, compute_class: str, memory: Memory) -> None:
-        """Record that a trial did not fit a memory of a class. A second call for the same trial has no effect."""
+        """Record that a trial ran out of one kind of memory on a class. Repeated calls for a trial have no effect."""
         told = trial.number, compute_class, memory
         if trial.subspace in self._subspaces and told not in self._outgrown:
             self._outgrown.add(told)
@@ -274,18 +274,18 @@ class CostModel:
     def outgrows(
         self, subspace: str, params: Params, compute_class: str, classes_by_memory: Sequence[str], memory: Memory
     ) -> float:
-        """Return the probability that a trial runs out of a memory on a class. `classes_by_memory` start with the
-        smallest.
+        """Return the probability that a trial runs out of one kind of memory on a class.
 
-        It is 0 as long as no trial of the subspace ran out of it on the class or a larger one.
+        `classes_by_memory` start with the smallest class. The probability is 0 until a trial of the subspace has run
+        out of that memory on the class or on a larger one.
         """
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
     def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
 
-        Declared cost and budget, which are the same on all classes, are left out. With `optimism` a pair counts as
-        faster by that many standard deviations, so that pairs with little evidence get tried (a confidence bound).
+        Declared cost and budget are left out, as they are the same on all classes. With `optimism`, a pair counts as
+        faster by that many standard deviations, so that pairs with little evidence are tried (a confidence bound).
         """
         columns = [self._column_of(name) for name in classes]
         estimate = self.durations.estimate()
@@ -296,19 +296,19 @@ class CostModel:
         return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
 
     def _typical_offsets(self, budget: float) -> Array:
-        """Return the log of the mean declared cost and the budget, shape (subspaces, 1)."""
+        """Return the log of the budget times the geometric mean of the declared costs, shape (subspaces, 1)."""
         total, count = self._declared_logs
         return np.asarray(total / np.maximum(count, 1.0) + math.log(budget))[:, None]
 
     def _log_startups(self, classes: Sequence[str]) -> Array:
         seconds = [[self.budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
-        # The logarithm of 0 is undefined, and no trial takes this little.
+        # The logarithm of 0 is undefined. No real start-up is as short as this minimum.
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
         """Return the predicted seconds of a promoted trial for each way to start and each class, shape (ways, classes).
 
-        For a subspace that the space no longer has, nothing is known, and the result is one second everywhere.
+        For a subspace that the space no longer has, nothing is known, and all results are one second.
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
@@ -329,13 +329,13 @@ class CostModel:
         return np.array(found)
 
     def _rates(self, trial: Trial) -> Array:
-        """Return the log seconds per unit of a trial's work by class, predicted from its subspace and params."""
+        """Return a trial's log seconds per unit of work on each class, predicted from its subspace and params."""
         rates = self.durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
         return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
 
     def home(self, origin: int) -> str | None:
-        """Return the machine of an origin's latest complete trial, which has its checkpoint."""
+        """Return the machine of an origin's latest complete trial, which has its checkpoint; None if it is unknown."""
         return self.budgets.host(origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
@@ -349,7 +349,7 @@ class CostModel:
     def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
         """Return the departures of n sets of params from `log_seconds` on classes, shape (n, classes).
 
-        They are estimates as of the last `effects_version`.
+        They are as of the last use of `effects_version`, which updates them.
         """
         columns = [self._column_of(name) for name in classes]
         found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
@@ -357,11 +357,11 @@ class CostModel:
             return found
         row = self.row_of[subspace]
         work = self.durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]
-        # They are departures of the work, which is a part of the seconds.
+        # The estimated departures are those of the work, which is only a part of the seconds.
         return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
 
     def slowness(self, compute_class: str) -> float:
-        """Return the log seconds of a class minus the mean of all classes: its slowness in any subspace."""
+        """Return how slow a class is in all subspaces: its log seconds minus the mean of all classes."""
         column = self._column_of(compute_class)
         return float(self.durations.estimate().by_class[column])
 
@@ -376,19 +376,25 @@ class CostModel:
         return self._column[compute_class]
 
     def _rows(self, subspace: str, params_list: Sequence[Params], budgets: Sequence[float | None]) -> Array:
-        """Return rows of `features` and the budgets' logarithms, one for all or one each; shape (n, d + 1)."""
+        """Return rows of `features` and the scaled logarithm of the budget, shape (n, d + 1).
+
+        `budgets` has one budget for all rows, or one for each row.
+        """
         rows = np.empty((len(params_list), len(self._subspaces[subspace].domains) + 1))
         rows[:, :-1] = features(params_list, self._subspaces[subspace].domains)
         rows[:, -1] = [math.log(budget) / _BUDGETS if budget else 0.0 for budget in budgets]
         return rows
 
     def _offset(self, subspace: str, params: Params, budget: float | None) -> float:
-        """Return the log of declared cost and budget, which are known before any trial."""
+        """Return the log of the declared cost times the budget, which is known before the trial runs."""
         return (math.log(budget) if budget else 0.0) + math.log(self._declared(subspace, params))
 
 
 def _by_complexity(subspaces: Sequence[Subspace]) -> DeclaredCost:
-    """Return seconds by the rank of the complexities, from simple to complex, in equal steps of their logarithm."""
+    """Return the costs that are assumed if none are declared, from the ranks of the subspaces by complexity.
+
+    Their logarithms rise in equal steps from the simplest subspace to the most complex one.
+    """
     ordered = sorted(subspaces, key=lambda subspace: complexity(subspace.domains.values()))
     middle = (len(ordered) - 1) / 2
     relative = {s.name: COMPLEXITY_RATIO ** ((place - middle) / max(1, 2 * middle)) for place, s in enumerate(ordered)}

@@ -1,4 +1,4 @@
-"""Declared cost: the cost of trials in the study file, in the form that the cost model uses."""
+"""Declared cost: the relative cost of trials that the study file gives, as a function for the cost model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> DeclaredCost:
-    """Return `cost` as a function of subspace and drawn params.
+    """Return the setting `cost` as a function of subspace and drawn params.
 
     Raises UsageError for an unknown subspace, and if the cost of params drawn from the space is not a positive number.
-    If it fails later, the subspace's typical cost is used.
+    If a user's function fails later, the cost of a typical draw from the subspace is used.
     """
     if not callable(cost):
         return _by_name(cost, [subspace.name for subspace in subspaces])

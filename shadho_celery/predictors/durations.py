@@ -1,9 +1,10 @@
-"""Durations by subspace and compute class, learned from trials whose times vary much.
+"""Durations of trials by subspace and compute class, learned from noisy measurements.
 
-The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: effects of row
-and column, and the pair's departure from them, u_jc ~ N(0, tau^2). All of it is estimated from the trials (empirical
-Bayes). A pair with few trials is estimated close to its row and column, and a pair with many trials close to its
-measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its two-way form.
+The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: an effect of the
+subspace, an effect of the class, and the departure of their pair, u_jc ~ N(0, tau^2). Effects and variances are
+estimated from the trials (empirical Bayes). The estimate of a pair with few trials is close to a_j + b_c, and that of a
+pair with many trials is close to its measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78,
+1983, in its two-way form.
 """
 
 from __future__ import annotations
@@ -17,43 +18,43 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: prior variance of log seconds within a pair and variance of u; and the number of trials or pairs for which each
+#: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs for which a prior
 #: counts
 NOISE_VARIANCE, PAIR_VARIANCE, BELIEF = 0.25, 0.1, 4.0
-#: shrinkage of a row or a column of the table towards the overall mean, in units of a well-known pair's weight
+#: ridge penalty of the effects of subspaces and classes, in units of the weight of the pair with the most evidence
 RIDGE = 0.02
-#: rounds of alternating least squares per estimate, which starts from the end of the last one
+#: iterations of alternating least squares for an estimate, which start from the previous estimate
 ROUNDS = 8
-#: a trial further out than this many standard deviations counts as exactly that far out, because of stragglers
+#: a trial that is further from its estimate counts as this many standard deviations from it, because of stragglers
 FAR_OUT = 4.0
 #: a new estimate is made when the trials have grown by this fraction, so its cost per trial falls over time
 GROWTH = 0.02
 
 
 class Estimate(NamedTuple):
-    """Estimate for every pair; shapes (subspaces, classes), in log seconds."""
+    """Estimates for every pair of subspace and class, in log seconds, shapes (subspaces, classes)."""
 
     mean: Array
-    #: standard deviation of the estimate of u, the pair's own effect
+    #: posterior standard deviation of u, the pair's own effect
     deviation: Array
-    #: b_c, shape (classes,): a class's log seconds minus the mean of all classes
+    #: b_c, shape (classes,): log seconds of a class minus the mean of all classes
     by_class: Array
-    #: standard deviation of one trial within its pair
+    #: standard deviation of the log seconds of single trials within a pair
     noise: float
 
 
 class Durations:
-    """A table of log seconds by subspace (rows) and compute class (columns, added as classes appear)."""
+    """Learns a table of log seconds by subspace (rows) and compute class (columns, added as classes appear)."""
 
     def __init__(self, rows: int) -> None:
-        #: by pair: number of trials, sum of their weights, of weight times log seconds, of weight times its square
+        #: by pair: number of trials, and sums of weights, of weight times log seconds, and of weight times their square
         self._told = np.zeros((4, rows, 0))
-        #: the same four sums for trials that still run and have run unusually long
+        #: the same four numbers for trials that are still running and have run unusually long
         self._open = np.zeros((4, rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
-        #: number of trials by column, as plain ints because they are read every turn; and total
+        #: by column: number of trials, as plain ints, because they are read in every turn
         self.by_column: list[int] = []
         self._trials = 0
         self._estimated_at = -1
@@ -62,7 +63,7 @@ class Durations:
         self.version = 0
 
     def add_column(self) -> None:
-        """Add a class of which nothing is known."""
+        """Add the column of a class without trials."""
         blank = np.zeros((4, len(self._row_part), 1))
         self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
         self._column_part = np.append(self._column_part, 0.0)
@@ -78,9 +79,7 @@ class Durations:
         self._trials, self._estimated_at, self._estimate = 0, -1, None
 
     def tell(self, row: int, column: int, log_seconds: float, weight: float = 1.0) -> None:
-        """Learn from a trial of the pair with this duration. Its noise has the variance of one trial divided by
-        `weight`.
-        """
+        """Learn from a trial of a pair, with its log seconds. The variance of its noise is divided by `weight`."""
         estimate = self.estimate()
         count = int(self._told[0, row, column])
         if count >= 5:
@@ -90,15 +89,15 @@ class Durations:
         self._told[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         self.by_column[column] += 1
         self._trials += 1
-        # A class that appears late has few trials among many. The first trials of a pair always trigger an estimate.
+        # A late class has few of the many trials. After the trials 1, 2, 4, 8, ... of a pair, a new estimate is due.
         if (count + 1) & count == 0:
             self._estimate = None
 
     def suppose(self, running: Sequence[tuple[int, int, float, float]]) -> None:
-        """Learn from all currently running trials: row, column, log seconds so far and weight.
+        """Replace what is known of the running trials: row, column, log seconds so far and weight of each.
 
-        A trial that has run longer than expected for its pair counts as if it ended now. A pair that is much slower
-        than its row and column suggest is therefore noticed before its first trial ends.
+        A trial that has run much longer than expected for its pair counts as if it ended now. A pair that is much
+        slower than its subspace and class suggest is therefore noticed before its first trial ends.
         """
         estimate = self.estimate()
         supposed = np.zeros_like(self._open)
@@ -110,7 +109,7 @@ class Durations:
             self._estimate = None
 
     def estimate(self) -> Estimate:
-        """Return the current estimate; for a table without trials, one second for all pairs."""
+        """Return the current estimate. It is one second for all pairs before there are trials."""
         due = self._trials >= self._estimated_at + max(1, int(GROWTH * self._estimated_at))
         if self._estimate is None or due:
             self._estimate = self._fit()
@@ -125,12 +124,12 @@ class Durations:
         within = float((squares - weights * measured**2).sum())
         freedom = float(np.maximum(count - 1.0, 0.0).sum())
         noise = (max(within, 0.0) + BELIEF * NOISE_VARIANCE) / (freedom + BELIEF)
-        # A pair's mean differs from a_j + b_c by its own effect and by the noise left in it; 0 for a pair without
-        # trials.
+        # A pair's mean differs from a_j + b_c by u_jc and by the mean of its noise: the weight is the inverse of the
+        # sum of both variances, and 0 for a pair without trials.
         weight = np.where(count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
         common = float((weight * measured).sum() / max(weight.sum(), 1e-12))
-        # Effects by alternating weighted least squares, in units of the heaviest pair, so that the ridge shrinks with
-        # the noise and not with the number of trials. Without trials they are the common mean and 0.
+        # Effects by alternating weighted least squares, with weights in units of the largest one, so that the ridge
+        # depends on the noise and not on the number of trials. Without trials, effects are the common mean and 0.
         scaled = weight / max(float(weight.max(initial=0.0)), 1e-12)
         by_row, by_column = scaled.sum(axis=1) + RIDGE, scaled.sum(axis=0) + RIDGE
         for _ in range(ROUNDS):
@@ -141,6 +140,6 @@ class Durations:
         prior = self._row_part[:, None] + self._column_part
         own = (measured - prior) * self._pair_variance * weight
         variance = self._pair_variance * (1.0 - self._pair_variance * weight)
-        # One step of expectation maximisation per fit is enough, because trials arrive steadily.
+        # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
         return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))

@@ -1,8 +1,9 @@
-"""Probability of an outcome by the params, such as a failure or too little memory, learned from finished trials.
+"""Probability that params lead to an outcome, such as a failure or too little memory, learned from finished trials.
 
-A Gaussian process classifier at its mode. The log odds are a sum of functions of one label and of pairs of labels. One
-bad option among ten labels is therefore found as fast as among three, and a limit on a product of two labels is found
-too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and 3.2.
+The model is a Gaussian process classifier at its mode. The log odds are a sum of functions of single labels and of
+pairs of labels. A bad option of one label is therefore found as fast among ten labels as among three, and a limit on
+the product of two labels is found, too. Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
+algorithms 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from shadho_celery.predictors.features import Array, features
 from shadho_celery.predictors.likeness import likeness
 from shadho_celery.space.domains import Domain
 
-#: variances of the log odds: of their level, of the sum of the one-label functions, of the sum of the pair functions
+#: prior variances in the log odds: of the constant, of the sum over single labels, and of the sum over pairs of labels
 LEVEL, SINGLE, PAIR = 4.0, 100.0, 50.0
 #: maximum number of Newton steps, and step size below which the mode is reached
 STEPS, SMALL_STEP = 30, 1e-3
-#: number of trials kept, with those since the last fit: a fit then takes a millisecond or two, and linear algebra
-#: libraries do not use threads for it
+#: number of trials kept after a fit, and maximum number with those since the fit: a fit then takes a millisecond or
+#: two, and linear algebra libraries do not use threads for it
 MEMORY, MOST = 50, 60
-#: a trial with a smaller effect on the log odds (at most 1) adds little information
+#: a trial whose effect on the log odds is smaller than this (of at most 1) adds little information
 LITTLE_PULL = 0.05
-#: a new fit is made after each trial with the outcome, and when trials without it have grown by this fraction
+#: a new fit is made after each trial with the outcome, and when the trials have grown by this fraction
 GROWTH = 0.1
-#: prior probability that a trial does not fit a class's memory, after a first one did not
+#: prior probability that a trial does not fit a class's memory, once a first trial has not fitted
 TOO_LARGE = 0.1
-#: number of latest trials used for a new compute class
+#: number of latest trials from which the model of a new compute class learns
 LOG = 200
 
 
@@ -42,7 +43,7 @@ class FailureModel:
     """Probability of an outcome, such as a failure, by the params of one subspace. The model is fitted when needed."""
 
     def __init__(self, domains: Mapping[str, Domain], prior: float) -> None:
-        """`prior` is the probability before any trial."""
+        """`prior` is the probability of the outcome before there are trials."""
         self._domains = domains
         self._is_numeric = [domain.is_numeric for domain in domains.values()]
         self._level = float(logit(prior))
@@ -56,7 +57,7 @@ class FailureModel:
         self._due = False
 
     def tell(self, params: Params, outcome: bool) -> None:
-        """Learn from an ended trial."""
+        """Learn from an ended trial. `outcome` is True if it had the outcome."""
         self._rows.append(self._features([params])[0])
         self._outcomes.append(outcome)
         self.any |= outcome
@@ -66,7 +67,7 @@ class FailureModel:
             self._fit() if self.any else self._forget(np.ones(len(self._rows)))
 
     def chances(self, params_list: Sequence[Params]) -> Array:
-        """Return the probability of the outcome for n sets of params, shape (n,); 0 before the first trial with it."""
+        """Return the probability of the outcome for n sets of params, shape (n,). It is 0 until a trial has had it."""
         if not self.any:
             return np.zeros(len(params_list))
         if self._due:
@@ -78,7 +79,7 @@ class FailureModel:
         return features(params_list, self._domains, inactive=math.nan)
 
     def _fit(self) -> None:
-        """Find the mode by Newton's method. A trial's effect, from -1 to 1, is small if the trial was expected."""
+        """Find the mode by Newton's method. A trial's effect, from -1 to 1, is small if its outcome was expected."""
         rows, values = np.array(self._rows), np.array(self._outcomes).astype(float)
         kernel = self._kernel(rows, rows)
         odds = pulls = np.zeros(len(rows))
@@ -97,13 +98,13 @@ class FailureModel:
         self._forget(np.abs(pulls))
 
     def _kernel(self, left: Array, right: Array) -> Array:
-        """Return covariances of the log odds, shape (left, right): level, sum over labels, sum over pairs of labels."""
+        """Return covariances of the log odds, shape (left, right): constant plus single labels plus pairs of labels."""
         single, pairs = likeness(left, right, self._is_numeric)
         return LEVEL + SINGLE * single + PAIR * pairs
 
     def _forget(self, pulls: Array) -> None:
-        """Drop the trial with the least effect. If all have an effect, drop the oldest, keeping the ratio of
-        outcomes.
+        """Drop trials until MEMORY are left: those with the least effects. If all have an effect, drop the oldest ones,
+        which keeps the ratio of outcomes.
         """
         kept = list(range(len(pulls)))
         while len(kept) > MEMORY:
@@ -114,7 +115,7 @@ class FailureModel:
 
 
 class MemoryBound:
-    """The params of one subspace that run out of memory, by compute class. The number of bytes need not be known.
+    """Probability that params of one subspace run out of memory on a class. It does not need numbers of bytes.
 
     A trial that is too large for a class is too large for every smaller one. A trial that fits a class fits every
     larger one.
@@ -122,12 +123,13 @@ class MemoryBound:
 
     def __init__(self, domains: Mapping[str, Domain]) -> None:
         self._domains = domains
-        #: of the latest trials: params, class, and True if it ran out of memory there
+        #: latest trials: params, class, and True if the trial ran out of memory there
         self._log: deque[tuple[Params, str, bool]] = deque(maxlen=LOG)
         self._told = 0
         #: True once a trial has run out of memory
         self._any = False
-        #: for a class with the larger ones, and for it with the smaller ones: its model, and the number of trials read
+        #: by tuples of a class with all larger classes, and of the class with all smaller ones: the model of the class,
+        #: and the number of trials that it has read
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[FailureModel, int]] = {}
 
     def tell(self, params: Params, compute_class: str, *, fits: bool) -> None:
@@ -137,13 +139,16 @@ class MemoryBound:
         self._any |= not fits
 
     def chance(self, params: Params, compute_class: str, classes_by_memory: Sequence[str]) -> float:
-        """Return the probability that params run out of memory on a class; 0 before a trial ran out there."""
+        """Return the probability that params run out of memory on a class.
+
+        It is 0 until a trial has run out of memory on this class or a larger one.
+        """
         if not self._any:
             return 0.0
         return float(self._model(compute_class, classes_by_memory).chances([params])[0])
 
     def _model(self, compute_class: str, classes_by_memory: Sequence[str]) -> FailureModel:
-        """Return the model of a class after reading the new trials."""
+        """Return the model of a class, after it has learned from the new trials."""
         order = tuple(classes_by_memory) if compute_class in classes_by_memory else (compute_class,)
         place = order.index(compute_class)
         upwards, downwards = order[place:], order[: place + 1]

@@ -1,4 +1,4 @@
-"""Trials and subspaces as numbers: rows of features, and the complexity of a subspace."""
+"""Params as rows of numeric features, and the complexity of a subspace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shadho_celery.space.domains import Domain
 
 Array = NDArray[np.float64]
 
-#: feature of an inactive label: the middle, which is not far from any value
+#: feature of an inactive label: the middle of [0, 1], which is not far from any value
 INACTIVE = 0.5
 
 

@@ -1,8 +1,8 @@
 """Similarity of trials by their params: the kernel of the models that learn a function of params.
 
-A function of params is modelled as a sum of functions of one label and of pairs of labels. One option of ten labels is
-therefore learned as fast as one of three, and a product of two labels is found too. Source: Duvenaud, Nickisch,
-Rasmussen, "Additive Gaussian Processes", NeurIPS 2011.
+A function of params is modelled as a sum of functions of single labels and of pairs of labels. The effect of one label
+is therefore learned as fast among ten labels as among three, and an effect of a product of two labels is found, too.
+Source: Duvenaud, Nickisch, Rasmussen, "Additive Gaussian Processes", NeurIPS 2011.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 
 from shadho_celery.predictors.features import Array
 
-#: length scale of a numeric label's function in units of its range, and the part of it that is linear
+#: length scale of a numeric label's function in units of the label's range, and weight of the function's linear part
 LENGTH, STRAIGHT = 0.2, 0.5
-#: number of similarities in one label that are computed at a time
+#: maximum number of similarities in single labels that are computed at a time
 CELLS = 2**20
 
 
 def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Array, Array]:
-    """Return how similar trials are in one label and in a pair of labels: means over labels and over pairs.
+    """Return the similarity of trials in single labels and in pairs of labels: means over labels, and over pairs.
 
-    `left` and `right` are rows of features, shapes (n, labels) and (m, labels), NaN for an inactive label. Both results
-    have shape (n, m).
+    `left` and `right` are rows of features, shapes (n, labels) and (m, labels), with NaN for an inactive label. Both
+    results have shape (n, m).
     """
     labels = len(is_numeric)
     single, squares = np.zeros((2, len(left), len(right)))
-    # A few labels at a time, because memory would grow with labels times trials squared.
+    # A few labels at a time; otherwise, memory would grow with labels times trials squared.
     step = max(1, CELLS // max(1, single.size))
     for first in range(0, labels, step):
         some = slice(first, first + step)
@@ -40,7 +40,7 @@ def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Arr
 
 
 def _alike(left: Array, right: Array, is_numeric: Sequence[bool]) -> Array:
-    """Return the similarity in each label: 1 for the same option, and if the label is inactive in both."""
+    """Return the similarity in each label. It is 1 for the same option, and for a label inactive in both trials."""
     if all(is_numeric):
         alike = _near(left, right)
     else:
@@ -54,7 +54,7 @@ def _alike(left: Array, right: Array, is_numeric: Sequence[bool]) -> Array:
 
 
 def _near(left: Array, right: Array) -> Array:
-    """Return the similarity of numbers: a curve around each, plus a linear part."""
+    """Return the similarity of numbers in [0, 1]: a Gaussian of their distance, plus a linear kernel."""
     curve = np.exp(-0.5 * ((left - right) / LENGTH) ** 2)
     line = 4.0 * (left - 0.5) * (right - 0.5)
     return np.asarray((1.0 - STRAIGHT) * curve + STRAIGHT * line)

@@ -13,23 +13,23 @@ NEIGHBOURS = 20
 MEMORY = 2000
 #: with fewer trials, all of them are neighbours
 MIN_TRIALS = 2 * NEIGHBOURS
-#: after this many trials, only every eighth is used to compare the two ways of predicting
+#: after this many trials, only one in this many is used to compare predictions from neighbours and from all trials
 EXAMINED, EXAMINED_LATER = 200, 8
-#: weight of the newest error in the average of past errors
+#: weight of the newest error in the moving average of errors
 DECAY = 0.02
-#: normal quantiles that replace missing trials while there are few
+#: normal quantiles that are added to the departures while there are few trials
 STANDING_IN = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
-#: with this many trials they are not needed any more
+#: number of trials from which on they are no longer added
 ENOUGH = 20
 
 
 class Neighbours:
-    """The latest trials of one subspace: a row of features in [0, 1], a value, and the group of the value.
+    """Predicts a trial's value from the latest trials of one subspace with the most similar params.
 
-    Values are used as departures from their group's centre, which the caller gives at the time of the query; here, a
-    compute class's log seconds. Params are used only after they have improved predictions: each trial is first
-    predicted from its neighbours and from all trials, and the way with the smaller recent error is used (prequential;
-    Dawid 1984).
+    A trial has a row of features in [0, 1], a value, and a group. A value counts as the departure from its group's
+    centre, which the caller gives with each query. For seconds, the group is the compute class, and the centre its mean
+    log seconds. Each trial is first predicted both from its neighbours and from all trials, and the method with the
+    smaller recent error is used for predictions (prequential; Dawid 1984).
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -38,9 +38,9 @@ class Neighbours:
         self._values = np.empty(MEMORY)
         self._groups = np.empty(MEMORY, dtype=np.intp)
         self._told = 0
-        #: last query about all trials and its answer: it is made for each waiting trial in each turn
+        #: last query about all trials and its answer: the same query is made for each waiting trial in each turn
         self._typical: tuple[object, Array] | None = None
-        #: mean absolute errors of recent predictions: from the neighbours, from all
+        #: mean absolute errors of recent predictions from the neighbours, and from all trials
         self._errors = np.zeros(2)
 
     def __len__(self) -> int:
@@ -48,16 +48,16 @@ class Neighbours:
 
     @property
     def are_useful(self) -> bool:
-        """Whether the params predict better than the subspace as a whole."""
+        """Whether predictions from the neighbours are better than those from all trials."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
     @property
     def middle(self) -> float:
-        """Median of the values; there must be one."""
+        """Median of the values. There must be at least one value."""
         return median(self._values[: len(self)])
 
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
-        """Store a trial. `row` has shape (d,); `centres` have shape (groups,), as of now."""
+        """Store a trial. `row` has shape (d,); the current `centres` have shape (groups,)."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):
             departure, known = value - float(centres[group]), self._departures(centres)
             near = median(known[self._nearest(row[None, :])[0]])
@@ -68,9 +68,9 @@ class Neighbours:
         self._typical = None
 
     def departures(self, rows: Array, quantiles: Array, centres: Array, spread: float) -> Array:
-        """Return quantiles, shape (n, q), of the values' departures from their centre at `rows`, shape (n, d).
+        """Return quantiles of the departures from the centre that are expected at `rows`, shape (n, q).
 
-        `spread` is the standard deviation that is assumed as long as there are few trials.
+        `rows` have shape (n, d). `spread` is the standard deviation that is assumed while there are few trials.
         """
         if not self.are_useful:
             return np.tile(self._typical_departures(quantiles, centres, spread), (len(rows), 1))
@@ -78,7 +78,7 @@ class Neighbours:
         return near
 
     def _typical_departures(self, quantiles: Array, centres: Array, spread: float) -> Array:
-        """Return the quantiles, shape (q,), of all trials."""
+        """Return quantiles of the departures of all trials, shape (q,)."""
         asked = quantiles.tobytes(), centres.tobytes(), spread
         if self._typical is None or self._typical[0] != asked:
             known = self._departures(centres)
@@ -93,14 +93,14 @@ class Neighbours:
         return departures
 
     def _nearest(self, rows: Array) -> NDArray[np.intp]:
-        """Return the places of the nearest trials, shape (n, NEIGHBOURS)."""
+        """Return the indexes of the nearest trials, shape (n, NEIGHBOURS)."""
         known = self._features[: len(self)]
         squares = np.square(known).sum(axis=1) - 2.0 * rows @ known.T  # up to a constant for each row
         return np.argpartition(squares, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
 
 
 def median(values: Array) -> float:
-    """Return the median of finite values. It equals that of `np.median` to the bit, in a third of the time."""
+    """Return the median of finite values. It is bit for bit that of `np.median`, in a third of the time."""
     low, high = (len(values) - 1) // 2, len(values) // 2
     ordered = np.partition(values, (low, high))
     return float(ordered[low] + ordered[high]) / 2.0

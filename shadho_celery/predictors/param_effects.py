@@ -1,11 +1,11 @@
 """Effects of params on the seconds of a subspace's trials, which differ between compute classes.
 
 Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, and g_c belongs to
-class c. If g_c is flat for all c, the classes differ only in speed. Both are Gaussian processes with the kernel in
-`likeness`, written as linear models in a few functions. The variances of f, of g_c and of the noise are estimated from
-the trials (empirical Bayes), so params without effect are left out. Sources: Williams, Seeger, "Using the Nyström
-Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006, sections
-3.3 and 9.3.4.
+class c. If g_c is flat for all c, the classes differ only in speed. f and g_c are Gaussian processes with the kernel in
+`likeness`, written as linear models in a few basis functions. The variances of f, of g_c and of the noise are estimated
+from the trials (empirical Bayes), so params without effect have almost no weight. Sources: Williams, Seeger, "Using the
+Nyström Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006,
+sections 3.3 and 9.3.4.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from shadho_celery.predictors.features import Array, features
 from shadho_celery.predictors.likeness import likeness
 from shadho_celery.space.split import Subspace
 
-#: number of draws of the subspace from which its functions are made; part of a function's variance that they hold; and
-#: their maximum number
+#: number of draws from the subspace from which the basis functions are made; fraction of the kernel's variance that the
+#: basis functions cover; and maximum number of basis functions
 DRAWS, MASS, MOST = 200, 0.995, 100
-#: part of pairs of labels in a function of params
+#: weight of the kernel's part for pairs of labels; the rest is for single labels
 PAIRS = 0.3
-#: prior variances of f, of g_c and of the noise; and the number of functions or trials for which each counts
+#: prior variances of f, of g_c and of the noise; and the number of basis functions or trials for which each counts
 SHARED, OWN, NOISE, BELIEF = 0.5, 0.1, 0.25, 4.0
-#: prior variances of the common and of a class's own departure from the centre
+#: prior variances of the constant in f, and of the constant in g_c
 LEVEL, OWN_LEVEL = 100.0, 0.5
-#: a trial further out than this many standard deviations counts as exactly that far out, because of stragglers
+#: a trial that is further from its prediction counts as this many standard deviations from it, because of stragglers
 FAR_OUT = 4.0
-#: number of trials before any of them counts as far out
+#: number of trials before FAR_OUT is applied
 MIN_TRIALS = 30
 #: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
 
 
 class Basis:
-    """Functions of one subspace's params that span the kernel: a pivoted Cholesky decomposition over draws."""
+    """Basis functions of one subspace's params, which approximate the kernel.
+
+    They are a pivoted Cholesky decomposition of the kernel over draws.
+    """
 
     def __init__(self, subspace: Subspace) -> None:
         self._domains = subspace.domains
@@ -49,24 +52,24 @@ class Basis:
         pivots, factor = self._decomposed(draws)
         self._pivots = draws[pivots]
         self._weights = np.linalg.inv(factor[pivots]).T
-        #: the functions are 0 on average
+        #: means of the functions over the draws; they are subtracted, so that the functions are 0 on average
         self._mean = factor.mean(axis=0)
 
     @property
     def size(self) -> int:
-        """Number of functions."""
+        """Number of basis functions."""
         return len(self._mean)
 
     def rows(self, params_list: Sequence[Params]) -> Array:
-        """Return rows of features, NaN for an inactive label; shape (n, labels)."""
+        """Return the params as rows of features, shape (n, labels). An inactive label is NaN."""
         return features(params_list, self._domains, inactive=math.nan)
 
     def functions(self, rows: Array) -> Array:
-        """Return the values of the functions, shape (n, size), at rows of features."""
+        """Return the values of the basis functions at rows of features, shape (n, size)."""
         return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
 
     def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
-        """Return the places of the draws that determine the others, and their factor, shape (draws, pivots).
+        """Return the indexes of the pivots among the draws, and the Cholesky factor, shape (draws, pivots).
 
         The draw with the largest remaining variance is taken next, until nearly all of the kernel's variance is
         covered. Source: Harbrecht, Peters, Schneider, "On the Low-Rank Approximation by the Pivoted Cholesky
@@ -91,24 +94,24 @@ class Basis:
 
 
 class Regression:
-    """Bayesian linear regression with a common part and one part per group. Its data are kept as sums."""
+    """Bayesian linear regression with a part common to all groups and a part for each group. Data are kept as sums."""
 
     def __init__(self, functions: int, groups: int) -> None:
         size = functions + 1
-        #: by group: sums of products of functions, of functions times value, of squared values; number of trials
+        #: by group: sums of products of functions, of functions times value, of squared values; and number of trials
         self._products = np.zeros((groups, size, size))
         self._sums = np.zeros((groups, size))
         self._squares = np.zeros(groups)
         self._counts = np.zeros(groups)
         self._shared, self._own, self._noise = SHARED, OWN, NOISE
-        #: coefficients by group, shape (groups, functions + 1), the level first; and the centres that they refer to
+        #: coefficients by group, shape (groups, functions + 1), the constant first
         self._coefficients = np.zeros((groups, size))
         #: the common part of the coefficients
         self._common = np.zeros(size)
         self._centres = np.zeros(groups)
 
     def add_groups(self, groups: int) -> None:
-        """Add groups, of which only the common part is known, up to this number."""
+        """Add groups until there are this many. For a new group, only the common part is known."""
         more, size = groups - len(self._counts), self._sums.shape[1]
         if more <= 0:
             return
@@ -120,7 +123,7 @@ class Regression:
         self._centres = np.append(self._centres, np.zeros(more))
 
     def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
-        """Learn from n trials: functions of their params, shape (n, functions), groups and values, shape (n,)."""
+        """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
         rows = np.concatenate([np.ones((len(functions), 1)), functions], axis=1)
         if self._counts.sum() >= MIN_TRIALS:
             expected = self._centres[groups] + (rows * self._coefficients[groups]).sum(axis=1)
@@ -137,8 +140,8 @@ class Regression:
         """Estimate the coefficients relative to each group's centre, and make one step of expectation maximisation.
 
         The groups' own parts v_c are eliminated, then the common part u is solved for: Bishop, equations 3.53 and 3.54,
-        in blocks. Current centres may be used, because the sums of departures from them follow from the sums that are
-        kept.
+        in blocks. The centres may change between calls, because the sums of departures from them follow from the sums
+        that are kept.
         """
         self._centres = centres.copy()
         sums = self._sums - centres[:, None] * self._products[:, :, 0]
@@ -165,7 +168,7 @@ class Regression:
         )
 
     def _update(self, shared: Array, own: Array, errors: Array) -> None:
-        """Update the variances by the expected squares of the coefficients (without levels) and of the errors."""
+        """Update the variances from the expected squares of the coefficients, without the constants, and of errors."""
         functions = len(shared) - 1
         self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
         # Groups without trials have no information, and would keep the estimate at the prior.
@@ -175,29 +178,28 @@ class Regression:
         self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
 
     def predict(self, functions: Array) -> Array:
-        """Return the expected departures from the centres, shape (n, groups), without each group's own level.
+        """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
 
-        A level only says how unusual the params are that a group got. For a group with few values it says almost
-        nothing.
+        A constant only shows how unusual the params are that a group happened to get.
         """
         return np.asarray(functions @ self._coefficients[:, 1:].T)
 
 
 class ParamEffects:
-    """Effects of params on the log seconds of one subspace's trials, created and fitted when needed."""
+    """Effects of params on the log seconds of one subspace's trials. The model is created and fitted when needed."""
 
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
         self._basis: Basis | None = None
         self._regression = Regression(0, 0)
-        #: trials since the last fit: features, column of the class, log seconds
+        #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
 
     def tell(self, params: Params, column: int, log_seconds: float) -> bool:
-        """Learn from a trial with this duration on the class of a column.
+        """Keep a trial with this duration, on the class of a column, for the next fit.
 
-        Return whether many trials were told since the last `read`.
+        Return whether there are enough new trials since the last `read` for another fit.
         """
         self._untold.append((params, column, log_seconds))
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
@@ -209,14 +211,17 @@ class ParamEffects:
         self._told = 0
 
     def functions(self, params_list: Sequence[Params]) -> Array:
-        """Return the values of the functions of params, shape (n, functions), which do not change."""
+        """Return the values of the basis functions for n sets of params, shape (n, functions).
+
+        The same params always have the same values.
+        """
         if self._basis is None:
             self._basis = Basis(self._subspace)
             self._regression = Regression(self._basis.size, 0)
         return self._basis.functions(self._basis.rows(params_list))
 
     def read(self, centres: Array) -> None:
-        """Learn from the trials told since the last call. `centres` are the classes' mean log seconds, by column."""
+        """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
         params_list, columns, values = zip(*self._untold, strict=True)
         functions = self.functions(params_list)
         self._regression.add_groups(len(centres))
@@ -226,6 +231,9 @@ class ParamEffects:
         self._untold.clear()
 
     def departures(self, functions: Array, classes: int) -> Array:
-        """Return the departures of log seconds from the centres of this many classes, shape (n, classes)."""
+        """Return the expected departures of log seconds from the centres of the first `classes` classes.
+
+        `functions` are from the method of that name, and the result has shape (n, classes).
+        """
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
