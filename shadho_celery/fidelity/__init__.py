@@ -1,9 +1,9 @@
 """Fidelity decides how much of its budget a trial gets: rounds promote trials, pruners stop them early.
 
-May use: core, space, store, objective, predictors, study. `rounds` is the role of algorithms that ask for trials at
-budgets; `brackets` has halving and Hyperband, `asha`, `trusting` and `dehb` an algorithm each. `pruners` is the role of
-rules that judge reports. `ladder` has the budgets.
+May use: core, space, store, objective, predictors, study. `rounds` has the protocol of algorithms that offer trials at
+budgets. `brackets` has halving and Hyperband; `asha`, `trusting` and `dehb` have one algorithm each. `pruners` has the
+protocol of rules that judge reports, and the rules. `ladder` has the budgets.
 
-Both are asked and told: values in, decisions out. A trial is one evaluation at one budget, so each result is stored
-once per rung, and a retry, a copy or a resumed run counts nothing twice.
+Rounds and pruners get values and return decisions, without I/O. A trial is one evaluation at one budget, so each result
+is stored once per rung, and no retry, copy or resumed run is counted twice.
 """

@@ -18,15 +18,15 @@ MOST_OFFERED = 32
 
 
 class Rung:
-    """Results at one budget, and those of them that are promoted."""
+    """Results at one budget, and the promotions from it."""
 
     def __init__(self) -> None:
-        #: (loss, origin), the best first, of all results and of those that are not promoted
+        #: (loss, origin) of all results, and of the results that are not promoted, each with the best first
         self._all: list[tuple[float, int]] = []
         self._stayed: list[tuple[float, int]] = []
-        #: by origin, in the order of the results
+        #: by origin, in the order of the results: the loss
         self.losses: dict[int, float] = {}
-        #: the trial on the next rung, by origin
+        #: by origin: number of its trial on the next rung
         self.promoted: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -40,7 +40,10 @@ class Rung:
             insort(self._stayed, (loss, origin))
 
     def candidates(self, count: int) -> list[int]:
-        """Return the origins among the best `count` that are not promoted, the best first; failed ones never are."""
+        """Return the origins among the best `count` results that are not promoted, the best first.
+
+        Failed trials are left out. At most MOST_OFFERED origins are returned.
+        """
         if count < 1 or not self._stayed:
             return []
         worst = self._all[min(count, len(self._all)) - 1]
@@ -48,7 +51,7 @@ class Rung:
         return [origin for loss, origin in self._stayed[:end] if loss < math.inf]
 
     def promote(self, origin: int, number: int) -> None:
-        """Record that an origin is on the next rung, as the trial of that number."""
+        """Record that an origin was promoted to the next rung, as the trial with this number."""
         self.promoted[origin] = number
         if origin in self.losses:
             place = bisect_left(self._stayed, (self.losses[origin], origin))
@@ -56,7 +59,7 @@ class Rung:
                 del self._stayed[place]
 
     def take_back(self, origin: int, number: int) -> None:
-        """Record that a trial has left the next rung. Another one may have been promoted instead of it."""
+        """Undo the promotion of an origin as the trial with this number, unless another trial has replaced that one."""
         if self.promoted.get(origin) == number:
             del self.promoted[origin]
             if origin in self.losses:
@@ -67,7 +70,7 @@ class Asha:
     """Asynchronous successive halving. The highest rung with a candidate comes first, then a new trial.
 
     A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
-    trial counts as the worst. A cancelled one is ignored, and its origin may be promoted again. Source: Li, Jamieson,
+    trial counts as the worst. A cancelled trial is ignored, and its origin may be promoted again. Source: Li, Jamieson,
     Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar, "A System for Massively Parallel Hyperparameter Tuning",
     MLSys 2020, algorithm 2.
     """
@@ -75,13 +78,13 @@ class Asha:
     def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
-        #: True once there are no new trials
+        #: True once there are no more new draws
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
     @property
     def present(self) -> Round:
-        # A promotion waits for no round.
+        # There are no rounds: promotions do not wait for a complete rung.
         return Round()
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
@@ -96,7 +99,7 @@ class Asha:
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]
-        # A rung that grows no more promotes its best trial, even if it has fewer than eta.
+        # A rung that no longer grows promotes its best trial, even if it has fewer than eta trials.
         return rung.candidates(-(-len(rung) // self._eta) if self._is_finite else len(rung) // self._eta)
 
     def _first(self) -> int:
@@ -108,7 +111,7 @@ class Asha:
         if trial.origin is None or trial.state is TrialState.CANCELLED:
             return
         if place is None and trial.budget is not None:
-            # It reached this budget under another ladder, so its checkpoint is already past these budgets.
+            # The trial reached this budget under another ladder, so its checkpoint is already past lower budgets.
             for lower, budget in enumerate(islice(self._budgets, 1, None)):
                 if budget <= trial.budget:
                     self._rungs[lower].promote(trial.origin, trial.number)

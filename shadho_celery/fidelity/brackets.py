@@ -1,6 +1,6 @@
 """Brackets: rungs of trials on a ladder of budgets. The best of a rung are promoted when all its results are known.
 
-Successive halving has one bracket after another, Hyperband several that start at different budgets.
+Successive halving has one bracket at a time. Hyperband has brackets that start at different budgets.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class _Rung:
     budget: float
     #: number of results after which the next rung starts
     wanted: int
-    #: number of trials sent to get these results
+    #: number of trials that are sent to get these results
     sent: int
-    #: origins of the trials, the best first; None for new draws
+    #: origins that are promoted to this rung, the best first; None on the rung of new draws
     chosen: list[int] | None = None
-    #: number of a trial -> its origin
+    #: number of a trial on this rung -> its origin
     origins: dict[int, int] = field(default_factory=dict)
     #: (loss, origin) in the order of the results; an infinite loss for a failed trial
     losses: list[tuple[float, int]] = field(default_factory=list)
-    #: True once it takes no more trials: some are promoted from it, or the search is finite and has no others
+    #: True once no more trials are added: some have been promoted, or a finite search has no more points
     is_closed: bool = False
 
     @property
@@ -51,14 +51,14 @@ class _Rung:
 
 
 class Bracket:
-    """One ladder of rungs. A failed trial counts as the worst, a cancelled one is ignored."""
+    """One ladder of rungs. A failed trial counts as the worst, and a cancelled trial is ignored."""
 
     def __init__(self, first: int, budgets: Sequence[float], sizes: Sequence[int], backups: int = 0) -> None:
-        """`first` is the rung of its draws. `budgets` and `sizes` are those of its rungs, the lowest first."""
+        """`first` is the rung on which it draws. `budgets` and `sizes` are those of its rungs, the lowest first."""
         self.first = first
         self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
-        #: the budget already reached under another ladder, by origin
+        #: by origin: the budget already reached under another ladder
         self._ahead: dict[int, float] = {}
         #: True once its top rung is complete
         self.is_over = False
@@ -80,11 +80,11 @@ class Bracket:
 
     @property
     def takes_draws(self) -> bool:
-        """True while its lowest rung lacks trials and no trial of it is promoted yet."""
+        """True while its lowest rung lacks trials and none of them is promoted yet."""
         return self._rungs[0].left > 0
 
     def offers(self) -> Sequence[Wanted]:
-        """Return the trials of its current rung that may be sent; none while it waits for results."""
+        """Return the trials of its current rung that may be sent, or [] while it waits for results."""
         rung = self._rungs[self._place]
         if self.is_over or rung.left <= 0:
             return []
@@ -95,7 +95,7 @@ class Bracket:
         return [Wanted(budget=rung.budget, rung=place, origin=each) for each in rung.chosen if each not in there]
 
     def add(self, trial: Trial, place: int) -> None:
-        """Add a trial on the rung at this place, from 0."""
+        """Add a trial on the bracket's rung with index `place`. Lower rungs take no more trials."""
         for rung in self._rungs[:place]:
             rung.is_closed = True
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
@@ -116,9 +116,9 @@ class Bracket:
             return False
         rung = self._rungs[place]
         if trial.state is TrialState.CANCELLED:
-            # It says nothing about its params: a resumed study sends it again, or draws another one.
+            # A cancelled trial says nothing about its params: a resumed study sends it again, or draws another one.
             del rung.origins[trial.number]
-            # It may have been the last one for which a closed rung waited.
+            # It may have been the last trial for which a closed rung waited.
             self._advance()
             return True
         rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
@@ -126,19 +126,19 @@ class Bracket:
         return True
 
     def end_draws(self) -> None:
-        """Continue with the draws that exist."""
+        """Take no more new draws, and continue with those that exist."""
         self._rungs[0].is_closed = True
         self._advance()
 
     def _advance(self) -> None:
-        """Move to the first incomplete rung."""
+        """Move to the first incomplete rung, and choose the trials that are promoted to it."""
         while self._rungs[self._place].is_complete:
             if self._place == len(self._rungs) - 1:
                 self.is_over = True
                 return
             last, self._place = self._rungs[self._place], self._place + 1
             rung = self._rungs[self._place]
-            # If the lowest rung is closed with too few trials, a part of each rung is promoted, not a number.
+            # If the lowest rung is closed with too few trials, a fraction of each rung is promoted, not a fixed number.
             is_short = self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
             count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if is_short else rung.sent
             rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
@@ -146,30 +146,31 @@ class Bracket:
 
 
 class Brackets:
-    """Brackets in turn: one at a time, or the next one starts while all started ones wait for results."""
+    """Runs brackets in turn.
+
+    By default, one at a time. With `overlap`, the next bracket starts while all started brackets wait for results.
+    """
 
     def __init__(
         self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
     ) -> None:
-        """`budgets` are those of all rungs, the lowest first. `sizes` are those of each bracket's rungs up to the
-        top.
-        """
+        """`budgets` are those of all rungs, the lowest first. `sizes` are those of the rungs of each bracket."""
         self._budgets = budgets
         self._sizes = sizes
         self._backups = backups
         self._overlap = overlap
-        #: active brackets in the order of their start, and the number of brackets that have started
+        #: brackets that have started and not ended, in the order of their start; and number of started brackets
         self._active: list[Bracket] = []
         self._begun = 0
-        #: its bracket, by trial
+        #: by trial number: the bracket of the trial
         self._home: dict[int, Bracket] = {}
-        #: new draws of the started brackets, and cancelled ones
+        #: number of new draws of the started brackets, plus cancelled draws
         self._drawn = 0
         self._begin()
 
     @property
     def present(self) -> Round:
-        # The first bracket that has a trial to send, if not all of them wait.
+        # The first bracket that has a trial to send, unless all of them wait.
         asking = [bracket for bracket in self._active if bracket.left > 0]
         bracket = asking[0] if asking else self._next() if self._overlap else None
         size = sum(bracket.size for bracket in self._active)
@@ -212,13 +213,13 @@ class Brackets:
         self._end_brackets()
 
     def _end_brackets(self) -> None:
-        """Remove finished brackets, and start another one if there is none."""
+        """Remove ended brackets, and start another one if no bracket is left."""
         self._active = [bracket for bracket in self._active if not bracket.is_over]
         if not self._active:
             self._begin()
 
     def _drawing(self, rung: int) -> Bracket | None:
-        """Return the bracket of a new draw on `rung`. Start brackets up to it."""
+        """Return the bracket for a new draw on `rung`. Start brackets until one takes it."""
         for _ in range(len(self._sizes) + 1):
             for bracket in self._active:
                 if bracket.first == rung and bracket.takes_draws:
@@ -243,15 +244,15 @@ class SuccessiveHalving(Brackets):
     """One bracket after another, each from the lowest budget. The next one starts when the last one has ended.
 
     A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials. The best 1 / eta of a
-    rung are promoted to the next one. Promotion waits for a complete rung, so it depends only on the losses. A failed
-    trial counts as the worst, a cancelled one is ignored. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm
+    rung are promoted to the next rung. Promotion waits for a complete rung, so it depends only on the losses. A failed
+    trial counts as the worst, and a cancelled trial is ignored. Source: Jamieson, Talwalkar, "Non-stochastic Best Arm
     Identification and Hyperparameter Optimization", AISTATS 2016; here in the form of bracket s_max of Li et al.,
     "Hyperband", JMLR 18, 2018.
 
-    With `backups` b every rung gets n + b *different* trials, and the next one starts after the first n results, so
-    slow trials are not awaited. This is biased if good trials are slow, as large models often are: late trials are not
-    promoted, even with a low loss. The study still keeps their results. Copies of late trials (`speculation`) save most
-    of that waiting and are not biased.
+    With `backups` b, every rung gets n + b *different* trials, and the next rung starts after the first n results, so
+    it does not wait for slow trials. This is biased if good trials are slow, as large models often are: late trials are
+    not promoted, even with a low loss. The study still keeps their results. Copies of late trials (`speculation`) save
+    most of that waiting and are not biased.
     """
 
     def __init__(self, ladder: Ladder) -> None:
@@ -271,16 +272,16 @@ class Hyperband(Brackets):
 
 
 def sizes_of(ladder: Ladder) -> list[Sequence[int]]:
-    """Return the number of trials on each rung, the lowest first, of the brackets s_max, ..., 0."""
+    """Return for each of the brackets s_max, ..., 0 the number of trials on each of its rungs, the lowest first."""
     return [
-        # n = ceil((s_max + 1) / (s + 1) * eta**s), in whole numbers; rung i keeps floor(n / eta**i) of them.
+        # n = ceil((s_max + 1) / (s + 1) * eta**s), in whole numbers; rung i has floor(n / eta**i) trials.
         [math.floor(-(-(ladder.top + 1) * ladder.eta**s // (s + 1)) / ladder.eta**rung) for rung in range(s + 1)]
         for s in range(ladder.top, -1, -1)
     ]
 
 
 def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:
-    """Return the rung of a trial, or None for a trial of another ladder, for example of an earlier run."""
+    """Return the rung of a trial, or None if it ran under another ladder, for example in an earlier run."""
     if trial.rung is None or trial.rung >= len(budgets) or trial.budget != budgets[trial.rung]:
         return None
     return trial.rung

@@ -1,4 +1,4 @@
-"""Detection of objectives that ignore their budget: their trials take as long with any budget."""
+"""Detection of objectives that ignore their budget, so that their trials take equally long with any budget."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import statistics
 
 from shadho_celery.core.trial import Trial, TrialState
 
-#: number of promoted trials for the decision, and minimum ratio of their seconds that is expected
+#: number of promoted trials for the decision, and the least ratio of their seconds to those on the rung below
 ENOUGH, MULTIPLE = 5, 1.15
-#: ratio of the work above which more seconds are expected
+#: least ratio of the work on two rungs for which more seconds are expected
 MORE_WORK = 1.5
-#: seconds of a trial below which only its start-up is visible
+#: trials shorter than this many seconds are ignored, because they are mostly start-up
 LEAST_SECONDS = 0.02
 #: number of latest promoted trials that are used
 LATEST = 20
@@ -25,14 +25,14 @@ class BudgetUse:
     """Compares the seconds of promoted trials with those of the same params on the rung below."""
 
     def __init__(self) -> None:
-        #: class, seconds, budget and the part of it that was work, by origin and rung
+        #: by origin and rung: class, seconds, budget, and the part of the budget that was computed
         self._seconds: dict[tuple[int, int], tuple[str | None, float, float, float]] = {}
         self._multiples: list[float] = []
-        #: a sentence if budgets seem to be ignored; None before that is known, and where they are not
+        #: a notice if budgets seem to be ignored, else None
         self.notice: str | None = None
 
     def tell(self, trial: Trial) -> None:
-        """Learn from a finished trial. A trial that ran on another class than before is ignored."""
+        """Learn from a finished trial. It is not compared if its origin ran on another class on the rung below."""
         seconds, continued = trial.outcome.seconds, trial.outcome.continued
         if trial.state is not TrialState.COMPLETE or trial.rung is None or seconds is None:
             return
@@ -43,7 +43,7 @@ class BudgetUse:
         self._seconds[origin, trial.rung] = trial.compute_class, seconds, budget, work
         if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS or continued is None:
             return
-        # With eta 2, a trial that continues from budget 1 to 2 has as much work as the one before it.
+        # With eta 2, a trial that continues from budget 1 to 2 has as much work as the trial at budget 1.
         if work >= MORE_WORK * below[3]:
             self._multiples = [*self._multiples[1 - LATEST :], seconds / below[1]]
             is_ignored = len(self._multiples) >= ENOUGH and statistics.median(self._multiples) < MULTIPLE

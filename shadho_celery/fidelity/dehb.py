@@ -29,26 +29,26 @@ Array = NDArray[np.float64]
 MUTATION, CROSSOVER = 0.5, 0.5
 #: number of individuals that a mutation uses
 PARENTS = 3
-#: bisection steps to find the quantile of a value
+#: number of bisection steps to find the quantile of a value
 HALVINGS = 40
 
 
 @dataclass(kw_only=True)
 class _Population:
-    """Individuals at one budget."""
+    """The individuals of the evolution at one budget."""
 
-    #: positions in the unit cube, shape (size, labels), and their losses; infinite before they are known
+    #: positions of the individuals in the unit cube, shape (size, labels), and their losses, infinite until known
     vectors: Array
     losses: Array
-    #: trials that have their checkpoints; -1 for none
+    #: numbers of the trials that have the individuals' checkpoints; -1 if there is no such trial
     origins: list[int]
     #: origins that were promoted to this budget, or past it under another ladder
     promoted: set[int] = field(default_factory=set)
-    #: number of trials made for this budget, by which targets are used in turn
+    #: number of trials added at this budget; it determines the next target, because targets are used in turn
     made: int = 0
 
     def best(self, count: int) -> list[int]:
-        """Return the places of the best individuals."""
+        """Return the indexes of the best individuals, the best first, `count` at most."""
         return [int(place) for place in np.argsort(self.losses, kind="stable")[:count]]
 
 
@@ -59,7 +59,7 @@ class _Job:
     rung: int
     target: int
     vector: Array
-    #: trial that it continues; None for a new one
+    #: number of the trial that it continues; None for a new draw
     origin: int | None = None
 
 
@@ -67,14 +67,14 @@ class _Job:
 class _Bracket:
     """One bracket: it waits for the trials of a rung before the next rung starts."""
 
-    #: its place among all brackets, from 0
+    #: its index among all brackets, from 0
     place: int
-    #: rung of its first trials, and the number of trials on each of its rungs
+    #: rung of its first trials; and number of trials on each of its rungs
     first: int
     sizes: list[int]
-    #: by rung from `first`: what is promoted to it and not sent yet, once that is known
+    #: by rung, counted from `first`: vectors and origins that are promoted to it and not sent yet
     chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
-    #: by rung from `first`: its added trials, and the number of ended ones
+    #: by rung, counted from `first`: number of added trials, and number of ended trials
     added: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     #: trials that were cancelled and must be sent again
@@ -82,12 +82,12 @@ class _Bracket:
 
     @property
     def filling(self) -> int | None:
-        """Place of the first rung that lacks trials, counted from `first`, or None."""
+        """The first rung that lacks trials, counted from `first`, or None."""
         return next((place for place, size in enumerate(self.sizes) if self.added[place] < size), None)
 
     @property
     def asking(self) -> int | None:
-        """The same if its next trial may be sent; None while it waits for results."""
+        """The same rung as `filling` if its next trial may be sent, or None while it waits for results."""
         place = self.filling
         return None if place is None or (place and self.ended[place - 1] < self.sizes[place - 1]) else place
 
@@ -98,7 +98,7 @@ class Dehb:
     In the first bracket, individuals are drawn and promoted as in successive halving. In the other brackets of
     Hyperband's first cycle, the lowest rung evolves. From the second cycle on, every trial is a step of the evolution,
     and its parents are the best of the next lower budget. A trial replaces its target at once if its loss is not
-    higher. A failed trial replaces none. While all started brackets wait for results, the next one starts.
+    higher. A failed trial never does. While all started brackets wait for results, the next bracket starts.
     """
 
     present = Round()
@@ -111,9 +111,9 @@ class Dehb:
         self._seed = seed
         self._brackets: list[_Bracket] = []
         self._begun = self._made = 0
-        #: its bracket and what was sent, by trial in flight
+        #: by number of a trial in flight: its bracket, and its job
         self._sent: dict[int, tuple[_Bracket, _Job]] = {}
-        #: its vector by trial; a promoted one continues with it
+        #: by trial number: its vector, which a promoted trial takes over
         self._vectors: dict[int, Array] = {}
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
@@ -130,7 +130,7 @@ class Dehb:
         bracket, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
-            # A trial of an earlier run, of which only the params were kept.
+            # A trial of an earlier run: its vector was not stored, only its params.
             job = self._recalled(trial, rung)
             if job.origin is not None and trial.state is not TrialState.CANCELLED:
                 self._populations[rung].promoted.add(job.origin)
@@ -176,7 +176,7 @@ class Dehb:
         pass
 
     def _advance(self, bracket: _Bracket, place: int) -> None:
-        """Choose what is promoted when a rung is complete. End a bracket after its last rung."""
+        """Choose the trials to promote once a rung is complete. End the bracket after its last rung."""
         while bracket.ended[place] >= bracket.sizes[place]:
             place += 1
             if place == len(bracket.sizes):
@@ -205,7 +205,7 @@ class Dehb:
                     self._advance(bracket, place)
 
     def _population(self, rung: int) -> _Population:
-        """Return the initial individuals at a budget, as many as its largest rung in any bracket has."""
+        """Return the initial population at a budget. Its size is that of the largest rung with this budget."""
         top = len(self._budgets) - 1
         size = max(sizes[rung - (top - len(sizes) + 1)] for sizes in self._sizes if len(sizes) > top - rung)
         vectors = np.random.default_rng([self._seed, rung]).random((size, len(self._domains)))
@@ -217,19 +217,22 @@ class Dehb:
         return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
 
     def _next(self) -> tuple[_Bracket, _Job]:
-        """Return the next trial to send and its bracket, which may not have started."""
+        """Return the bracket of the next trial to send, which may not have started yet, and the trial's job."""
         bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
         bracket = bracket or self._bracket(self._begun)
         return bracket, self._job(bracket)
 
     def _recalled(self, trial: Trial, rung: int) -> _Job:
-        """Return the data of a trial of an earlier run."""
+        """Return the job of a trial of an earlier run."""
         vector = None if trial.origin is None else self._vectors.get(trial.origin)
         vector = self._encoded(trial.params) if vector is None else vector
         return _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
 
     def _room_for(self, job: _Job) -> _Bracket | None:
-        """Return the bracket that lacks such a trial, and start those before it; None if no later one will."""
+        """Return the first bracket that needs a trial like this job's, or None if no bracket does.
+
+        The brackets before it are started.
+        """
         for _ in range(len(self._sizes) + 1):
             for bracket in [*self._brackets, self._bracket(self._begun)]:
                 place = job.rung - bracket.first
@@ -243,12 +246,12 @@ class Dehb:
         return place > 0 and bracket.place < len(self._sizes)
 
     def _target(self, rung: int) -> int:
-        """Return the individual with which the next trial on a rung competes. They are used in turn."""
+        """Return the index of the individual with which the next trial on a rung competes. Targets are used in turn."""
         population = self._populations[rung]
         return population.made % len(population.losses)
 
     def _job(self, bracket: _Bracket) -> _Job:
-        """Return a bracket's next trial."""
+        """Return the job of a bracket's next trial."""
         if bracket.again:
             return bracket.again[0]
         place = bracket.asking
@@ -266,7 +269,10 @@ class Dehb:
         return _Job(rung=rung, target=target, vector=self._evolved(population.vectors[target], pool))
 
     def _promotable(self, rung: int, count: int) -> list[tuple[Array, int]]:
-        """Return vectors and origins of the best individuals of the next lower budget that were never promoted."""
+        """Return vectors and origins of the best individuals of the next lower budget, `count` at most.
+
+        Individuals that were already promoted are left out.
+        """
         lower, gone = self._populations[rung - 1], self._populations[rung].promoted | {-1}
         new = [place for place in lower.best(len(lower.losses)) if lower.origins[place] not in gone]
         return [(lower.vectors[place], lower.origins[place]) for place in new[:count]]
@@ -274,7 +280,7 @@ class Dehb:
     def _evolved(self, base: Array, pool: Array) -> Array:
         """Return the trial vector against a target: rand/1 mutation and binomial crossover (section 3.1).
 
-        Missing parents come from all budgets (section 3.3). The target is not one of them.
+        If there are too few parents, others come from all budgets (section 3.3). The target `base` is never a parent.
         """
         generator = np.random.default_rng([self._seed, self._made])
         parents = pool[(pool != base).any(axis=1)]
@@ -282,7 +288,7 @@ class Dehb:
             rest = generator.permutation(np.concatenate([each.vectors for each in self._populations]))
             parents = np.concatenate([parents, rest[(rest != base).any(axis=1)][:PARENTS]])
         if len(parents) < PARENTS:
-            # A space without labels, or with only one possible value each.
+            # The space has no labels, or each label has only one possible value.
             return base
         r1, r2, r3 = parents[generator.permutation(len(parents))[:PARENTS]]
         mutant = r1 + MUTATION * (r2 - r3)
@@ -296,14 +302,14 @@ class Dehb:
         vector = np.random.default_rng([self._seed, self._made, 2]).random(len(self._domains))
         for column, (label, domain) in enumerate(self._whole.domains.items()):
             if label in params:
-                # The middle of the quantiles at which the distribution has this value.
+                # The middle of the interval of quantiles at which the distribution has this value.
                 before, behind = (_mass_before(domain, params[label], each) for each in (operator.ge, operator.gt))
                 vector[column] = (before + behind) / 2
         return vector
 
 
 def _mass_before(domain: Domain, value: float, is_behind: Callable[[float, float], bool]) -> float:
-    """Return the largest quantile below a value."""
+    """Return the quantile in [0, 1] from which on `is_behind(value at the quantile, value)` is true, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -16,7 +16,7 @@ from shadho_celery.errors import Message, UsageError, Words
 
 #: maximum number of rungs above the lowest one
 HIGHEST = 40
-#: maximum number of trials of a round; with more, a second round would hardly ever start
+#: maximum number of trials of a round; with a larger round, a second one would hardly ever start
 LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
@@ -51,14 +51,17 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     most: Budget
     #: reduction factor: each rung has `eta` times the budget of the one below, and 1 / `eta` of its trials
     eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
-    #: trials of each rung beyond the results that halving waits for
+    #: number of trials of each rung beyond the results for which halving waits
     backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
-    #: name of the way in which trials get their budgets, one of FIDELITIES
+    #: name of the algorithm by which trials get their budgets, one of FIDELITIES
     how: Annotated[str, Meta(description=f"one of {_NAMES}")] = "auto"
 
     @classmethod
     def of(cls, settings: Mapping[str, object], name: str | Words | None = None) -> Ladder:
-        """Convert plain settings to a ladder; `name` is theirs, by default fidelity. Raises UsageError."""
+        """Return the ladder of plain settings. Raises UsageError if they are invalid.
+
+        `name` is the name of the settings in messages, by default that of fidelity.
+        """
         name = name or words("fidelity")
         if not isinstance(settings, Mapping):
             raise UsageError("%s: %s is no dict of settings; %s", name, short(settings, 60), _FORM)
@@ -71,7 +74,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ladder
 
     def _problem(self, settings: Mapping[str, object]) -> str | None:
-        """Return why a search cannot use rounds, rungs or budgets of these sizes, and the remedy; None if it can."""
+        """Return why a search cannot use this ladder, with the remedy, or None if it can."""
         between = f"from {self.least:g} to {self.most:g}"
         if self.has_rounds and self.most / self.least + self.backups > LARGEST:
             return f"{between} takes over {LARGEST} trials a round; raise 'least'"
@@ -98,7 +101,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def in_words(self) -> str:
-        """Description of its range and of how trials get their budgets, for messages."""
+        """Description of the range of budgets and of how trials get them, for messages."""
         backups = f", {self.backups} backups" if self.backups else ""
         return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.how}{backups}"
 
@@ -110,17 +113,17 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def top(self) -> int:
         """Number of rungs above the lowest one."""
-        # Without the small number some ladders would lack a rung, because log(243) / log(3) is 4.999...
+        # Without the added 1e-9 some ladders would lack a rung, because log(243) / log(3) is 4.999...
         return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
 
 
 def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
-    """Return the ladder among a study's settings; None without. Raises UsageError."""
+    """Return the ladder in a study's settings, or None if they have no fidelity. Raises UsageError if it is invalid."""
     return None if settings.get("fidelity") is None else Ladder.of(settings["fidelity"])
 
 
 def _unknown(how: str) -> str | Message:
-    """Return an error message for an unknown way to give budgets."""
+    """Return an error message for an unknown algorithm that gives budgets."""
     name = how.lower().removesuffix("pruner").removesuffix("scheduler")
     name = _HOW_ELSEWHERE.get(name, name)
     if name in FIDELITIES:

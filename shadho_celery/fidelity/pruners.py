@@ -1,6 +1,4 @@
-"""Pruners decide from a trial's reports whether it should continue. They are asked and told: values in, a verdict
-out.
-"""
+"""Pruners decide from a trial's reports whether it should continue. They get values and return a decision."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
-#: number of COMPLETE trials without a report after which a warning says that nothing can be pruned
+#: number of COMPLETE trials, without any report so far, after which a notice says that nothing can be pruned
 ENOUGH = 5
 
 _Trials = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -33,19 +31,19 @@ class Pruner(Protocol):
     """Decides from a trial's reports whether it should be stopped."""
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
-        """Record a report of a trial, whose steps increase. Return whether the trial should be stopped.
+        """Record a report of a trial. Return whether the trial should be stopped.
 
-        `loss` is infinite instead of NaN.
+        The steps of a trial's reports increase. `loss` is infinite instead of NaN.
         """
 
     def end(self, trial: int, *, complete: bool) -> None:
-        """Record that a trial has ended, COMPLETE or otherwise. It sends nothing more."""
+        """Record that a trial has ended, COMPLETE or in another state. It sends no more reports."""
 
 
 class _Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="how", tag=str.lower):
     """Settings of a pruner, as in ``STUDY["pruner"]``. `how` is its name."""
 
-    #: the setting that the number in ``percentile:25`` and similar sets
+    #: name of the setting that a number after the pruner's name sets, as in ``percentile:25``
     in_short: ClassVar[str]
 
 
@@ -55,7 +53,7 @@ class Percentile(_Settings, frozen=True, kw_only=True):
     in_short = "percentile"
 
     percentile: Annotated[float, Meta(gt=0, lt=100, description="a number between 0 and 100")] = 25.0
-    #: number of trials that must complete before the first one is stopped
+    #: number of trials that must complete before any trial is stopped
     startup_trials: _Trials = 5
     #: number of steps of every trial after which it may be stopped
     warmup_steps: _Steps = 0
@@ -139,7 +137,7 @@ _SETTINGS_ELSEWHERE = {
     "least_gain": ("min_delta",),
     "eta": ("reduction_factor",),
 }
-#: names that other tools use for ways to give trials budgets
+#: names that other tools use for algorithms that give trials budgets
 _PROMOTE = ("successive_halving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
@@ -147,8 +145,8 @@ _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a d
 def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings | None:
     """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict, or None for no pruner.
 
-    Bounds are given as the objective returns them, and converted to the minimised form. In ``threshold:10`` the number
-    is the bound on the bad side. Raises UsageError.
+    Bounds are given as the objective returns losses, and converted to the minimised form. In ``threshold:10`` the
+    number is the bound on the bad side. Raises UsageError for unknown or invalid settings.
     """
     if given in (None, NO_PRUNER, {"how": NO_PRUNER}):
         return None
@@ -172,7 +170,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
             raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
-        # Not `>=`, because one of them may be NaN.
+        # Not `>=`, because a bound may be NaN.
         if not read.lower < read.upper:
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
         return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
@@ -197,7 +195,7 @@ def _unknown(how: object) -> str:
 
 
 def _number(given: str, number: str) -> float:
-    """Return the number of a pruner given in short form, as an int if it is one."""
+    """Return the number of a pruner given in short form, as an int if it is a whole number. Raises UsageError."""
     try:
         return int(number) if number.removeprefix("-").isdecimal() else float(number)
     except ValueError:
@@ -205,17 +203,17 @@ def _number(given: str, number: str) -> float:
 
 
 class PercentilePruner:
-    """Compares the best loss of a trial so far with those of the COMPLETE trials at the same step.
+    """Compares a trial's best loss so far with the best losses of the COMPLETE trials up to the same step.
 
     Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, the median stopping rule.
-    Here the losses at the step itself are compared, instead of their running averages.
+    Here the best losses are compared, instead of running averages.
     """
 
     def __init__(self, settings: Percentile | Median) -> None:
         self._settings = settings
-        #: best loss at each reported step, by running trial
+        #: by running trial: the best loss up to each reported step
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        #: by step: the best losses until then of the COMPLETE trials, sorted
+        #: by step: the best losses of the COMPLETE trials up to this step, sorted
         self._complete: defaultdict[int, list[float]] = defaultdict(list)
         self._count = 0
 
@@ -241,7 +239,7 @@ class PatiencePruner:
 
     def __init__(self, settings: Patience) -> None:
         self._settings = settings
-        #: best loss and its step, by trial
+        #: by trial: best loss and its step
         self._best: dict[int, tuple[float, int]] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
@@ -271,17 +269,17 @@ class ThresholdPruner:
 
 
 class AshaPruner:
-    """Asynchronous successive halving by stopping: at each rung of steps the best 1 / eta so far continue.
+    """Asynchronous successive halving by stopping: of the trials on a rung so far, the best 1 / eta continue.
 
-    A trial is judged at its first report on a rung, against those that were there before it, and never waits. Source:
-    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
+    A trial is judged at its first report on a rung, against the trials that were there before it, and never waits.
+    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
     """
 
     def __init__(self, settings: Asha) -> None:
         self._settings = settings
         #: by step of a rung: the losses of all trials that have reached it, sorted
         self._rungs: defaultdict[int, list[float]] = defaultdict(list)
-        #: step of the last rung, by running trial
+        #: by running trial: step of the last rung that it has reached
         self._reached: dict[int, int] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
@@ -302,32 +300,32 @@ class AshaPruner:
 
 
 class Pruning:
-    """Judges the trials of a study, comparing trials of the same budget only.
+    """Decides which trials of a study should stop, with a pruner for each budget.
 
-    Reports whose step does not increase are ignored: they are delivered twice, late, or by another attempt that repeats
-    them. At the last step of COMPLETE trials nothing is stopped, because there is nothing left to save.
+    Reports whose step does not increase are ignored: they were delivered twice or late, or another attempt repeats
+    them. No trial is stopped at the last step that COMPLETE trials have reached, because that would save nothing.
     """
 
     def __init__(self, settings: PrunerSettings) -> None:
-        #: by budget
+        #: by budget: its pruner
         self._pruners: defaultdict[float | None, Pruner] = defaultdict(settings.make)
-        #: last step of any COMPLETE trial, by budget
+        #: by budget: the greatest last step of any COMPLETE trial
         self._longest: dict[float | None, int] = {}
-        #: last step, by running trial
+        #: by running trial: its last step
         self._steps: dict[int, int] = {}
-        #: latest report of any attempt, by running trial
+        #: by running trial: the latest report of any attempt
         self._latest: dict[int, Report] = {}
-        #: first trial of which an attempt has reported a step that is not greater than the one before
+        #: number of the first trial of which an attempt has reported a step that is not greater than the previous one
         self._without_growth: int | None = None
-        #: trials that should stop
+        #: numbers of the trials that should stop
         self._stopped: set[int] = set()
-        #: number of COMPLETE trials, as long as no trial has reported anything
+        #: number of COMPLETE trials in this run; used as long as no trial has reported anything
         self._silent = 0
         self._has_reports = False
 
     @property
     def notice(self) -> str | None:
-        """A sentence if there is nothing to prune by, otherwise None."""
+        """A notice for the user if reports are missing or ignored, or None."""
         if self._without_growth is not None:
             return (
                 f"the pruner ignores reports whose step does not grow, such as those of trial "
@@ -338,7 +336,7 @@ class Pruning:
         return "no trial has reported a loss, so the pruner stops none: call context.report(step, loss)"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
-        """Record a report of a trial or its attempt. Return whether it should stop, again until it has ended."""
+        """Record a report. Return whether its trial should stop; then each later report returns True, too."""
         number, step = trial.number, report.step
         self._has_reports = True
         self._note_growth(report)
@@ -382,15 +380,15 @@ class Pruning:
                 self.end(trial)
             else:
                 self.tell(trial, report)
-        # Whether the current code reports anything, and in order, is not known yet.
+        # Whether the current code of the objective reports anything, and in order, is not known yet.
         self._silent, self._without_growth = 0, None
-        # Earlier decisions are recorded.
+        # Only decisions that are recorded in the study count, not those of this replay.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted values, by linear interpolation between two of them."""
+    """Return a percentile of sorted values, by linear interpolation between the two nearest values."""
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     left, right = ordered[below], ordered[min(below + 1, len(ordered) - 1)]

@@ -1,7 +1,7 @@
-"""Role of rounds: they offer the trials of a search, in particular trials that depend on others.
+"""Protocol of rounds: they offer the trials of a search, in particular trials that continue others on higher rungs.
 
-Offers, add, tell: values in, decisions out. A trial is one evaluation at one budget, so each result is stored once per
-rung.
+Rounds get values and return decisions, without I/O. A trial is one evaluation at one budget, so each result is stored
+once per rung.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from shadho_celery.core.trial import Params, Trial
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A trial that may be sent now."""
+    """Description of a trial that may be sent now: a new draw, or a promotion."""
 
-    #: its part of the fidelity; None for all
+    #: its budget; None for all of the fidelity
     budget: float | None = None
     rung: int | None = None
     #: number of the trial whose params, seed and checkpoints it continues; None for a new draw
     origin: int | None = None
-    #: its params, from rounds that propose trials themselves; None to ask the sampler
+    #: its params, if the rounds propose trials themselves; None to ask the sampler
     params: Params | None = None
-    #: number of new draws until the end of its round, including earlier rounds and cancelled draws; None without a
-    #: fixed number
+    #: number of new draws of the search until the end of this round, including cancelled draws; None if it is not fixed
     drawn: int | None = None
-    #: number of new draws that its round still takes, including this one; this many may be drawn at once
+    #: number of new draws that its round still needs, including this one; they may all be drawn at once
     left: float = 1.0
 
 
 class Round(NamedTuple):
-    """The present round of a search, and what a user should know of the rounds."""
+    """The current round of a search, and a notice about the rounds for the user."""
 
-    #: its trials; None without rounds
+    #: number of its trials; None without rounds
     size: int | None = None
-    #: trials of it that are not added yet; infinitely many without rounds
+    #: number of its trials that are not added yet; infinite without rounds
     left: float = math.inf
-    #: a sentence on the choices of the rounds; None without one
+    #: a sentence for the user on what the rounds have chosen, or None
     notice: str | None = None
 
 
@@ -47,27 +46,28 @@ class Rounds(Protocol):
     """Offers the trials of a search, given the results of earlier ones."""
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        """Return the trials that may be sent now, the one whose turn it is first; none while results are awaited.
+        """Return the trials that may be sent now, the next one in turn first, or [] while the rounds wait for results.
 
-        Placement may take another one than the first. To look again changes nothing. `slots` are those of the fleet.
+        Placement may choose another trial than the first. A call does not change the offers. `slots` is the number of
+        slots of all classes.
         """
 
     def add(self, trial: Trial) -> None:
-        """Add a trial that was offered. Those of an earlier run are added again, in order, see `Replay`."""
+        """Add a trial that was offered. Trials of earlier runs are added again, in order, see `Replay`."""
 
     def tell(self, trial: Trial) -> None:
         """Record a finished trial. A trial of another round is ignored."""
 
     def end_draws(self) -> None:
-        """Expect no new draws: the search is finite, and all of its points have been sent."""
+        """Offer no more new draws, because all points of a finite search have been sent."""
 
     @property
     def present(self) -> Round:
-        """The present round."""
+        """The current round."""
 
 
 class Endless:
-    """Used without rounds: every trial is a new one with all of the fidelity."""
+    """Rounds of a study without fidelity: every trial is a new draw with all of the fidelity."""
 
     present = Round()
 
@@ -84,26 +84,26 @@ class Endless:
         pass
 
 
-#: its offers
+#: offers of `Endless`
 ENDLESS = (Wanted(left=math.inf),)
 
 
 class Replay:
-    """Rounds that a resumed study tells its earlier results: each one after the trials that were sent before it.
+    """Replays the results of earlier runs to the rounds of a resumed study: each after the trials sent before it.
 
-    The choices of rounds depend on the results that they know, so this leads to the choices of the earlier run. A
-    result counts from its trial's end. If trials were sent between that and its arrival, which takes milliseconds, the
-    order differs.
+    The choices of rounds depend on the results that they know, so they make the same choices as in the earlier run. A
+    result counts from the time of its trial's end. If trials were sent in the milliseconds between that and the arrival
+    of the result, the order differs from that of the earlier run.
     """
 
     def __init__(self, rounds: Rounds, trials: Iterable[Trial]) -> None:
-        """`trials` are all that were sent, by number. Those without a time count as sent before all results."""
+        """`trials` are all trials, by number. Trials without a time count as sent before all results."""
         self._rounds = rounds
         self._trials = iter(trials)
         self._next = next(self._trials, None)
 
     def tell(self, trial: Trial) -> None:
-        """Add all trials that were sent before a result, including the result's own, and tell the result."""
+        """Add all trials that were sent before this result, including its own trial, then tell the result."""
         at = -math.inf if trial.finished_at is None else trial.finished_at
         while (sent := self._next) is not None:
             if sent.number > trial.number and sent.asked_at is not None and sent.asked_at >= at:

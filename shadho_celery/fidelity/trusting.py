@@ -1,4 +1,4 @@
-"""ASHA that trusts a low rung in proportion to how well its ranks have agreed with those of the next one."""
+"""ASHA that trusts a low rung in proportion to how well its ranks have agreed with those of the next rung."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.study.rungs import LATEST, agreement
 
-#: number of first draws that go through all rungs, and number of later draws per one that does
+#: the first draws, this many, go through all rungs; and of the later draws, one in this many
 PILOTS, PROBE = 4, 12
-#: trust in the ladder from a rung up to the top below which no trial starts on that rung
+#: no trial starts on a rung if the product of trust from there up to the top is below this
 ENOUGH = 0.3
 
 
 class TrustingAsha(Asha):
-    """ASHA whose first rung and promoted part depend on how well rungs have agreed so far.
+    """ASHA whose first rung and promoted fraction depend on how well the ranks of rungs have agreed so far.
 
     The trust in a rung is Kendall's rank correlation of the losses there with those on the next rung, over the latest
     trials that have both. A fraction ``eta**-trust`` of a rung is promoted: 1 / eta if the ranks agree, all if they do
     not. A new trial starts on the lowest rung from which the product of trust up to the top is large enough, or at the
-    full budget. The first trials, and some later ones, go through all rungs, because trust is measured with them.
+    full budget. The first trials, and some later trials, go through all rungs, because trust is measured with them.
 
     Rungs are left out if the limit on trials would let few or no trials reach the top from them. These are the rungs
     whose round does not fit in the remaining limit when the study starts or is resumed. A round from r rungs below the
-    top is ``eta**r`` new trials, the promotions that follow, and what the other slots start meanwhile. The first trial
+    top is ``eta**r`` new trials, the promotions that follow, and what other slots start meanwhile. The first trial
     reaches the top after ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, because durations are in
     proportion to budgets.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
-        """`limit` is the limit on trials of all rungs together, or None."""
+        """`limit` is the limit on the number of trials on all rungs together, or None."""
         super().__init__(ladder)
         self._limit = limit
         self._slots = 0
         self._drawn = 0
-        #: number of trials of a resumed study that no round uses: failed ones, and those of another ladder
+        #: number of trials of a resumed study that no round uses: failed trials, and trials of another ladder
         self._spent = 0
         #: origins that go through all rungs and have not reached the top
         self._pilots: list[int] = []
-        #: origins of the latest results, by rung
+        #: by rung: origins of the latest results that have a result on the rung below, too
         self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
-        #: trust by rung below the top; None before it is known
+        #: by rung below the top: trust, or None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
     @property
@@ -61,7 +61,7 @@ class TrustingAsha(Asha):
         )
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
-        # Rungs are left out by the latest fleet that is known.
+        # Which rungs are left out depends on the latest known number of slots.
         self._slots = slots or self._slots
         return super().offers(slots)
 
@@ -92,7 +92,7 @@ class TrustingAsha(Asha):
         rung, trust = self._rungs[place], self.trust[place]
         fraction = self._eta ** -(1.0 if trust is None else trust)
         whole = math.ceil if self._is_finite else math.floor
-        # Pilots whose next rung is the one above come first. Failed ones stay.
+        # Pilots that wait for promotion from this rung come first. Failed pilots are not promoted.
         known = [origin for origin in self._pilots if rung.losses.get(origin, math.inf) < math.inf]
         pilots = [origin for origin in known if origin not in rung.promoted]
         return [*dict.fromkeys([*pilots, *rung.candidates(whole(len(rung) * fraction))])]
@@ -112,12 +112,12 @@ class TrustingAsha(Asha):
 
     @property
     def _lowest(self) -> int:
-        """The lowest rung whose round fits in the limit, or the top one."""
+        """The lowest rung whose round fits in the limit on trials, or else the top rung."""
         top = len(self._budgets) - 1
         return next((place for place in range(top) if self._is_affordable(top - place)), top)
 
     def _is_affordable(self, rungs: int) -> bool:
-        """Return whether a round from this many rungs below the top fits in the limit."""
+        """Return whether a round from this many rungs below the top fits in the limit on trials."""
         if self._limit is None:
             return True
         on_rungs: list[int] = [self._eta**above for above in range(rungs + 1)]
