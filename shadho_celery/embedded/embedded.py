@@ -1,8 +1,8 @@
 """Fleet on one machine: a private Redis, and Celery workers as child processes.
 
-All of them are children of one small supervisor process (`supervisor`), which ends with the scheduler, even after a
-SIGKILL. The supervisor locks the state folder while it lives, so a new scheduler waits for the end of the old
-processes.
+All of these processes are children of a small supervisor process (`supervisor`), which ends with the scheduler, even if
+the scheduler gets a SIGKILL. The supervisor locks the state folder while it lives, so a new scheduler waits for the end
+of the old processes.
 """
 
 from __future__ import annotations
@@ -48,23 +48,25 @@ SUPERVISOR_LOG = "supervisor.log"
 #: seconds for Redis to answer
 START_SECONDS = 15.0
 
-#: seconds to wait for another supervisor of the folder to end; after its scheduler's death it takes about three
+#: seconds to wait for another supervisor of the folder to end, about three seconds after its scheduler's death
 LOCK_SECONDS = 15.0
 
-#: error numbers of file systems without such locks
+#: error numbers of file systems that do not support flock
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Embedded:
-    """Handle of the supervisor in the scheduler's process."""
+    """An embedded fleet, as its scheduler's process sees it: starts the supervisor, and stops it."""
 
     def __init__(self, directory: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        """Start everything. `directory` is for Redis's file and the logs. `cores` are divided among the workers.
+        """Start the supervisor, which starts Redis and the workers. Wait until Redis answers.
 
-        Raises ServiceError if there is no Redis server, it does not start, or the folder cannot be used.
+        `directory` is the state folder, for Redis's files and the logs. `workers` are the slots by class. `cores` are
+        divided among the workers. Raises ServiceError if there is no Redis server, if it does not start, or if the
+        folder cannot be used.
         """
         self.directory = directory.absolute()
-        #: slots by class
+        #: number of slots by class
         self.workers = dict(workers)
         try:
             self._start(workers, imports, cores)
@@ -94,12 +96,12 @@ class Embedded:
                 self._supervisor.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             if self._supervisor.wait(timeout=WORKER_SECONDS + REDIS_SECONDS + 5):
-                # It was killed before it could do so itself.
+                # The supervisor was killed before it could remove the socket itself.
                 remove_socket(self._plan)
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
         for folder in (self.directory.parent.parent, self.directory.parent, self.directory):
-            # One after the other: with `parents`, other users could read the first folders.
+            # Not with `parents=True`, because `mode` would not apply to the parents, and other users could read them.
             folder.mkdir(exist_ok=True, mode=0o700)
         lock = _lock(self.directory)
         try:
@@ -119,7 +121,7 @@ class Embedded:
             os.truncate(lock, 0)
             os.write(lock, str(self._supervisor.pid).encode())
         finally:
-            # The supervisor has inherited it.
+            # The supervisor has inherited the lock.
             os.close(lock)
 
     def _spawn(self, lock: int) -> subprocess.Popen[bytes]:
@@ -135,7 +137,7 @@ class Embedded:
                 start_new_session=True,
             )
         assert supervisor.stdin is not None
-        # Not with msgspec: a path that the locale's encoding cannot decode has surrogates, which json escapes.
+        # json and not msgspec: a path that the locale cannot decode has surrogates, which only json can escape.
         supervisor.stdin.write(json.dumps(msgspec.to_builtins(self._plan)).encode() + b"\n")
         supervisor.stdin.flush()
         return supervisor
@@ -221,7 +223,7 @@ def _lock(directory: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last warning of Redis to append to a message, or ""."""
+    """Return the last warning in a log of Redis, to append it to an error message. Return "" if there is none."""
     words = []
     with suppress(OSError):
         # Its warnings begin with "pid:role date #".

@@ -1,7 +1,6 @@
-"""Plan of an embedded fleet: the record that the scheduler's end sends, the address of its Redis, and the fleets that
-run.
+"""Plan of an embedded fleet: the record that its supervisor gets, and the address of its Redis.
 
-Other processes find those by the locks that their supervisors keep.
+Also finds the embedded fleets that run, by the locks that their supervisors keep.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from shadho_celery.core.folders import EMBEDDED, LOCK, below, is_locked
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
-#: seconds for workers, and then Redis, to end before they are killed
+#: seconds for the workers to end before they are killed, and then the same for Redis
 WORKER_SECONDS = 1.5
 REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
-#: Redis's socket in the study's folder
+#: name of Redis's socket in the state folder
 SOCKET = "redis.sock"
 
-#: maximum length of a unix socket's path, with a margin
+#: maximum length of a unix socket's path, less a margin
 MAX_SOCKET_PATH = 90
 
 #: paths without characters that are escaped in a URL or end it
@@ -38,15 +37,19 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Servers and workers for the supervisor to start."""
+    """What the supervisor starts: a Redis server, and one worker for each class."""
 
+    #: path of the Redis or Valkey server
     server: str
+    #: state folder
     directory: str
+    #: path of Redis's socket, which may lead over a link
     socket: str
-    #: slots by class
+    #: number of slots by class
     workers: Mapping[str, int]
+    #: modules whose objectives the workers run
     imports: Sequence[str]
-    #: cores by class
+    #: number of cores by class
     cores: Mapping[str, int]
     #: descriptor of the folder's lock, which every process that writes there keeps open
     lock: int
@@ -58,10 +61,10 @@ def urls_of(socket: str) -> dict[str, str]:
 
 
 def socket_path(directory: Path) -> str:
-    """Return a path of a folder's socket that is short enough, and that every library reads alike in a URL.
+    """Return a path of the socket in a folder that is short enough, and that needs no escaping in a URL.
 
-    If the folder's own path is too long or has special characters, the path uses a link in a temporary folder. The
-    socket itself is in the study's folder, where others find it. `remove_link` removes the link.
+    If the folder's own path is too long or has special characters, the returned path uses a link to the folder in a
+    temporary folder. The socket itself is in the folder, where other processes find it. `remove_link` removes the link.
     """
     path = directory / SOCKET
     if len(str(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(str(path)):
@@ -81,7 +84,7 @@ def remove_link(socket: str, directory: Path) -> None:
 
 
 def worker_log(directory: Path, name: str) -> Path:
-    """Return the log of the worker of a class."""
+    """Return the path of the log of a class's worker."""
     return directory / f"worker-{name.replace('/', '_')}.log"
 
 
@@ -91,14 +94,14 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def remove_socket(plan: Plan) -> None:
-    """Remove Redis's socket, and the link to it if there is one."""
+    """Remove Redis's socket, and the link to its folder if there is one."""
     directory = Path(plan.directory)
     (directory / SOCKET).unlink(missing_ok=True)
     remove_link(plan.socket, directory)
 
 
 def running(root: Path = EMBEDDED) -> list[Path]:
-    """Return the folders of the embedded fleets that run, except links to other folders.
+    """Return the state folders in `root` whose embedded fleets run. Links to folders outside `root` are left out.
 
     Raises UsageError if `root` cannot be read.
     """
@@ -122,8 +125,8 @@ def running(root: Path = EMBEDDED) -> list[Path]:
 def reached(directory: Path) -> Iterator[Mapping[str, str]]:
     """Yield the environment variables with the URLs of a fleet's broker and Redis.
 
-    No path is read from the folder: the socket has a fixed name there, and must not be a link. Raises ServiceError if
-    there is no socket.
+    The socket has a fixed name in `directory` and must not be a link, so files in the folder cannot lead to another
+    server. Raises ServiceError if there is no socket.
     """
     try:
         is_there = stat.S_ISSOCK(os.lstat(directory / SOCKET).st_mode)

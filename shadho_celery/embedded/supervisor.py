@@ -1,7 +1,7 @@
 """Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
 
-It reads its plan from standard input and then waits there. When the scheduler closes its end or dies, the supervisor
-stops Redis and the workers and removes the socket. The state folder is kept for the next start.
+It reads its plan from standard input, a pipe from the scheduler. When the scheduler closes the pipe or dies, the
+supervisor stops Redis and the workers and removes the socket. The state folder is kept for the next start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shadho_celery.transport import urls
 #: minimum seconds between two starts of a worker
 RESTART_SECONDS = 5.0
 
-#: bytes at which a log is cut; the same number of last bytes is kept in a second file
+#: bytes above which a log is truncated; its last bytes, as many, are moved to a second file
 MAX_LOG = 10_000_000
 
 #: messages of Redis and Valkey about an append-only file that they cannot read
@@ -45,7 +45,7 @@ UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file i
 
 
 class Supervisor:
-    """Owner of Redis and the workers, which ends them before itself."""
+    """Starts Redis and the workers, restarts them when they die, and stops them at its end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -78,7 +78,7 @@ class Supervisor:
         self._stopping = True
 
     def _revive(self) -> None:
-        """Restart dead processes. A worker that keeps dying gives the reason in its log."""
+        """Restart dead processes. If a worker dies again and again, its log gives the reason."""
         if self._redis.poll() is not None:
             self._set_aside_unreadable()
             self._redis = self._start_redis()
@@ -89,15 +89,15 @@ class Supervisor:
 
     def _cut_logs(self) -> None:
         for log in Path(self._plan.directory).glob("*.log"):
-            # For example on a full disk. The log continues.
+            # After an error, for example on a full disk, the log continues as it is.
             with suppress(OSError):
                 if cut(log) and log.name == REDIS_LOG:
                     self._log_began = 0
 
     def _set_aside_unreadable(self) -> None:
-        """Set an unreadable append-only file aside, once.
+        """If Redis cannot read its append-only file, rename the file's folder so that Redis starts empty. Do this once.
 
-        The store has every finished trial. Attempts recorded only in that file run again.
+        The store has every finished trial. Attempts that are recorded only in that file run again.
         """
         folder = Path(self._plan.directory)
         with (folder / REDIS_LOG).open("rb") as log:
@@ -132,7 +132,7 @@ class Supervisor:
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
             **urls_of(self._plan.socket),
-            # A celeryconfig.py of the working directory is for the workers of a fleet, or belongs to another project.
+            # A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
             urls.IGNORE: "1",
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
@@ -150,7 +150,6 @@ class Supervisor:
         umask: int = -1,
         pass_fds: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        # A class may have any name, but a file may not.
         with open_log(Path(self._plan.directory) / log) as output:
             return subprocess.Popen(
                 command,
@@ -165,10 +164,10 @@ class Supervisor:
 
 
 def cut(log: Path) -> bool:
-    """If a log is longer than MAX_LOG, move its last MAX_LOG bytes to ``NAME.log.1`` and truncate it. Return whether it
-    was.
+    """If a log is longer than MAX_LOG, truncate it. Return whether it was truncated.
 
-    Processes that append to it need not reopen it (logrotate's copytruncate). A line that is being written may be lost.
+    Its last MAX_LOG bytes are copied to ``NAME.log.1``. Processes that append to the log need not reopen it (as with
+    logrotate's copytruncate). A line that is written meanwhile may be lost.
     """
     if log.stat().st_size <= MAX_LOG:
         return False
@@ -184,12 +183,12 @@ def cut(log: Path) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Make Linux end this process when the supervisor dies, even by SIGKILL."""
+    """Let Linux kill this process when the supervisor dies for any reason."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fork_watcher() -> None:
-    """Fork a process that kills this process group when the supervisor has died, on systems without PDEATHSIG."""
+    """Fork a process that kills this process group when the supervisor has died. For systems without PDEATHSIG."""
     # Redis and the workers are started later, and inherit neither end of the pipe.
     lifeline, held = os.pipe()
     if os.fork():
@@ -203,7 +202,7 @@ def _fork_watcher() -> None:
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Terminate processes, and kill those that are still alive after `seconds`."""
+    """Terminate processes, and kill the processes that are still alive after `seconds`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
@@ -216,7 +215,7 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 
 def main() -> None:
-    """Read the plan from standard input, and supervise until it closes."""
+    """Read the plan from standard input, and supervise its processes until standard input closes."""
     # The scheduler's environment may contain the password of the store.
     hide_memory()
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""Cluster file of the simulator: a TOML file that describes classes, families of trials, and changes of both."""
+"""Cluster file of the simulator: a TOML file that describes compute classes, families of trials, and changes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ else:
 
 GIB = 2**30
 
-#: bounds on numbers of a file, set by memory, time and the precision of a float
+#: maximum values of numbers in a file, set by memory, time and the precision of a float
 LARGEST, LARGEST_SEED, MOST_WORKERS = 1e15, 2**64, 10**6
 
 #: minimum time of a trial, without which a simulation would not advance
 LEAST_SECONDS = 1e-3
 
-#: number of draws of a family's params for which its expressions must give seconds
+#: number of random draws of a family's params for which its expressions must give valid seconds
 CHECKED_DRAWS = 100
 
 _FORM = "--example shows the form"
@@ -48,12 +48,10 @@ _Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=LARGEST)]
 
 
 class Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
-    """Distribution of random factors, with its name in the file."""
+    """Distribution of random factors. The class's name in lower case, or its tag, is the value of `law` in the file."""
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Return factors, shape (size,), with a mean of 1 for a distribution of sizes and for a half-normal
-        straggler.
-        """
+        """Return random factors, shape (size,). Their mean is 1, except for `Slow`."""
         raise NotImplementedError
 
 
@@ -81,7 +79,7 @@ class Uniform(Law, frozen=True, kw_only=True):
 class LogNormal(Law, frozen=True, kw_only=True):
     """Log-normal distribution. `sigma` is the standard deviation of the logarithm."""
 
-    # Beyond 5, nearly all of the mean comes from trials that are too rare to be drawn.
+    # For greater values, nearly all of the mean comes from factors that are too rare to be drawn.
     sigma: Annotated[float, Meta(ge=0, le=5)]
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
@@ -89,7 +87,7 @@ class LogNormal(Law, frozen=True, kw_only=True):
 
 
 class Samples(Law, frozen=True, kw_only=True):
-    """Uniform choice of one of the values."""
+    """Uniform choice of one of the values, divided by their mean."""
 
     values: Annotated[list[_Amount], Meta(description="write values = [1.0, 2.0]")]
 
@@ -103,7 +101,7 @@ class Samples(Law, frozen=True, kw_only=True):
 
 
 class NoStraggler(Constant, frozen=True, kw_only=True, tag="none"):
-    """Absence of stragglers."""
+    """No stragglers: each factor is 1."""
 
 
 class HalfNormal(Law, frozen=True, kw_only=True):
@@ -117,7 +115,7 @@ class HalfNormal(Law, frozen=True, kw_only=True):
 
 
 class Slow(Law, frozen=True, kw_only=True):
-    """Slowdown by a factor, with a probability."""
+    """Slowdown by `factor` with this probability, else a factor of 1."""
 
     probability: _Part
     factor: Annotated[float, Meta(ge=1, le=LARGEST, description="a straggler takes longer")]
@@ -131,7 +129,7 @@ _STRAGGLERS: Mapping[str, type[Law]] = by_name(NoStraggler, HalfNormal, Slow)
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table of the file."""
+    """Base of the tables in the file: unknown keys are refused."""
 
 
 class _Loss(_Table, frozen=True, kw_only=True):
@@ -141,7 +139,7 @@ class _Loss(_Table, frozen=True, kw_only=True):
 
 
 class Family(_Loss, frozen=True, kw_only=True):
-    """Similar trials: one subspace."""
+    """A family of similar trials, which is one subspace of the search."""
 
     #: mean seconds of a trial by class; an expression computes them from the trial's params
     seconds: Mapping[str, float | Expression]
@@ -154,17 +152,17 @@ class Family(_Loss, frozen=True, kw_only=True):
     memory: int = 0
 
     def seconds_on(self, compute_class: str, values: Mapping[str, Value]) -> float:
-        """Return the mean seconds of a trial with these values of its params. Raises ValueError if there are none."""
+        """Return the mean seconds of a trial with these values of its params. Raises ValueError for impossible ones."""
         seconds = self.seconds[compute_class]
         return _computed(seconds, values) if isinstance(seconds, Expression) else seconds
 
     def values(self, masses: Sequence[float]) -> dict[str, Value]:
-        """Return values of the params, for one quantile of each distribution."""
+        """Return the values of the params at these quantiles of their distributions, one for each param."""
         return {name: law.quantile(mass) for (name, law), mass in zip(self.params.items(), masses, strict=True)}
 
 
 class _Bounds(Struct, frozen=True, kw_only=True):
-    """Numbers at the top of the file."""
+    """Settings at the top of the file that need no conversion."""
 
     seconds: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
     trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] | None = None
@@ -180,7 +178,7 @@ class _Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Cluster(_Bounds, frozen=True, kw_only=True):
-    """Classes of workers, families of trials, and changes of both."""
+    """A simulated cluster and its trials: classes of workers and their changes, and families of trials."""
 
     #: slots by class at the start, the strongest class first
     slots: Mapping[str, int]
@@ -195,12 +193,12 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each family."""
+        """Shares of the trials by family, relative to each other."""
         return {name: family.share for name, family in self.families.items()}
 
 
 class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file, before the checks that need more than one of its tables."""
+    """The content of the file, before its tables are checked."""
 
     classes: dict[str, object]
     families: dict[str, object]
@@ -241,9 +239,9 @@ class _Change(_Table, frozen=True, kw_only=True):
 
 
 def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
-    """Return the cluster described in a file, with `instead` in place of its top-level settings.
+    """Return the cluster described in a file. Settings in `instead` replace those at the top of the file.
 
-    Raises UsageError with file, key and remedy for an invalid file.
+    Raises UsageError with file, key and remedy if the file is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -323,7 +321,7 @@ def _param(where: str, name: str, value: object) -> Param:
 
 
 def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | Expression:
-    """Return a number of seconds, or an expression that gives one for draws of the params."""
+    """Return a number of seconds, or an expression that gives valid seconds for random draws of the params."""
     if not isinstance(value, str) or not params:
         return as_record(value, _Seconds, where, _FORM)
     generator = np.random.default_rng(0)
@@ -338,7 +336,7 @@ def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | 
 
 
 def _computed(expression: Expression, values: Mapping[str, Value]) -> float:
-    """Return the seconds that an expression gives. Raises ValueError if a trial cannot take that long."""
+    """Return the seconds that an expression gives. Raises ValueError if they are too small or too great."""
     seconds = expression(values)
     if not LEAST_SECONDS <= seconds <= LARGEST:
         raise ValueError(f"it gives {seconds:g} for {dict(values)}, but must give {LEAST_SECONDS:g} to {LARGEST:g}")

@@ -1,6 +1,4 @@
-"""Executor that simulates trials on a manual clock: a day's search in seconds, with exactly the same result for a
-seed.
-"""
+"""Executor that simulates trials on a manual clock, so that a search of a day takes seconds."""
 
 from __future__ import annotations
 
@@ -18,31 +16,31 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
 
-#: returns the outcome of an attempt, which has its `host`, on a compute class; its `seconds` pass on the clock
+#: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock
 Play = Callable[[Attempt, str], Outcome]
 
-#: seconds after which a dead worker's trial is LOST, and the queue of a class without workers is taken back
+#: seconds after which a dead worker's trial is LOST, and after which the queue of a class without workers is taken back
 LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change of a class's workers: some start, or some die with their trials."""
+    """A change of a class's slots: some are added, or some die with their trials."""
 
     #: time on the clock in seconds
     at: float
     compute_class: str
-    #: number of slots that start; if negative, number of slots that die, the latest first
+    #: number of slots that are added; if negative, number of slots that die, the slots added last first
     slots: int
 
 
 @dataclass
 class _Running:
-    """An attempt in its slots."""
+    """An attempt that runs."""
 
     attempt: Attempt
     outcome: Outcome
-    #: the first slot is the coordinator's
+    #: numbers of its slots; the first is the coordinator's
     slots: list[int]
     began: float
     #: False once it has ended, or one of its slots has died
@@ -55,18 +53,20 @@ class _Running:
 
 @dataclass
 class _Class:
-    """The slots of one class, known by number."""
+    """The slots, running attempts and queue of one class. Slots are numbered from 0."""
 
+    #: rank of the class, 0 for the strongest
     place: int
+    #: number of live slots
     alive: int = 0
     free: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     queue: deque[Attempt] = field(default_factory=deque)
     #: memory of its machines, bytes; 0 for no limit
     memory: int = 0
-    #: each slot is a machine of its own
+    #: slots by machine; each slot is a machine of its own
     hosts: Mapping[str, int] = field(default_factory=dict)
-    #: when the last of its slots died
+    #: time at which the last of its slots died
     empty_since: float = 0.0
     #: slot seconds of ended attempts, and total slot seconds until `counted_at`
     ran: float = 0.0
@@ -74,7 +74,9 @@ class _Class:
     counted_at: float = 0.0
 
     def take(self, attempt: Attempt, name: str) -> list[int]:
-        """Take the slots for an attempt, one on its own machine if it names one. Return none if that is busy or
+        """Take free slots for an attempt, and return their numbers.
+
+        If the attempt is for one machine (`only_on`), take that machine's slot. Return an empty list if that is busy or
         gone.
         """
         if attempt.only_on is None:
@@ -85,20 +87,20 @@ class _Class:
         return own
 
     def run(self, now: float) -> float:
-        """Return the slot seconds of all attempts until now."""
+        """Return the slot seconds that all attempts have used until now."""
         return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
 
     def offered_until(self, now: float) -> float:
-        """Return the total slot seconds until now."""
+        """Return the slot seconds until now of all slots, busy or free."""
         return self.offered + self.alive * (now - self.counted_at)
 
     def count_slots(self, now: float) -> None:
-        """Enter the slot seconds until now, before the number of slots changes."""
+        """Add up the slot seconds until now. Call this before the number of slots changes."""
         self.offered, self.counted_at = self.offered_until(now), now
 
 
 class SimulatedExecutor:
-    """Classes of slots that let time pass on the clock instead of running trials."""
+    """Executor whose trials only let time pass on the clock. Their outcomes come from `play`."""
 
     def __init__(
         self,
@@ -114,8 +116,8 @@ class SimulatedExecutor:
     ) -> None:
         """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
 
-        `changes` name classes of `slots`, which may have no slots at first. `memory` is a class's memory in bytes. All
-        machines keep their checkpoints on `storage`; if that is "", each machine has its own.
+        `changes` refer to classes in `slots`, which may have no slots at first. `memory` is the memory of a class's
+        machines in bytes. All machines keep their checkpoints on `storage`; if that is "", each machine has its own.
         """
         self._play = play
         self._clock = clock
@@ -168,7 +170,7 @@ class SimulatedExecutor:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # A change of the workers ends the wait, because new ones want trials.
+        # A change of the slots ends the wait, because the scheduler must send trials to new slots.
         deadline = self._clock.now() + seconds
         while not (self._events or self._has_changed) and self._is_due(deadline):
             self._clock.advance_to(self._future[0][0])
@@ -193,11 +195,11 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """True if nothing will happen any more without another `submit`."""
+        """True if nothing more will happen without another `submit`."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
-        """Return the part of its slot seconds until now in which trials ran, by class."""
+        """Return the fraction of the slot seconds until now in which trials ran, by class."""
         now = self._clock.now()
         offered = {name: each.offered_until(now) for name, each in self._classes.items()}
         # Rounding errors may make the sum slightly greater than the total.
@@ -210,7 +212,7 @@ class SimulatedExecutor:
             each.running.clear()
 
     def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
-        """Schedule an action. If it is the end of attempt `one`, it happens only while that is alive."""
+        """Schedule an action. If it is the end of the attempt `one`, it is skipped once that attempt is not alive."""
         heapq.heappush(self._future, (moment, next(self._order), action, one))
 
     def _is_due(self, moment: float) -> bool:
@@ -223,7 +225,8 @@ class SimulatedExecutor:
         """Start the attempts in a class's queue for which there are free slots."""
         each = self._classes[name]
         now = self._clock.now()
-        # An attempt is sent only if its slots are free. If one has died meanwhile, the rest of the queue waits with it.
+        # An attempt is sent only if slots are free. If one of these has died meanwhile, the attempt waits, and so do
+        # those behind it in the queue.
         while each.queue and each.queue[0].slots <= len(each.free):
             attempt = each.queue.popleft()
             slots = each.take(attempt, name)
@@ -267,7 +270,7 @@ class SimulatedExecutor:
                 self._start(name)
 
     def _resize(self, name: str, by: int) -> None:
-        """Add slots to a class, or let its last ones die. Their trials are LOST after the lease."""
+        """Add slots to a class, or let its last slots die. Their trials are LOST when the lease ends."""
         self._has_changed = True
         each, now = self._classes[name], self._clock.now()
         each.count_slots(now)

@@ -1,4 +1,4 @@
-"""Params of a simulated family: the distributions from which a cluster file draws them, and expressions of them.
+"""Params of a family of simulated trials: their distributions, and expressions that compute a time from them.
 
 An expression such as ``20 + 400 * width`` is arithmetic only, never Python's `eval`.
 """
@@ -19,7 +19,7 @@ from shadho_celery.core.checks import misfit_at
 #: a param's value, or the value of an expression
 Value = float | str
 
-#: bound on the ends of a distribution
+#: maximum absolute value of a distribution's bounds
 LARGEST = 1e15
 
 L = TypeVar("L", bound=Struct)
@@ -28,14 +28,14 @@ _Whole = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 
 
 class Param(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
-    """Distribution of one param, with its name in the file."""
+    """Distribution of one param. The class's name in lower case is the value of `law` in the file."""
 
     def node(self, label: str) -> Any:
-        """Return hyperopt's node of the distribution."""
+        """Return the node of hyperopt for the distribution."""
         raise NotImplementedError
 
     def quantile(self, mass: float) -> Value:
-        """Return the value, as expressions see it, of a quantile from 0 to 1."""
+        """Return the quantile at `mass`, from 0 to 1, as the value that expressions see."""
         raise NotImplementedError
 
     def value(self, drawn: float) -> Value:
@@ -44,7 +44,7 @@ class Param(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
 
 class Uniform(Param, frozen=True, kw_only=True):
-    """Any number between two ends."""
+    """Uniform distribution of a number between two bounds."""
 
     low: _End
     high: _End
@@ -61,7 +61,7 @@ class Uniform(Param, frozen=True, kw_only=True):
 
 
 class LogUniform(Uniform, frozen=True, kw_only=True):
-    """Any number between two ends above 0, with a uniform logarithm. hyperopt's takes the logarithms of the ends."""
+    """Log-uniform distribution between two bounds above 0. In hyperopt, the bounds are their logarithms."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +76,7 @@ class LogUniform(Uniform, frozen=True, kw_only=True):
 
 
 class Integer(Param, frozen=True, kw_only=True):
-    """A whole number from `low` to `high`, both included."""
+    """Uniform distribution of a whole number from `low` to `high`, both included."""
 
     low: _Whole
     high: _Whole
@@ -93,7 +93,7 @@ class Integer(Param, frozen=True, kw_only=True):
 
 
 class Choice(Param, frozen=True, kw_only=True):
-    """One of the options, which are texts or numbers."""
+    """Uniform choice of one of the options, which are texts or numbers."""
 
     options: Annotated[list[str | float], Meta(min_length=1, max_length=1000, description='write options = ["a", "b"]')]
 
@@ -108,13 +108,13 @@ class Choice(Param, frozen=True, kw_only=True):
 
 
 def by_name(*laws: type[L]) -> Mapping[str, type[L]]:
-    """Return distributions by their names in the file."""
+    """Return classes of distributions, by their names in the file (`law`)."""
     return {str(law.__struct_config__.tag): law for law in laws}
 
 
 PARAMS = by_name(Uniform, LogUniform, Integer, Choice)
 
-#: a compiled part of an expression
+#: compiled part of an expression: returns its value for the params
 Part = Callable[[Mapping[str, Value]], Value]
 
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
@@ -146,15 +146,15 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "floor": math.floor,
     "ceil": math.ceil,
 }
-#: maximum length and nesting of an expression; beyond, Python's own parser fails in unexpected ways
+#: maximum length and nesting of an expression; for greater ones, Python's own parser fails in unexpected ways
 MOST_CHARACTERS, MOST_DEPTH = 2000, 150
 
 
 class Expression:
-    """An expression of named params, checked once and computed often."""
+    """An arithmetic expression of named params. It is checked and compiled once, and then computed for each trial."""
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
-        """Compile `text`, which may use the params called `names`. Raises ValueError for anything not allowed."""
+        """Compile `text`, which may use the params called `names`. Raises ValueError if it contains anything else."""
         self.text = text
         self._names = frozenset(names)
         if len(text) > MOST_CHARACTERS:
@@ -182,7 +182,7 @@ class Expression:
         return Expression, (self.text, self._names)
 
     def __call__(self, params: Mapping[str, Value]) -> float:
-        """Return the value for params. Raises ValueError if it is not a finite number."""
+        """Return the expression's value for the params of a trial. Raises ValueError if it is not a finite number."""
         try:
             value = self._compute(params)
             number = value if isinstance(value, str) else float(value)

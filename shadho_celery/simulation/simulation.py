@@ -1,4 +1,4 @@
-"""Simulation of a search on a described cluster: the real scheduler, study, policy and cost model on a manual clock."""
+"""Simulation of a search on the cluster of a file: the real scheduler, study and policies, on a manual clock."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
-#: factors drawn in advance; a trial's seed picks one, so it is the same under every policy
+#: number of random factors drawn in advance; a trial's seed picks one, so it is the same under every policy
 DRAWS = 2**17
 
-#: offset in the draws between two attempts of a trial
+#: distance in the draws between the slowdowns of two successive attempts of a trial
 NEXT_ATTEMPT = 65_537
 
-#: fraction of its time after which a trial runs out of memory
+#: fraction of its time after which a trial runs out of memory, if its class has too little
 OUT_OF_MEMORY_AT = 0.1
 
-#: position of a family's least loss in [0, 1]
+#: value of x in [0, 1] at which a family has its least loss
 OPTIMUM = 0.3
 
 
@@ -51,36 +51,39 @@ class Simulation:
     seed: int
     #: simulated seconds
     seconds: float
-    #: ended trials by family
+    #: number of completed and of failed trials, by family
     complete: Mapping[str, int]
     failed: Mapping[str, int]
-    #: completed trials by family and class
+    #: number of completed trials by family and class
     placed: Mapping[str, Mapping[str, int]]
-    #: attempts lost with their workers
+    #: number of attempts lost with their workers
     lost: int
-    #: part of the slots' time in which they were busy, by class
+    #: fraction of the slots' time in which they were busy, by class
     utilisation: Mapping[str, float]
-    #: least loss, and the simulated seconds until it was found
+    #: least loss, and the simulated seconds until it was found; None without a completed trial
     best: float | None
     best_after: float | None
     #: CPU seconds of the simulation, and the peak resident memory of its process in MiB
     cpu_seconds: float
     peak_mib: float
-    #: all trials
+    #: the simulated study, with all its trials
     study: StudyState
 
     @property
     def trials(self) -> int:
-        """Ended trials."""
+        """Number of completed and failed trials."""
         return sum(self.complete.values()) + sum(self.failed.values())
 
     def balanced(self, shares: Mapping[str, float]) -> float:
-        """Return the trials completed per hour in the mix of `shares`: the least count / share of the families."""
+        """Return the rate of completed trials per hour, as far as they have the mix of families in `shares`.
+
+        It is the rate of the family that has completed the fewest trials relative to its share, divided by that share.
+        """
         total = sum(shares.values())
         return an_hour(min(self.complete[name] * total / share for name, share in shares.items()), self.seconds)
 
     def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
-        """Yield number, family, class, slot, start and end (seconds) and state of the ended trials.
+        """Yield number, family, class, slot, start and end (seconds) and state of each ended trial.
 
         Trials that failed because their worker was lost repeatedly are left out, because they have no end.
         """
@@ -93,7 +96,7 @@ class Simulation:
 
 
 def an_hour(number: float, seconds: float) -> float:
-    """Convert a `number` in this many seconds to a rate per hour; 0 if no time has passed."""
+    """Return the rate per hour of a `number` of trials in this many seconds; 0 if no time has passed."""
     return number / seconds * 3600 if seconds else 0.0
 
 
@@ -160,8 +163,8 @@ def simulate(
 
 
 def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: bool) -> Iterator[None]:
-    """Yield after each turn of the loop. Trials that still run at the end of the time have no result."""
-    # All events come from the executor, so that a turn need not end without one.
+    """Run the scheduler to its end, and yield after each turn. Trials that still run at the end have no result."""
+    # All events come from the executor, so a turn need not end before there is an event.
     scheduler.turn_seconds = math.inf
     scheduler.assign()
     scheduler.fill()
@@ -173,7 +176,7 @@ def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: boo
 
 
 def _placed(cluster: Cluster, study: StudyState) -> dict[str, dict[str, int]]:
-    """Return the number of complete trials by family and class."""
+    """Return the number of completed trials by family and class."""
     placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
     for trial in study.trials:
         if trial.state is TrialState.COMPLETE:
@@ -182,7 +185,7 @@ def _placed(cluster: Cluster, study: StudyState) -> dict[str, dict[str, int]]:
 
 
 def make_space(cluster: Cluster) -> Any:
-    """Return the search space of a cluster: a choice of families, with one number and the file's params in each."""
+    """Return the search space of a cluster: a choice of families, each with a number x and the params in the file."""
     total = sum(cluster.shares.values())
     options = {
         name: {
@@ -196,12 +199,12 @@ def make_space(cluster: Cluster) -> Any:
 
 
 def _label(param: str, family: str) -> str:
-    """Return the label of a family's param. A param called x would otherwise have the label of the number."""
+    """Return the label of a family's param. It differs from the label of the family's number, ``x FAMILY``."""
     return f"{param} of {family}"
 
 
 def values_shown(cluster: Cluster) -> Callable[[Params, str], Any]:
-    """Return a function that returns the value of one label of a trial's params, as expressions see it."""
+    """Return a function (params, label) that returns the value of a trial's param as expressions see it."""
     laws = {
         _label(param, name): law for name, family in cluster.families.items() for param, law in family.params.items()
     }
@@ -216,15 +219,18 @@ def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[s
 
 
 class Checkpoints:
-    """Budgets already computed for params, and the machines that have the checkpoints."""
+    """Budgets up to which promoted trials have been computed, and the machines that have their checkpoints."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: budget and machine of the latest trial, by number of the first trial
+        #: budget reached and machine of the latest trial with the same params, by number of the first trial with them
         self._kept: dict[int, tuple[float, str | None]] = {}
 
     def begin(self, attempt: Attempt) -> tuple[float, float, bool | None]:
-        """Return units of work, seconds of hand-over, and whether the attempt of a promoted trial continues."""
+        """Return the budget to compute, the seconds to fetch a checkpoint, and whether the attempt continues from it.
+
+        The last is None if the trial was not promoted. Without budgets, an attempt computes a budget of 1.
+        """
         if attempt.budget is None:
             return 1.0, 0.0, None
         key = attempt.number if attempt.origin is None else attempt.origin
@@ -239,9 +245,9 @@ class Checkpoints:
 
 
 def make_play(cluster: Cluster, seed: int) -> Play:
-    """Return a function that simulates a cluster's trials: their seeds determine size, failure and slowdown.
+    """Return a function that simulates a cluster's trials. A trial's seed determines its size, failure and slowdown.
 
-    Size and failure are the same in all attempts of a trial. The slowdown differs between them.
+    Size and failure are the same in all attempts of a trial. The slowdown differs between attempts.
     """
     generator = np.random.default_rng([seed, 0x51])
     sizes = cluster.size.draw(generator, DRAWS).tolist()

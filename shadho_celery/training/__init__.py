@@ -1,13 +1,13 @@
 """Distributed training of one model in several slots: synchronous SGD with backup replicas, and other strategies.
 
 Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
-first N gradients of a step and drops the late ones (Chen et al., *Revisiting Distributed Synchronous SGD*, arXiv
-1604.00981). `README.md` beside this file describes how to use it. At the top are the modules that users call, below
-them `wire`, `coordinator` and `replica`.
+first N gradients of a step and drops the gradients that come later (Chen et al., *Revisiting Distributed Synchronous
+SGD*, arXiv 1604.00981). `README.md` beside this file describes how to use it. Users call the modules in this folder.
+The folders `wire`, `coordinator` and `replica` are for internal use.
 
 The room imports `core`, `objective`, `errors` and torch, and opens its own sockets. It does not know queues, stores or
-schedulers: an objective reaches those through its context. The same training therefore runs on a fleet, on a laptop and
-in a test.
+schedulers: it calls for replicas through the trial's context. The same training therefore runs on a fleet, on a laptop
+and in a test.
 """
 
 try:

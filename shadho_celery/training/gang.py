@@ -45,7 +45,7 @@ from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
 logger = logging.getLogger(__name__)
 
-#: environment variable with the address under which other machines reach this one, if it is not detected correctly
+#: environment variable with the address by which other machines reach this one, if it is not detected correctly
 HOST_VARIABLE = "SHADHO_HOST"
 #: environment variable with the address to listen on, if it differs from the one that replicas are given
 LISTEN_VARIABLE = "SHADHO_LISTEN"
@@ -53,17 +53,18 @@ LOOPBACK = "127.0.0.1"
 
 
 class Gang:
-    """Processes that train one model once, with `Sync` or `strategy`. Closed at the end of its `with` block.
+    """Processes that train one model once, with the strategy `Sync` or `strategy`. Use it as a context manager.
 
-    One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters. Beyond that, use
-    DistributedDataParallel or torchft in the objective. `host` and `port` are optional.
+    One coordinator carries all vectors, so it supports about 16 replicas and 50 million parameters well. Beyond that,
+    use DistributedDataParallel or torchft in the objective. `host` and `port` are the coordinator's address, by default
+    this machine's address and a free port.
 
-    The gang waits `start_seconds` for its first N replicas: a minute, or an hour in a trial with several slots, whose
-    scheduler takes an incomplete gang back earlier. If fewer than N are alive, it waits `grace_seconds` (10, or 0 if
-    lost replicas cannot return). Then `on_few` decides: "shrink" continues with fewer replicas and a learning rate
-    reduced in proportion, "wait" continues to wait, and "fail" raises. A replica that sends nothing for
-    `deadline_seconds` counts as lost. `delay(place, draw)` gives the minimum seconds of a gradient, to simulate slow
-    machines. Raises UsageError.
+    The gang waits `start_seconds` for its first N replicas. The default is a minute, or an hour in a trial with several
+    slots, whose scheduler takes an incomplete gang back earlier. If fewer than N replicas are alive later, the gang
+    waits `grace_seconds` (by default 10, or 0 if lost replicas cannot return). Then `on_few` decides: "shrink"
+    continues with fewer replicas and a learning rate reduced in proportion, "wait" continues to wait, and "fail" raises
+    ShadhoError. A replica that sends nothing for `deadline_seconds` counts as lost. `delay(place, draw)` returns the
+    minimum seconds of a gradient, to simulate slow machines. Raises UsageError for arguments that are not valid.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Gang:
         )
         self._codec, self._delay, self._deadline = codec or Raw(), delay, deadline_seconds
         self._host, self._port = host, port
-        #: record of the gradients that made each step; `replay` uses it to compute the training again
+        #: log of the training, with the gradients that made each step; `replay` computes the training again from it
         self.log = Log()
         #: replica processes on this machine
         self.processes = Processes(start_method)
-        #: address on which the coordinator listens, as ``host:port``; None before it does
+        #: address by which replicas reach the coordinator, as ``host:port``; None before it listens
         self.address: str | None = None
         self._listener: Listener | None = None
         self._server: socket.socket | None = None
@@ -142,12 +143,12 @@ class Gang:
         checkpoint_every: int = 100,
         ema: float | None = None,
     ) -> Report:
-        """Train until `steps` steps are done, counted from the first one even after a restart. Return the report.
+        """Train until `steps` steps are done, including those before a restart. Return the report.
 
         `data` are tensors of equal first dimension or a map-style Dataset. `loss(model, batch)` returns the mean loss
-        of a batch of `batch` examples, a scalar tensor. The context gets reports of `evaluate(model)`, or of the
-        training loss without it; the last one comes at the end. With `ema` the moving average of the parameters is
-        evaluated, and left in the model. The training ends early if ``context.should_stop()``.
+        of a batch of `batch` examples, a scalar tensor. The value of `evaluate(model)`, or the mean training loss if
+        `evaluate` is None, is reported to the context now and then and at the end. With `ema`, the moving average of
+        the parameters is evaluated and left in the model. The training ends early if ``context.should_stop()``.
 
         Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
         Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
@@ -170,11 +171,11 @@ class Gang:
         return self._train(plan, ModelCentre(model, optimizer, average=ema), data, loss)
 
     def present(self) -> int:
-        """Return how many replicas are connected; 0 if this process trains alone."""
+        """Return the number of connected replicas. It is 0 if this process trains alone."""
         return self._listener.present() if self._listener is not None else 0
 
     def close(self, reason: str) -> None:
-        """Dismiss the replicas, and end those on this machine."""
+        """Dismiss the replicas, and end the replica processes on this machine."""
         if self._server is not None:
             close_socket(self._server)
         if self._listener is not None:
@@ -182,7 +183,7 @@ class Gang:
         self.processes.close()
 
     def _train(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss) -> Report:
-        """Act as a replica, as the only process, or as the coordinator."""
+        """Train in the role of this process: a replica, the coordinator, or the only process."""
         # Errors in the data are raised here, before any process is started.
         batches = Batches(data, batch=plan.batch, seed=plan.seed, places=self._places, micro_batches=plan.micro_batches)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
@@ -222,7 +223,8 @@ class Gang:
     def _take_part(self, seat: ReplicaSeat, workload: Workload) -> Report:
         """Act as a replica, and leave the objective by raising ReplicaDone."""
         if self.context.gangs < seat.call:
-            # An earlier gang of the trial, which has ended. The later one gets its parameters from its coordinator.
+            # This is an earlier gang of the trial, which has ended. The later gang, for which this replica was called,
+            # gets its parameters from its coordinator.
             return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self._places))
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
@@ -236,7 +238,7 @@ class Gang:
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
-        # Before this process has any threads, because only then is forking safe.
+        # Start replicas before this process has any threads, because only then is forking safe.
         for rank in range(1 if self._calls else self._places):
             seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
             self.processes.start(seat, workload, self._server)
@@ -280,7 +282,7 @@ class Gang:
         return listen(host, self._port)
 
     def _report(self, run: Run, coordinator: Coordinator | None = None) -> Report:
-        """Return the report of a finished training, and log its warnings."""
+        """Return the report of a finished training, and log the report's warnings."""
         received, sent = self._listener.bytes_moved() if self._listener is not None else (0, 0)
         if self._listener is not None:
             run.log.refused.update(self._listener.refused)
@@ -298,12 +300,15 @@ class Gang:
         return report
 
 
-#: the name by which an objective creates one
+#: the name with which objectives create a gang
 gang = Gang
 
 
 def _listening_address(host: str) -> str:
-    """Return the address to listen on: SHADHO_LISTEN, else `host`, which the replicas are given. Raises UsageError."""
+    """Return the address to listen on: SHADHO_LISTEN, else `host`, by which replicas reach this machine.
+
+    Raises UsageError if this machine resolves `host` to a loopback address.
+    """
     if told := os.environ.get(LISTEN_VARIABLE):
         return told
     with suppress(OSError):
@@ -316,8 +321,9 @@ def _listening_address(host: str) -> str:
 
 
 def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
-    """Train without sockets and copies: plain SGD, equal to the bit. Raises UsageError at the first step, and
-    Diverged.
+    """Train in this process alone, with results equal to the bit to a plain training loop.
+
+    Raises UsageError if the loss is not finite from the first step, and Diverged if it is not finite later.
     """
     computer = Computer(run.centre.model, loss, batches)
     shape = run.centre.shape
@@ -353,7 +359,7 @@ def _limit_warnings(places: int, size: int) -> Iterator[str]:
 
 
 def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: int | Literal["auto"]) -> Strategy:
-    """Return `strategy`, or `Sync` with the numbers given. Raises UsageError if both are given and differ."""
+    """Return `strategy`, or `Sync` with `replicas` and `backups`. Raises UsageError if both are given and differ."""
     if strategy is None:
         if replicas is None:
             raise UsageError("a gang needs replicas=N, or a strategy that names them")
@@ -366,7 +372,7 @@ def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: i
 
 
 def _check_arguments(strategy: object, codec: object, port: object, on_few: object) -> None:
-    """Raise UsageError for arguments of a wrong kind."""
+    """Raise UsageError for arguments of a wrong type or value."""
     for name, value, attribute, example in (
         ("strategy", strategy, "lockstep", "Average(replicas=4)"),
         ("codec", codec, "encoder", "Quantize(4)"),

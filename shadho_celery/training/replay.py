@@ -27,12 +27,12 @@ def replay(
     micro_batches: int = 1,
     strategy: Strategy | None = None,
 ) -> Iterable[int]:
-    """Take every step of `log` on a model and optimizer in their initial state. Yield each step's number after it.
+    """Take every step of `log` on a model and an optimizer in their initial state. Yield each step's number after it.
 
-    A gradient is a function of parameters, step and place, and the sums are taken in the logged order. The parameters
-    therefore equal the trained ones: to the bit if the same instructions compute the gradients, else within float
+    A gradient is a function of parameters, step and place, and gradients are added in the logged order. The parameters
+    therefore equal those of the training: to the bit if the same instructions compute the gradients, else within float
     tolerance. This holds only for gradients that were sent without quantisation (codec `Raw`). Raises UsageError for a
-    strategy other than `Sync`, and for a log without its first steps.
+    strategy other than `Sync`, and for a log with missing steps.
     """
     if strategy is not None and not isinstance(strategy, Sync):
         raise UsageError(
@@ -74,9 +74,7 @@ def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss,
 
 
 def _local_steps(centre: ModelCentre, computer: Computer, log: Log) -> Iterable[int]:
-    """Replay a training without sockets. There, a parameter that the loss does not use has no gradient; in a gang it is
-    0.
-    """
+    """Replay a training in one process. Parameters that the loss does not use have no gradient, as they had then."""
     for step in log.steps:
         if step.accepted:
             computer.backward(step.step, 0)

@@ -1,6 +1,6 @@
 """Log and report of a training: its steps, step times, and the share of each replica's gradients that counted.
 
-From the log one process can compute the training again.
+With the log, one process can compute the training again (`replay`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from shadho_celery.training.coordinator.backups import Prediction
 
-#: a warning names a replica with a lower share of accepted gradients
+#: share of accepted gradients below which a warning names a replica
 FEW_ACCEPTED = 0.2
 #: percentiles of the step times that are reported
 PERCENTILES = (50, 90, 99)
 #: length of the longest bar in characters
 BAR_WIDTH = 40
-#: text of a chart without predictions
+#: text in place of a chart if there are no predictions
 NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
 
 
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     accepted: tuple[int, ...]
     #: mean loss of their batches, at the parameters before the step
     loss: float
-    #: seconds since the step before, or since the start
+    #: seconds since the previous step, or since the start
     seconds: float
     #: factor on the learning rate; below 1 while replicas were missing
     scale: float = 1.0
@@ -43,22 +43,22 @@ class Step(NamedTuple):
 
 @dataclass(kw_only=True)
 class Log:
-    """Steps of a training and counts of its vectors; the coordinator writes it."""
+    """Log of a training, which the coordinator writes: its steps, and how many vectors of each place counted."""
 
     #: number of positions in the gang, by which the stream of batches is numbered
     places: int = 1
     steps: list[Step] = field(default_factory=list)
-    #: vectors that made a step, by place
+    #: number of vectors that made a step, by place
     accepted: Counter[int] = field(default_factory=Counter)
-    #: vectors that came too late and were dropped, by place
+    #: number of vectors that came too late and were dropped, by place
     late: Counter[int] = field(default_factory=Counter)
-    #: vectors that never arrived because their step ended without them, by place
+    #: number of vectors that never arrived because their step ended without them, by place
     cancelled: Counter[int] = field(default_factory=Counter)
-    #: frames refused, by cause
+    #: number of frames and connections refused, by cause
     refused: Counter[str] = field(default_factory=Counter)
     #: messages for the user, in order
     notes: list[str] = field(default_factory=list)
-    #: steps restored from a checkpoint, which are also in `steps`; None for a training from the start
+    #: number of steps restored from a checkpoint, which are also in `steps`; None for a training from the start
     resumed_from: int | None = None
 
 
@@ -66,24 +66,24 @@ class Log:
 class Report:
     """Result of a training: for users, for the study, and for its replay."""
 
-    #: N
+    #: number of replicas N
     replicas: int
-    #: b, as given or as chosen last
+    #: number of backup replicas b, as given or as chosen last
     backups: int
-    #: record of the steps
+    #: log of the training
     log: Log
     #: value of the last evaluation, or mean training loss since the last report; None without a step
     loss: float | None = None
     #: bytes received from the replicas
     bytes_in: int = 0
-    #: bytes sent to them
+    #: bytes sent to the replicas
     bytes_out: int = 0
-    #: predicted step time for each b, from 0 on; empty if too few times were recorded, or without `Sync`
+    #: predicted step time for each b from 0 on; empty if too few times were recorded, or if the strategy is not `Sync`
     predictions: Sequence[Prediction] = ()
 
     @property
     def steps(self) -> int:
-        """Steps taken, including those before a restart."""
+        """Number of steps taken, including those before a restart."""
         return len(self.log.steps)
 
     @property
@@ -92,7 +92,7 @@ class Report:
         return math.fsum(step.seconds for step in self.log.steps)
 
     def dropped_share(self) -> dict[int, float]:
-        """Return the share of gradients that came too late or were abandoned, by place."""
+        """Return the share of each place's gradients that came too late or were abandoned."""
         used, dropped = self.log.accepted, self.log.late + self.log.cancelled
         return {name: dropped[name] / (used[name] + dropped[name]) for name in sorted(+used | dropped)}
 
@@ -104,9 +104,7 @@ class Report:
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Return a warning for each replica that is too slow for this training, so that few of its gradients
-        counted.
-        """
+        """Return a warning for each replica that is so slow that few of its gradients counted."""
         return [
             f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
@@ -139,7 +137,7 @@ class Report:
             *([f"steps: {within}"] if within else []),
             f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
         ]
-        # Without lockstep no gradient can come too late.
+        # If the strategy is not in lockstep, no gradient can come too late.
         if any((shares := self.dropped_share()).values()):
             lines += ["", "share of a replica's gradients that came too late or were abandoned:"]
             lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
@@ -175,7 +173,7 @@ def bars(values: Mapping[str, float], form: str, top: float | None = None) -> li
 
 
 def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "") -> str:
-    """Return a line chart as SVG, its y axis from 0; without points, a frame with the text `empty`."""
+    """Return a line chart as SVG, with a y axis from 0. Without points, it shows the text `empty` in a frame."""
     width, height = 480, 300
     left, right, above, below = 60, 15, 20, 45
     top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])

@@ -1,4 +1,4 @@
-"""Roles of a training: the strategy (local rule and central rule), the replica, and the model on which it works.
+"""Roles of a training: the strategy (local and central rule), the replica, and the coordinator's model (`Centre`).
 
 A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors. Its central
 rule, `Strategy.apply`, runs in the coordinator and applies their mean to the model. Connections, failures, checkpoints,
