@@ -1,4 +1,4 @@
-"""What all commands have in common."""
+"""Base class of all commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 class Command(click.Command):
-    """A command that refuses an option that is given twice, where the last one would silently win."""
+    """A command that refuses an option that is given twice; click would silently use the last value."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

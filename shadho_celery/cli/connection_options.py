@@ -1,4 +1,4 @@
-"""Addresses of broker and Redis: from the environment, a file, or the command line."""
+"""Options with the URLs of broker and Redis, which may also come from a file or the environment."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def options(command: F) -> F:
 def environment(
     broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None = None
 ) -> dict[str, str]:
-    """Return the environment variables that the options set; the command line precedes the file.
+    """Return the environment variables that the options set. Options override the file.
 
-    Raises UsageError for a file that cannot be read or understood. Warns of passwords that other users can see.
+    Raises UsageError for a file that cannot be read or parsed. Warns about passwords that other users can see.
     """
     urls.prefer_own()
     found = _read(Path(url_file).expanduser()) if url_file else {}
@@ -63,20 +63,26 @@ def environment(
 
 
 def warn_of_password(option: str, url: str, better: str) -> None:
-    """Warn if an option's URL has a password: every process of the machine can read command lines."""
+    """Warn if an option's URL has a password, because all users of the machine can see command lines.
+
+    `better` names a safer way to give the URL.
+    """
     if mask(url) != url:
         say(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
 
 
 def origin(found: Mapping[str, str]) -> str:
-    """Return the environment variable that names the broker; "" if an option or a file does, or none is named."""
+    """Return the environment variable that has the URL of the broker.
+
+    Return "" if the URL is from an option or a file, or if there is no broker.
+    """
     if BROKER in found or not os.environ.get(BROKER):
         return ""
     return OWN_BROKER if os.environ.get(OWN_BROKER) else BROKER
 
 
 def refusal(error: ShadhoError) -> click.ClickException:
-    """Return the error as click shows it: one line, and the error's exit code."""
+    """Return an exception that click shows as one line, and that ends the command with the error's exit code."""
     shown = click.ClickException(printable(" ".join(str(error).split())))
     shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
     return shown
@@ -84,9 +90,9 @@ def refusal(error: ShadhoError) -> click.ClickException:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Show a ShadhoError as click does, and warnings in one line; end at Ctrl-C without a traceback.
+    """Show a ShadhoError as click shows its errors, and each warning in one line. End at Ctrl-C without a traceback.
 
-    It is a decorator of the commands that run as modules, too; the group does it for all others.
+    The group uses it for its commands. It is also a decorator for the commands that run as modules.
     """
     try:
         with readable_warnings():

@@ -1,4 +1,4 @@
-"""The console for tables and live views: every text is shown as it is, and printable."""
+"""The console for tables and live views, which shows every text without markup and makes it printable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from shadho_celery.core.checks import printable
 
 
 class PrintableConsole(Console):
-    """Console without markup in texts, and without what a terminal obeys, but its own styles and control codes."""
+    """Console that does not interpret markup in texts, and escapes control characters in them.
+
+    Its own styles and control codes are kept.
+    """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of `renderable`, their texts printable."""
+        """Yield the segments of `renderable` with printable texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -29,7 +29,7 @@ def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
 
 
 def _json(study: StudyResults, file: IO[bytes]) -> None:
-    """Write one object. Trials are read from the store and written one by one."""
+    """Write the study as one JSON object. Trials are read from the store and written one by one."""
     from shadho_celery.results.schema import plain_json, trial_json
 
     head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
@@ -93,7 +93,7 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
             write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        # An existing file is replaced when the new one is complete.
+        # An existing file is replaced only when the new one is complete.
         try:
             with replacing(output) as file:
                 write(study, file)

@@ -1,4 +1,4 @@
-"""The group of all commands; a command's module is imported when it runs or shows its own help."""
+"""The group of all commands. A command's module is imported only when the command runs or shows its own help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from shadho_celery.cli.connection_options import refusals
 
-#: name -> module, its click command, and one line of help: `--help` imports none of them
+#: name -> module, its click command, and one line of help, so that `--help` need not import the modules
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
     "resume": ("shadho_celery.cli.resume", "resume", "Continue a study by its name."),
@@ -48,7 +48,7 @@ Completion of commands and options by the Tab key:
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`, each imported when it is asked for."""
+    """Group of the commands in `COMMANDS`, each of which is imported when click asks for it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]
@@ -72,7 +72,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> object:
-        # Here, and not around each command alone: Ctrl-C may come while its module is imported.
+        # Used here and not in each command, because Ctrl-C may arrive while the module of a command is imported.
         with refusals():
             return super().invoke(ctx)
 

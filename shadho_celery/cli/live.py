@@ -1,4 +1,4 @@
-"""Views of a running study: a picture in a terminal, otherwise a line every few seconds."""
+"""Views of a running study: in a terminal a picture that is updated, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _S = TrialState
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The live workers as they announce themselves, including those that cannot run the study."""
+    """The live workers as they announce themselves, including workers that cannot run trials of the study."""
 
     workers: Callable[[], Mapping[str, Worker]] = dict
     #: module that the workers of the study need
@@ -64,12 +64,12 @@ class Fleet:
         return [worker for worker in self.workers().values() if worker.compute_class == compute_class]
 
     def has_module(self, worker: Worker) -> bool:
-        """Return whether a worker has the module of the study, or accepts shipped code."""
+        """Return whether a worker can get the study's code: it has the module, or accepts shipped code."""
         return self.module in worker.imports or worker.accepts_code
 
     @property
     def lack(self) -> str:
-        """Reason why no live worker can run trials of the study."""
+        """Reason why no live worker can run trials of the study, for the user."""
         live = self.workers().values()
         taking = [worker for worker in live if not worker.draining]
         if not taking:
@@ -87,7 +87,7 @@ class LostTrials:
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: their numbers
+        #: numbers of these trials
         self.numbers: set[int] = set()
 
     def news(self) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _were(numbers: Iterable[int]) -> str:
 
 
 class _View:
-    """Attributes of both views."""
+    """Base class of both views, with what both need: the state of the run, its pace, and its lost trials."""
 
     def __init__(self, scheduler: Scheduler, fleet: Fleet) -> None:
         self._scheduler, self._fleet = scheduler, fleet
@@ -140,7 +140,7 @@ class LiveView(_View):
         self._made = Values(scheduler.study.record, space.evaluate)
         #: lines about recent placement
         self._preferred: list[str] = []
-        #: number and values of the best trial
+        #: number of the best trial, and text of its values
         self._best: tuple[int, str] = (-1, "")
         description = TextColumn("{task.description}", style="bold", markup=False)
         self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -185,7 +185,7 @@ class LiveView(_View):
         )
 
     def _values(self, known: Overview) -> str:
-        """Return what the objective got in the best trial."""
+        """Return text of the values that the objective got in the best trial."""
         if known.best is not None and known.best.number != self._best[0]:
             self._best = (known.best.number, f"with {best_values(known.best)}")
         return self._best[1]
@@ -209,7 +209,7 @@ class PlainView(_View):
         pass
 
     def update(self) -> None:
-        """Print a line if the last one is old enough."""
+        """Print a line if PLAIN_SECONDS have passed since the last one."""
         now = self._scheduler.study.clock.now()
         if now - self._looked_at >= REFRESH_SECONDS:
             self._looked_at = now
@@ -248,7 +248,10 @@ def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
-    """Return the trials per minute and, if known, the time until the first limit of a run that started at `began`."""
+    """Return text with the trials per minute and, if known, the time until the first limit of the run.
+
+    `began` is the moment at which the run started.
+    """
     study, limits = scheduler.study, scheduler.limits
     if not pace.ended:
         rate = "no trial has ended yet" + (" in this run" if study.counted else "")
@@ -267,7 +270,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
 
 
 def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
-    """Return a line for each of the first few running trials, and one with the number of the others."""
+    """Return a line for each of the first few running trials, and a line with the number of further ones."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
     workers = fleet.workers()
     lines = [_running_line(study, each, workers) for each in running[:RUNNING]]
@@ -276,7 +279,7 @@ def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
 
 
 def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker]) -> str:
-    """Return where a trial runs, for how long, and its last report."""
+    """Return a line about a running trial: where it runs, for how long, and its last report."""
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
@@ -292,13 +295,13 @@ def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Wor
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRow:
-    """State of a compute class."""
+    """State of a compute class, as a row of its table."""
 
     name: str
     #: True if live workers of the class take trials of the study
     is_live: bool
     workers: int
-    #: number of slots that run trials of the study, and of all slots
+    #: number of slots that run trials of the study, and number of all slots
     busy: int
     slots: int
     #: state in one word or a few
@@ -309,7 +312,7 @@ class ClassRow:
 
     @property
     def words(self) -> str:
-        """State with all further texts. A class whose slots are used by other studies is not called idle."""
+        """State and all further texts. A class whose slots are used by other studies is not called idle."""
         state = "" if self.state == "idle" and self.others else self.state
         return "; ".join(filter(None, (state, *self.others, self.leaving)))
 
@@ -325,8 +328,8 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
     busy, rows = busy_slots(study), []
     for name in dict.fromkeys([*live, *study.compute_classes]):
         shown, workers = live.get(name) or ComputeClass(name=name, slots=0, workers=0), fleet.of(name)
-        # With the slots of silent workers whose leases have not run out. Never below `busy`: a worker that is
-        # quarantined or drains finishes its trials, but its slots take no new ones.
+        # Slots of silent workers count until their leases run out. The number is at least `busy`, because a worker that
+        # is quarantined or drains still finishes its trials, although its slots take no new ones.
         slots = max(shown.slots + shown.silent, busy[name])
         draining = sum(worker.draining for worker in workers)
         state = class_state(shown, busy[name], workers, fleet)
@@ -346,9 +349,10 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 
 
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
-    """Return how many slots of these workers run trials of other studies than `ours`, for the first few studies.
+    """Return texts with the number of slots that run trials of each of the first few studies other than `ours`.
 
-    Announcements are seconds old. At most `most` slots are attributed to others, because the study knows its own ones.
+    At most `most` slots are attributed to other studies: announcements are seconds old, but the study knows which slots
+    it uses itself.
     """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:
@@ -366,8 +370,8 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
 def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet = NO_FLEET) -> str:
     """Return the state of a class with `busy` slots of the study and these live `workers`.
 
-    If it has able workers, it is busy or idle. Otherwise its workers are draining, quarantined or silent (their leases
-    run out), they lack the module, or there are none.
+    It is busy or idle if a worker can take trials. Otherwise its workers are draining, quarantined or silent (their
+    leases run out), or lack the module, or it has no workers.
     """
     if shown.workers:
         return "busy" if busy else "idle"

@@ -21,10 +21,10 @@ from shadho_celery.transport import urls
 if TYPE_CHECKING:
     from shadho_celery.results.trial import TrialResult
 
-#: seconds between two checks of a log that is followed, and seconds to wait for workers' answers
+#: seconds between two checks of a log with --follow, and seconds to wait for workers' answers
 FOLLOW_SECONDS, ANSWER_SECONDS = 0.5, 10.0
 
-#: number of attempts of a trial that are searched for a log, the last ones
+#: number of latest attempts of a trial that are searched for a log
 LATEST = 5
 
 
@@ -67,7 +67,7 @@ def logs(
             if not follow or trial.state.is_finished:
                 break
             time.sleep(FOLLOW_SECONDS)
-            # Read before the log, so that the log has all output up to the trial's end.
+            # The trial is read before the log, so that the log of an ended trial is complete.
             trial = study.trial(number)
         if not printed:
             _explain(trial, found.missing(trial))
@@ -86,7 +86,7 @@ class Logs:
         self._attempt = self._position = 0
 
     def show(self, trial: TrialResult, attempts: Iterable[int]) -> bool:
-        """Print what is new in the log of the first of `attempts` that has one. Return whether there is one."""
+        """Print new output from the log of the first attempt in `attempts` that has a log. Return whether one has."""
         for attempt in attempts:
             after = self._position if attempt == self._attempt else 0
             if (found := self._read(trial, attempt, after)) is None:
@@ -150,13 +150,16 @@ class FleetLogs:
         self._client = LogClient(self._redis, signer)
         #: worker that had the log
         self._source: str | None = None
-        #: number of live workers with another key; whether a worker with our key is on the trial's machine; whether any
-        #: answered
+        #: number of live workers with another signing key; whether a worker with our key is on the trial's machine;
+        #: whether a worker has answered
         self._strangers = 0
         self._is_on_host = self._has_answered = False
 
     def read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
-        """Return what a worker has of the log, or None if no worker has it. Raises ServiceError."""
+        """Return a part of an attempt's log from the position `after`, and its end position, or None without a log.
+
+        Raises ServiceError.
+        """
         from shadho_celery.transport.redis import refusals
 
         with refusals():
@@ -194,9 +197,7 @@ class FleetLogs:
         self._redis.close()
 
     def _workers(self, trial: TrialResult) -> Sequence[str]:
-        """Return the workers to ask: the one that had the log, otherwise those on the trial's machine, otherwise
-        all.
-        """
+        """Return the workers to ask: the worker that had the log, else those on the trial's machine, else all."""
         announced = self._registry.living()
         living = {name: worker for name, worker in announced.items() if worker.key == self._fingerprint}
         self._strangers = self._registry.refused + len(announced) - len(living)
@@ -204,7 +205,7 @@ class FleetLogs:
             return [self._source]
         on_host = [name for name, worker in living.items() if worker.machine.host == trial.host]
         self._is_on_host = bool(on_host)
-        # The disk may be shared.
+        # Any worker may have the log, because a disk may be shared.
         return on_host or [*living]
 
 

@@ -13,7 +13,7 @@ def main() -> None:
     end_quietly()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A trial's text may have half a surrogate pair, and a terminal other characters than it.
+            # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
             stream.reconfigure(errors="backslashreplace")
     from shadho_celery.cli.group import commands
 

@@ -1,7 +1,7 @@
-"""What the commands print: texts, tables and warnings, all of them printable.
+"""Output of the commands, in which control characters are escaped.
 
-No other module of the package writes to a terminal: a text of a store, of Redis or of a trial may have codes that a
-terminal obeys.
+The commands print through this module only, because a text from a store, from Redis or of a trial may contain control
+codes for the terminal.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shadho_celery.core.checks import one_line, printable
 
 
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text, printable, on standard output, or on standard error."""
+    """Print a text on standard output, or with `err` on standard error. Control characters are escaped."""
     click.echo(printable(str(text)), err=err, nl=nl)
 
 
 @contextmanager
 def readable_warnings() -> Iterator[None]:
-    """Show a UserWarning as a message to the user: its text is the news, and its line of code is not."""
+    """Show a UserWarning as a message to the user, without the line of code that has caused it."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -35,7 +35,7 @@ def readable_warnings() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            # Others, such as a DeprecationWarning, are for the maintainer of that line.
+            # Other warnings, such as a DeprecationWarning, are for the maintainer of the line of code.
             if category is UserWarning:
                 say(f"Warning: {one_line(message, 1000)}", err=True)
             else:

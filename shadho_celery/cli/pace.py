@@ -1,4 +1,4 @@
-"""How fast a study's trials end in this run, and how long it takes until its limit, once that can be told."""
+"""Pace of a run: the trials per minute, and a prediction of the time until the limit on trials."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from shadho_celery.core.trial import TrialState
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
-#: least seconds, and trials that have ended, over which the rate is taken
+#: minimum seconds, and minimum number of ended trials, over which the rate is computed
 PACE_SECONDS, PACE_TRIALS = 120.0, 10
 
-#: ended trials of this run below which the time left is not told, and those that it is told by, the latest
+#: minimum number of ended trials for a prediction of the time left, and maximum number of latest trials that it uses
 LEAST_ENDED, MOST_ENDED = 10, 1000
 
-#: standard deviations of a normal law that 90 % lie within
+#: number of standard deviations around the mean within which 90 % of a normal distribution lie
 DEVIATIONS = 1.645
 
-#: greatest part by which the time left may be wrong: within a factor of two of it
+#: maximum relative error of the time left for which it is shown; it is then right within a factor of two
 MOST_WRONG = 0.4
 
 
 class _Sample(NamedTuple):
     at: float
-    #: trials that have ended
+    #: number of trials that have ended
     counted: int
-    #: the same, with the expected parts of the running ones
+    #: the same number plus the expected fraction of each running trial
     progress: float
 
 
 class Durations(NamedTuple):
-    """Expected seconds of trials by class, and how much they differ."""
+    """Expected seconds of trials by class, and their variance."""
 
     means: dict[str, float]
     #: mean over all classes
     mean: float
-    #: variance within a class, in squares of its mean
+    #: variance within a class, divided by the square of its mean
     spread: float
 
     def of(self, compute_class: str | None) -> float:
-        """Return the expected seconds of a trial of a class."""
+        """Return the expected seconds of a trial on a class."""
         return self.means.get(str(compute_class), self.mean)
 
 
 class Pace:
-    """Rate of the trials of one run, from the moment at which its first trial began."""
+    """Measures the pace of one run, from the moment at which its first trial began."""
 
     def __init__(self, study: StudyState, limits: Limits) -> None:
         self._study = study
         self._limits = limits
-        #: moment of the start, results and counted trials of earlier runs
+        #: moment of the start; and the numbers of results and of counted trials of earlier runs
         self._began = study.clock.now()
         self._first, self._before = len(study.trials), study.counted
         self._ended_at = self._began
         self._samples = deque([_Sample(self._began, self._before, self._before)])
 
     def note(self) -> None:
-        """Note how many trials have ended by now; to be called a few times a second."""
+        """Record how many trials have ended by now. To be called a few times per second."""
         now, counted = self._study.clock.now(), self._study.counted
         if counted == self._before and not self._study.count(TrialState.RUNNING):
-            # Workers are starting: that says nothing of what follows.
+            # Workers are still starting, so this time is not representative of the pace.
             self._samples = deque([_Sample(now, counted, counted)])
             return
         if counted == self._samples[-1].counted:
@@ -76,26 +76,27 @@ class Pace:
 
     @property
     def ended(self) -> int:
-        """Trials of this run that have ended."""
+        """Number of trials that have ended in this run."""
         return self._study.counted - self._before
 
     @property
     def since_last(self) -> float:
-        """Seconds since the last trial has ended, or since the start."""
+        """Seconds since a trial ended last, or since the start."""
         return self._study.clock.now() - self._ended_at
 
     @property
     def a_minute(self) -> float:
-        """Trials a minute of late; 0 before the first one has ended."""
+        """Recent number of trials per minute; 0 before the first trial has ended."""
         oldest, seconds = self._samples[0], self._study.clock.now() - self._samples[0].at
         return 60 * (self._study.counted - oldest.counted) / seconds if seconds > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the time until the limit on trials, None where it is not known within a factor of two.
+        """Return the seconds until the limit on trials, or None if they are not known within a factor of two.
 
-        It is the work that is left by the rate of the work that was done; a running trial counts by its part of the
-        mean seconds of its class. The error is that of a mean of so many trials, of those that have ended and those to
-        come. Trials that run for longer than the mean are samples, too: else the quick ones alone would tell.
+        They are the remaining work divided by the recent rate of work. A running trial counts as the fraction of its
+        class's mean seconds for which it has run. The error is the standard error of the mean seconds of the ended
+        trials, and of those to come. Trials that run longer than the mean are samples too, because otherwise quick
+        trials would bias the mean.
         """
         left = self._limits.trials_left(self._study.counted)
         if math.isinf(left):
@@ -114,7 +115,7 @@ class Pace:
         return max((left - (progress - self._study.counted)) / rate, longest)
 
     def _durations(self) -> Durations | None:
-        """Return the expected seconds of trials; None as long as too few have ended."""
+        """Return the expected seconds of trials, or None as long as too few have ended."""
         trials = self._study.trials
         ended = trials.seconds_since(max(self._first, len(trials) - MOST_ENDED))
         if sum(map(len, ended.values())) < LEAST_ENDED:
@@ -122,7 +123,7 @@ class Pace:
         mean = fmean(seconds for each in ended.values() for seconds in each)
         for name, seconds in self._running():
             if seconds > (fmean(ended[name]) if name in ended else mean):
-                # It is expected to run as long again.
+                # A running trial is expected to run as long again as it has run so far.
                 ended.setdefault(name, []).append(2 * seconds)
         means = {name: fmean(each) for name, each in ended.items()}
         squares = [(seconds / means[name] - 1) ** 2 for name, each in ended.items() for seconds in each if means[name]]
@@ -130,14 +131,14 @@ class Pace:
         return Durations(means, mean, sum(squares) / freedom) if freedom else None
 
     def _progress(self, found: Durations | None) -> float:
-        """Return the trials that have ended, and the expected parts of those that run."""
+        """Return the number of ended trials plus the expected fractions of the running trials."""
         parts = 0.0
         if found is not None:
             parts = sum(min(1.0, seconds / max(found.of(name), 1e-9)) for name, seconds in self._running())
         return self._study.counted + parts
 
     def _running(self) -> list[tuple[str, float]]:
-        """Return class, and seconds until now, of each running trial."""
+        """Return the class of each running trial, and the seconds for which it has run."""
         study, now = self._study, self._study.clock.now()
         return [
             (str(trial.compute_class), now - study.running_since(trial))

@@ -8,12 +8,12 @@ from pathlib import Path
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import UsageError
 
-#: form of a file of known points
+#: remedy that describes the format of a file of known points
 FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them'
 
 
 def read_points(path: Path) -> list[object]:
-    """Return the points of a file. Raises UsageError, naming the file, and the line that is no JSON."""
+    """Return the points in a file. Raises UsageError, which names the file, and the line that is not JSON."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -23,13 +23,13 @@ def read_points(path: Path) -> list[object]:
     if text.lstrip().startswith("["):
         points = _parsed(text, str(path))
         return points if isinstance(points, list) else [points]
-    # Not splitlines: U+2028 and U+0085 may stand within a text.
+    # Not splitlines, because a JSON text may contain U+2028 and U+0085.
     lines = enumerate(text.split("\n"), 1)
     return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object of JSON. Raises ValueError if a name stands twice in it: either value may be meant."""
+    """Return a JSON object as a dict. Raises ValueError if a name occurs twice, because either value may be meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

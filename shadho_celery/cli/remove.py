@@ -66,7 +66,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
 
 
 def _leave_fleet(deleted: Deleted) -> None:
-    """Remove what the fleet has of a deleted study. Print what could not be removed."""
+    """Remove the messages and Redis keys of a deleted study from the fleet. Print what could not be removed."""
     # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.fleet.executor import remove
 

@@ -1,4 +1,4 @@
-"""What the commands about recorded studies share: their options, opening a study, and JSON."""
+"""Options and functions that the commands about recorded studies share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ json_option = click.option(
 
 
 def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the studies that begin so, for the Tab key."""
+    """Return the names of the studies that begin with `incomplete`, for completion with the Tab key."""
     from shadho_celery.store.sql import SqlStore
 
     with suppress(ShadhoError):
@@ -51,11 +51,11 @@ study_argument = click.argument("name", metavar="STUDY", shell_complete=_complet
 
 @contextmanager
 def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyResults]:
-    """Open the study of that name, or of one that begins so; say at the end if values were shown as texts.
+    """Open the study called `name`, which may be shortened. At the end, print a note if values were shown as texts.
 
-    A module stands for its latest study, which is then named on standard error; not so `exactly`.
+    Unless `exactly`, `name` may also be a module, for its latest study. That study is then named on standard error.
     """
-    # Late: the database's library takes a third of a second.
+    # Imported late: the database's library takes a third of a second.
     from shadho_celery.results.study import StudyResults
     from shadho_celery.store.sql import SqlStore
 
@@ -75,5 +75,5 @@ def print_json(found: Mapping[str, Any]) -> None:
 
 
 def moment(seconds: float | None) -> str:
-    """Return a moment in local time; "-" for none."""
+    """Return a moment (seconds since the epoch) as text in local time; "-" for None."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
     from shadho_celery.results.trial import TrialResult
 
-#: trials that `trials` shows unless it is told otherwise
+#: default of the option --limit: number of trials that `trials` shows
 LIMIT = 50
 
-#: columns of a terminal below which `trials` leaves out the machines
+#: width of a terminal in columns below which `trials` leaves out the machines
 NARROW = 80
 
-#: intermediate losses that `trial` shows, the last ones
+#: number of last intermediate losses that `trial` shows
 REPORTS = 10
 
 MIB = 2**20
@@ -262,7 +262,7 @@ def best(name: str, store: str, as_json: bool) -> None:
             say(line)
 
 
-#: keys by which `trials` sorts
+#: sort keys of `trials`, by the value of the option --sort
 SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
     "number": lambda trial: trial.number,
     "loss": lambda trial: trial.merit,
@@ -273,7 +273,7 @@ SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
 def _chosen(
     study: StudyResults, fits: Callable[[TrialResult], bool], key: Callable[[TrialResult], Any], most: int | None
 ) -> tuple[list[TrialResult], int]:
-    """Return the first trials by `key` of those that fit, `most` at most, and the number of all that do."""
+    """Return the trials that fit, sorted by `key`, and their number. At most the first `most` trials are returned."""
     found: list[TrialResult] = []
     count = 0
     for each in study.trials:
@@ -281,7 +281,7 @@ def _chosen(
             count += 1
             found.append(each)
             if most is not None and len(found) >= 1000 + most:
-                # A study may have a million trials.
+                # Shortened meanwhile, because a study may have a million trials.
                 found = sorted(found, key=key)[:most]
     return sorted(found, key=key)[:most], count
 
@@ -292,7 +292,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from shadho_celery.cli.tables import NAME, brief, cut, make_console, took
 
     has_room = make_console().width >= NARROW
-    # A failure of code that was fixed since is told by its version.
+    # The version of the code shows which failures are from before a fix.
     has_codes = with_errors and len({each.code for each in found}) > 1
     where = ["class", "host"] if has_room else []
     losses = dict.fromkeys(name for each in found for name in each.losses)
@@ -317,7 +317,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
 
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
-    """Yield all that is known of a trial, a fact a line."""
+    """Yield all that is known about a trial, one fact per line."""
     from shadho_celery.cli.tables import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
@@ -362,7 +362,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
 
 
 def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator[str]:
-    """Yield the budget of a trial, and what it was promoted to."""
+    """Yield a line on the budget of a trial, and one on the trial to which it was promoted, if any."""
     rung = "" if found.rung is None else f", rung {found.rung}"
     yield f"budget: {budget:g}{rung}{_continuation(study, found)}"
     if (above := study.above(found)) is not None:
@@ -370,7 +370,7 @@ def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator
 
 
 def _continuation(study: StudyResults, found: TrialResult) -> str:
-    """Return how a promoted trial went on from the one that it continues; "" for others."""
+    """Return how a promoted trial has continued the trial on the rung below; "" for other trials."""
     if found.origin is None:
         return ""
     below = study.below(found)
@@ -387,7 +387,7 @@ def _continuation(study: StudyResults, found: TrialResult) -> str:
 
 
 def _memory(found: TrialResult) -> Iterator[str]:
-    """Yield the peaks of a trial's memories, and where they ran out."""
+    """Yield lines on a trial's peaks of memory, and on the classes on which memory ran out."""
     for name, peak in (("memory", found.memory), ("GPU memory", found.gpu_memory)):
         if peak is not None:
             yield f"{name}: {peak / MIB:.1f} MiB at its peak"
@@ -396,12 +396,12 @@ def _memory(found: TrialResult) -> Iterator[str]:
 
 
 def _listed(title: str, found: Any) -> Iterator[str]:
-    """Yield a title, and the parts of a mapping a line each, as Python writes them; a value alone in one line."""
+    """Yield a title, then the items of a mapping, one per line, as Python writes them. Any other value is one line."""
     if not isinstance(found, Mapping):
         yield f"{title}: {found!r}"
     elif found:
         yield f"{title}:"
-        # A name with a line feed would look like several lines of ours.
+        # A name with a line feed could imitate lines of this output.
         yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
 
 
@@ -410,7 +410,7 @@ def _number(value: float | None) -> str:
 
 
 def _table(*names: str) -> Table:
-    """Return a table with these columns; one whose name begins with > is of numbers, and the last one gives way."""
+    """Return a table with these columns. A > before a name marks a column of numbers. Only the last column shrinks."""
     from rich.table import Table
 
     from shadho_celery.cli.tables import fact, last, right

@@ -1,4 +1,4 @@
-"""Continuation of a study by its name, without that of its file."""
+"""Command that continues a study by its name, without the name of its study file: `resume`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of a study from the command line: its view, and what is printed at its end."""
+"""One run of a study from the command line: its view, and the results that are printed at its end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from shadho_celery.results.schema import study_json
 from shadho_celery.results.values import Values
 from shadho_celery.session.session import Options, Session, View
 
-#: shows a line beside the results, which may go to a script
+#: prints a line on standard error, because a script may read the results on standard output
 say_beside = partial(say, err=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
-    """Options of the command line."""
+    """Options of a run that only the command line has."""
 
     #: True if the output of embedded trials is to be printed
     show_output: bool = False
@@ -43,7 +43,7 @@ def run_study(options: RunOptions) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
     study_file.refuse_nested(study_file.module_name(options.study))
     with readable_warnings():
-        # A study file may print during its import, and that is not the result.
+        # A study file may print during its import, which must not be mixed with the JSON object.
         with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
             file = study_file.load(options.study)
         if options.as_json:
@@ -61,7 +61,7 @@ def run_study(options: RunOptions) -> int:
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
-    """Return the view of a run: a picture on a terminal, else a line now and then."""
+    """Return the view of a run: a picture in a terminal, otherwise a line every few seconds."""
     fleet = Fleet(workers=lambda: session.executor.workers.announced, module=session.file.module)
     if console.is_terminal and not session.options.silent:
         return LiveView(session.scheduler, session.plan.space, console, fleet)
@@ -69,7 +69,7 @@ def view_of(session: Session, console: Console) -> LiveView | PlainView:
 
 
 class _WithOutput:
-    """A view, and the output of the trials and the log lines of the workers, if they are wanted."""
+    """A view that also prints the output of trials and the log lines of workers, if the options say so."""
 
     def __init__(self, view: View, session: Session, options: RunOptions) -> None:
         self._view, self._session = view, session
@@ -96,9 +96,9 @@ class _WithOutput:
 
 
 def _beside(on_trial: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Return a function that prints to standard error where standard output is the JSON object's."""
+    """Return `on_trial`, wrapped so that it prints on standard error, because standard output has the JSON object."""
     if not callable(on_trial):
-        # Others are refused by their name.
+        # Anything else is returned unchanged, because the check of `on_trial` then refuses it.
         return on_trial
 
     @wraps(on_trial)
@@ -110,10 +110,10 @@ def _beside(on_trial: Callable[..., Any] | None) -> Callable[..., Any] | None:
 
 
 def _show_result(session: Session, options: RunOptions, console: Console) -> None:
-    """Print the report as tables or as a JSON object, and why the study has ended."""
+    """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
     store, study = session.opened.store, session.study
-    # JSON has the values as any later reader of the store has them.
+    # For JSON, values are computed from the store, so that later commands print the same JSON.
     values = Values(study.record, None if options.as_json else session.plan.space.evaluate)
     report = report_of(study, store, values, subspaces=session.scheduler.subspaces if options.as_json else ())
     refused = session.executor.refused() + study.refused
@@ -136,7 +136,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
 
 
 def _ending(session: Session) -> str | None:
-    """Return why a study has ended before its limit, and how it continues; None if it has not."""
+    """Return why a study has ended before its limit, and how to continue it. Return None if it reached its limit."""
     name, scheduler = session.study.name, session.scheduler
     if scheduler.hopeless:
         then = f"fix it and go on with --resume {name}, or let it run on with --max-failures 0"

@@ -1,4 +1,4 @@
-"""Options of a command, made from the descriptions of the settings."""
+"""Options of a command that are made from the descriptions of the settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shadho_celery.errors import UsageError
 
 
 class Value(click.ParamType[Any]):
-    """The value of a setting, which is checked as that of STUDY is."""
+    """Type of an option for a setting. The value is checked like that of the same setting in STUDY."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -32,7 +32,7 @@ class Value(click.ParamType[Any]):
 
 
 def options(command: F) -> F:
-    """Add an option for each setting that has one, in their order."""
+    """Add to a command the options of all settings that have one, in the order of the settings."""
     for setting in [*SETTINGS.values()][::-1]:
         if setting.help:
             command = option(setting)(command)
@@ -40,7 +40,7 @@ def options(command: F) -> F:
 
 
 def option(setting: Setting, *, multiple: bool = False) -> Callable[[F], F]:
-    """Return the option of a setting, as a decorator; it is None if it is not given, or with `multiple` empty."""
+    """Return a decorator that adds the option of a setting. Its default is None, or an empty tuple if `multiple`."""
     default = setting.default if setting.shown_default is None else setting.shown_default
     shown = "" if default in (None, "") else f"  [default: {default}]"
     flag = setting.words.command

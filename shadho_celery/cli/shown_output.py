@@ -12,21 +12,21 @@ from shadho_celery.errors import UsageError
 from shadho_celery.runner.output import log_path, read_log, unstamped
 from shadho_celery.study.state import StudyState
 
-#: seconds between two looks at the logs
+#: seconds between two checks of the logs
 LOOK_SECONDS = 0.1
 
-#: seconds after the end of an attempt in which the end of its log is written
+#: seconds after the end of an attempt within which the end of its log is written
 LAST_SECONDS = 0.5
 
 
 class ShownOutput:
-    """Prints what is new in the logs of the attempts that run."""
+    """Prints new output in the logs of running attempts."""
 
     def __init__(self, study: StudyState, say: Callable[[str], None]) -> None:
         """`say` prints a text."""
         self._study = study
         self._say = say
-        #: by trial and attempt, the position in its log, and the moment at which it was last seen alive
+        #: by trial and attempt: the position in its log, and the moment at which it was last seen running
         self._positions: dict[tuple[int, int], int] = {}
         self._seen_at: dict[tuple[int, int], float] = {}
         self._looked_at = 0.0
@@ -49,7 +49,7 @@ class ShownOutput:
                 self._positions.pop(key, None)
 
     def close(self) -> None:
-        """Print the rest."""
+        """Print the remaining output."""
         if self._seen_at:
             time.sleep(LAST_SECONDS / 2)
         for key in sorted(self._seen_at):
@@ -73,12 +73,12 @@ class WorkerLines:
     """Prints the new lines in the logs of the embedded workers, each after its class, such as [cpu]."""
 
     def __init__(self, logs: Iterable[tuple[str, Path]], say: Callable[[str], None]) -> None:
-        """`logs` are classes and files. What they have from earlier runs is not printed."""
+        """`logs` are pairs of class and log file. Lines of earlier runs are not printed."""
         self._say = say
         self._positions = {(name, path): path.stat().st_size if path.exists() else 0 for name, path in logs}
 
     def update(self) -> None:
-        """Print what is new."""
+        """Print the new lines."""
         for (name, path), position in self._positions.items():
             with suppress(OSError), path.open("rb") as file:
                 # The supervisor cuts a long log.
@@ -90,5 +90,5 @@ class WorkerLines:
                     self._say(f"[{name}] {line}")
 
     def close(self) -> None:
-        """Print the rest."""
+        """Print the remaining lines."""
         self.update()

@@ -77,13 +77,13 @@ def _embedded() -> list[dict[str, Any]]:
         except ServiceError as error:
             cause = one_line(error.__cause__)
             silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
-            # The error's own remedy is left out: it is for a fleet's servers.
+            # The error's own remedy is left out, because it is about the servers of a fleet.
             found.append(place | {"trouble": str(error) if error.__cause__ is None else silence})
     return found
 
 
 def _look(named: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of a fleet whose URLs are those in the environment, overridden by the `named` ones."""
+    """Return the facts of the fleet at the URLs in the environment, which the URLs in `named` override."""
     os.environ.update(named)
     # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
@@ -101,7 +101,7 @@ def _look(named: Mapping[str, str]) -> dict[str, Any]:
     for worker in workers.values():
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
     waiting = depths({name for names in queues.values() for name in names})
-    # Ignoring queues that do not exist; None if none exists.
+    # Queues that do not exist are ignored. A class without any queue has None.
     known = {name: [waiting[each] for each in names if waiting[each] is not None] for name, names in queues.items()}
     in_class = {name: sum(filter(None, found)) if found else None for name, found in known.items()}
     return _facts(workers, in_class, studies, registry.refused + wanting.refused)
@@ -171,7 +171,7 @@ def _worker(name: str, worker: Worker) -> dict[str, Any]:
 
 
 def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
-    """Return the hosts by module and version of its code. A version is "" if the module cannot be imported."""
+    """Return the hosts for each module and each version of its code. The version of a module that fails is ""."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in workers.values():
         for module, code in worker.codes.items():
@@ -221,7 +221,7 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _of(trials: Mapping[str, int | None]) -> str:
-    """Return how many trials have ended, with the limit if there is one."""
+    """Return text with the number of ended trials, and the limit if there is one."""
     return f"{trials['ended']}" if trials["limit"] is None else f"{trials['ended']} of {trials['limit']}"
 
 
@@ -239,7 +239,7 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the trials that have run the longest, by study, and the number of the others."""
+    """Return text with the trials that have run the longest, grouped by study, and the number of further trials."""
     from shadho_celery.cli.tables import duration
 
     by_study: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The report of a study in tables and lines: at the end of a run, and by `show`."""
+"""Tables and lines that show the report of a study, at the end of a run and by `show`."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import FailureCount
 from shadho_celery.study.rungs import OnClass, RungSummary
 
-#: rows of the table of a front
+#: maximum number of rows of the table of a front
 FRONT = 10
 
-#: characters of a loss's name in a table
+#: maximum number of characters of a loss's name in a table
 NAME = 14
 
-#: rows of the table of subspaces and classes
+#: maximum number of rows of the table of subspaces and classes
 PLACED = 12
 
-#: kinds of failure, subspaces and placements that are shown, each in a line
+#: maximum number of lines about failures, about subspaces, and about placement
 MESSAGES = 3
 
-#: machines that the summary names, and versions of the code
+#: maximum number of machines, and of versions of the code, that the summary names
 HOSTS = 8
 
-#: steps at which trials were pruned that a line names
+#: maximum number of steps that the line about pruned trials names
 STEPS = 8
 
-#: least characters of a table's last column
+#: minimum number of characters of a table's last column
 LEAST_WIDTH = 12
 
-#: columns of a result without a terminal
+#: width in characters of results that are not printed in a terminal
 PLAIN_WIDTH = 120
 
-#: styles of what is wrong: it has failed or stands still, or needs attention
+#: styles of text about failures and standstill, and about what needs attention
 BAD, WARN = "red", "yellow"
 
 _S = TrialState
@@ -59,20 +59,20 @@ T = TypeVar("T")
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return the console for results: as wide as the terminal, and without one as wide as a file can be read."""
+    """Return the console for results: as wide as the terminal, or PLAIN_WIDTH characters without a terminal."""
     is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return PrintableConsole(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
 
 
 def further_trials(asked: int | None, counted: int) -> int:
-    """Return the limit of a study's next run: the trials that were asked for, or twice as many as there are."""
+    """Return the limit for the next run of a study: `asked`, or if that is reached twice the counted trials."""
     return asked if asked and asked > counted else 2 * max(1, counted)
 
 
 def resume_command(module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None) -> str:
-    """Return the command that continues a study up to so many trials.
+    """Return the command that continues a study up to `trials` trials.
 
-    `store` is its URL without a password; `workers` are the slots by class that were asked for.
+    `store` is the store's URL without a password, and `workers` the number of slots by class that the user has given.
     """
     words = ["shadho-celery", "run", module, "--resume", name]
     if store != DEFAULT_STORE:
@@ -82,7 +82,7 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units."""
+    """Return a duration in its two largest units."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 
 
 def took(seconds: float | None) -> str:
-    """Return the time that something took: to three digits in s or ms, a longer one in its two largest units."""
+    """Return a duration with three digits in s or ms, or if it is longer in its two largest units."""
     if not seconds:
         return "-" if seconds is None else "0 s"
     if seconds >= 99.95:
@@ -100,7 +100,7 @@ def took(seconds: float | None) -> str:
 
 
 def rate_text(a_minute: float) -> str:
-    """Return a number of trials a minute: to three digits, a large one as a whole number."""
+    """Return text for a rate in trials per minute, with three digits, or as a whole number if it is large."""
     return f"{a_minute:{'.3g' if a_minute < 999.5 else '.0f'}} trials a minute"
 
 
@@ -119,17 +119,17 @@ def right(name: str) -> Column:
 
 
 def fact(name: str) -> Column:
-    """Return a column that keeps its width: without the facts the last column could not be understood."""
+    """Return a column that never shrinks, because the last column could not be understood without it."""
     return Column(Text(name), no_wrap=True)
 
 
 def last(name: str) -> Column:
-    """Return the last column, the only one to become narrower where a terminal is; see `cut`."""
+    """Return the last column, the only one that shrinks in a narrow terminal; see `cut`."""
     return Column(Text(name), min_width=LEAST_WIDTH, overflow="ellipsis")
 
 
 def cut(text: str) -> Text:
-    """Return a cell of the last column: cut, not wrapped. All values stand in `trial`, and in `trials --json`."""
+    """Return a cell of the last column. It is cut, not wrapped; `trial` and `trials --json` show all of it."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -139,9 +139,9 @@ def summary(
     resume_command: str | None,
     run: Run | None = None,
 ) -> None:
-    """Print the report of a study: the best trials, failures, notices, the store, and the command to continue, if any.
+    """Print the report of a study: best trials, failures, notices, the store, and the command to continue, if any.
 
-    `run` is that of this process, if it has run the study.
+    `run` has the facts of the run, if this process has run the study.
     """
     if front := report.front:
         console.print(best_table(spread_out(front), report.objectives))
@@ -151,7 +151,7 @@ def summary(
         console.print(placement_table(report))
     if rungs := report.rungs:
         console.print(rung_table(rungs))
-    # The failures of this run: its code may have been fixed since earlier ones.
+    # Only failures of this run, if it has any, because the code may have been fixed since earlier runs.
     failures = (run.failures if run is not None else ()) or report.failures
     wrong = failure_lines(failures, "failed" if run is None or run.failures else "failed before this run")
     name = shlex.quote(report.name)
@@ -178,12 +178,12 @@ def summary(
     lines += [f"{then}: {resume_command}"] if resume_command else []
     styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(notices, WARN)}
     for line in lines:
-        # Soft: lines to copy from must not be wrapped at the width of a file.
+        # A soft wrap, because a user may copy commands from these lines.
         console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
 
 
 def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> list[str]:
-    """Return a line for each of the most frequent kinds of failure."""
+    """Return a line for each of the most frequent kinds of failure, and a line with the number of other failures."""
     lines = [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -191,7 +191,7 @@ def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> lis
 
 
 def counts_line(report: Overview) -> str:
-    """Return how many trials have ended, of how many, and how."""
+    """Return text with the number of ended trials by state, and the limit if there is one."""
     counts = report.counts
     pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
     words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
@@ -199,7 +199,7 @@ def counts_line(report: Overview) -> str:
 
 
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
-    """Return lines on the time of the search, its machines, and the versions of its software and code."""
+    """Return lines on the duration of the search, its machines, and the versions of its software and code."""
     if run is not None:
         return [time_line(run.seconds, run.trials), *place_lines(report.hosts, report.codes, run.versions)]
     time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
@@ -207,14 +207,17 @@ def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
 
 
 def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
-    """Return how long so many trials took together, in this run or in all of them, and their rate."""
+    """Return a line with a duration, the number of trials in it, and their rate.
+
+    `has_run` is True for the duration of this run, and False for that of all runs.
+    """
     rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
     words = f"{trials} {'trial' if trials == 1 else 'trials'}{rate}"
     return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
 
 
 def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterable[str] = ()) -> list[str]:
-    """Return lines on the machines, with the trials of each, and on the versions of the code that ran there."""
+    """Return lines on the machines, with the number of trials on each, and on the versions of code and software."""
     named = [f"{host} ({count})" for host, count in sorted(hosts.items(), key=lambda pair: -pair[1])]
     more = f" and {len(named) - HOSTS} more" if len(named) > HOSTS else ""
     code = [*codes]
@@ -226,7 +229,7 @@ def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterab
 
 
 def best_table(trials: Sequence[TrialResult], objectives: Mapping[str, str] | None = None) -> Table:
-    """Return one row for each trial: its losses, and budget and violated constraints if any of them has such ones."""
+    """Return a table with one row per trial: its losses, and if any trial has them budget and violated constraints."""
     has_budgets = any(trial.budget is not None for trial in trials)
     violations = [violation_of(trial.constraints) for trial in trials]
     names = [one_line(name, NAME) for name in objectives or ()] or ["loss"]
@@ -242,13 +245,13 @@ def best_table(trials: Sequence[TrialResult], objectives: Mapping[str, str] | No
 
 
 def spread_out(front: Sequence[T]) -> list[T]:
-    """Return FRONT trials of a front, its ends and some evenly between them; all of a smaller one."""
+    """Return FRONT trials of a front: its ends, and others evenly spread between them. A smaller front is unchanged."""
     step = (len(front) - 1) / (FRONT - 1)
     return [*front] if len(front) <= FRONT else [front[round(place * step)] for place in range(FRONT)]
 
 
 def front_lines(report: StudyReport) -> list[str]:
-    """Return a line on the front of several losses: its hypervolume, and the command that prints all of it."""
+    """Return a line on the front of several losses: its hypervolume, and the command that prints the whole front."""
     covered = report.coverage
     if covered is None:
         return []
@@ -258,7 +261,7 @@ def front_lines(report: StudyReport) -> list[str]:
 
 
 def placement_table(report: StudyReport) -> Table:
-    """Return how many trials of each subspace were complete, with their median seconds, and pruned, by class.
+    """Return a table of subspaces by class: the number of complete trials, their median seconds, and of pruned trials.
 
     The best subspaces come first.
     """
@@ -274,9 +277,9 @@ def placement_table(report: StudyReport) -> Table:
 
 
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
-    """Return how many trials of each budget were complete, by class, and how far ranks agree with the next one's.
+    """Return a table of budgets: complete trials by class, and the agreement of ranks with those at the next budget.
 
-    The agreement is Kendall's rank correlation, 0 where it is negative: `auto` trusts a budget so far.
+    The agreement is Kendall's rank correlation, or 0 if that is negative. The fidelity `auto` trusts a budget so far.
     """
     rows = {}
     for rung in rungs:
@@ -289,7 +292,10 @@ def rung_table(rungs: Sequence[RungSummary]) -> Table:
 def _by_class(
     rows: Mapping[str, tuple[Mapping[str, OnClass], Sequence[str]]], more: Sequence[str], most: int | None = None
 ) -> Table:
-    """Return a table of trials by class with `more` columns; `rows` have the classes and the cells of these columns."""
+    """Return a table of trials by class, with the further columns `more`.
+
+    `rows` have, by name, the counts by class and the cells of the further columns.
+    """
     classes = sorted({name for placed, _ in rows.values() for name in placed})
     has_pruned = any(each.pruned for placed, _ in rows.values() for each in placed.values())
     title = "complete x median time" + (" + pruned" if has_pruned else "")
@@ -301,13 +307,13 @@ def _by_class(
 
 
 def _placed(found: OnClass) -> str:
-    """Return a cell of complete trials with their median time, and of pruned ones, such as ``3 x 20.5 s + 4``."""
+    """Return a cell such as ``3 x 20.5 s + 4``: three complete trials, their median seconds, and four pruned trials."""
     parts = [f"{found.complete} x {took(found.seconds)}"] if found.seconds is not None else []
     return " ".join([*parts, *([f"+ {found.pruned}"] if found.pruned else [])]) or "-"
 
 
 def share_lines(report: StudyReport) -> list[str]:
-    """Return lines on shares that are not those of the space's own law."""
+    """Return a line if the shares of the subspaces in the trials are not their probabilities in the space."""
     shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
@@ -316,7 +322,7 @@ def share_lines(report: StudyReport) -> list[str]:
 
 
 def choice_lines(report: Overview) -> list[str]:
-    """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
+    """Return a line for each of the subspaces with the most trials: the last choice of the sampler `auto`, and why."""
     choices = [*report.record.choices.items()]
     lines = [f"sampler auto{f', {name}' if len(choices) > 1 else ''}: {why}" for name, why in choices[:MESSAGES]]
     left = len(choices) - MESSAGES
@@ -324,7 +330,7 @@ def choice_lines(report: Overview) -> list[str]:
 
 
 def rung_lines(report: Overview) -> list[str]:
-    """Return a line on the complete trials of each budget; none in a study without budgets."""
+    """Return a line on the number of complete trials of each budget; no line for a study without budgets."""
     shown = ", ".join(f"{count} at {budget:.6g}" for budget, count in sorted(report.budgets.items()))
     return [f"budgets: {shown}"] * bool(shown)
 
@@ -344,7 +350,7 @@ def budget_lines(report: Overview) -> list[str]:
 
 
 def pruner_lines(report: StudyReport) -> list[str]:
-    """Return a line on the pruned trials: their number by the step of their last report; none without a pruner."""
+    """Return a line on the pruned trials by the step of their last report. Without a pruner and such trials, no line."""
     given = report.in_force.get("pruner")
     name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
     count, steps = report.counts[_S.PRUNED], report.last_steps
@@ -353,21 +359,21 @@ def pruner_lines(report: StudyReport) -> list[str]:
     shown = ", ".join(f"{each} at step {step}" for step, each in steps[:STEPS])
     more = f", {sum(each for _, each in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
     words = "trial" if count == 1 else "trials"
-    # Earlier runs may have had another one.
+    # Earlier runs may have had another pruner.
     return [f"stopped by their reports: {count} {words}, {shown}{more}; pruner: {name}"]
 
 
 def preference_lines(found: Sequence[Preference], subspaces: int) -> list[str]:
-    """Return a line for each of the first few subspaces, of so many, whose latest trials went to classes by a param."""
+    """Return a line for each of the first few preferences `found`. `subspaces` is the number of all subspaces."""
     return [
         f"placed by {f'params of {each.subspace}' if subspaces > 1 else 'params'}: {each}" for each in found[:MESSAGES]
     ]
 
 
 def best_values(trial: TrialResult, study: str = "") -> str:
-    """Return the values of the best trial in short form, and whether that is rounded.
+    """Return the values of the best trial in short form, with a note if they are rounded.
 
-    With the name of its `study` also whether its loss is, and by which command both are shown in full precision.
+    With the name of its `study`, the note also covers the loss, and names the command that shows all digits.
     """
     try:
         words = "rounded" if _is_rounded(trial.values) else ""
@@ -381,7 +387,7 @@ def best_values(trial: TrialResult, study: str = "") -> str:
 
 
 def _is_rounded(value: object) -> bool:
-    """Return whether `brief` does not show all digits of a number in a value."""
+    """Return whether `brief` rounds a number in `value`."""
     if isinstance(value, float):
         return math.isfinite(value) and float(brief(value)) != value
     if isinstance(value, dict):
@@ -398,7 +404,7 @@ def given(trial: TrialResult) -> str:
 
 
 def brief(value: object) -> str:
-    """Return values in short form."""
+    """Return values as a short text, with rounded numbers."""
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, dict):
