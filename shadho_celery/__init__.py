@@ -55,7 +55,7 @@ _LAZY = {
 
 
 if not TYPE_CHECKING:
-    # A type checker would otherwise accept any name.
+    # Hidden from type checkers, which would otherwise accept any name.
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
@@ -68,7 +68,7 @@ if not TYPE_CHECKING:
             if (told := failed_import(error)) is None:
                 raise
             if not hasattr(sys.modules["__main__"], "__file__"):
-                # A notebook or Python's prompt continues.
+                # In a notebook or at Python's prompt, the process must not end.
                 raise ImportError(told) from error
             sys.stderr.write(f"shadho_celery: {told}\n")
             raise SystemExit(2) from None

@@ -1,6 +1,6 @@
-"""The Celery application: ``celery -A shadho_celery worker -Q gpu_large`` finds it here.
+"""The Celery application, which ``celery -A shadho_celery worker -Q gpu_large`` uses.
 
-The worker does little itself: its only task passes a message to a slot (`node.slots`), whose process runs it
+Its only task passes a message to a slot of the worker (`node.slots`), and the slot's process runs the trials in it
 (`runner`).
 """
 
@@ -49,21 +49,19 @@ prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 try:
     with readable_warnings():
-        # Not with `conf.update`: Celery would first load the module that CELERY_CONFIG_MODULE names, perhaps that of
-        # another project.
+        # Not with `conf.update`, because Celery would first load the module that CELERY_CONFIG_MODULE names, which may
+        # belong to another project.
         app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
 app.steps["worker"].add(Shutdown)
-#: exit code of the worker in this process, once it has ended
+#: exit code of the worker in this process; 1 unless it ends well
 app.shadho_exit_code = 1
 
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run the attempts of one message, or one replica. An exception of a trial becomes an outcome and does not leave
-    the task.
-    """
+    """Run the attempts of one message, or one replica. An exception of a trial becomes an outcome; it is not raised."""
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
@@ -97,30 +95,29 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     if not conf.worker_concurrency:
         conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
     if sender.startswith("celery@"):
-        # Celery gives every worker of a machine the same name, and RabbitMQ refuses the control queue of the second
-        # one. In containers, host name and process id may also be equal.
+        # Celery gives all workers of a machine the same name, and RabbitMQ refuses the control queue of the second
+        # worker. In containers, host names and process ids may be equal too, hence the random part.
         instance.hostname = f"{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}@{sender.partition('@')[2]}"
 
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's own lines about tasks, except errors, and the one that it is ready: a worker has its own
-    lines.
-    """
+    """Silence Celery's log lines about tasks, except errors, and about its start, because we log our own lines."""
     if loglevel > logging.DEBUG:
-        # Celery logs that each message was received and handled, or a traceback that it was returned to its queue.
+        # Celery logs each message that it receives, handles, or with a traceback returns to its queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
 class _Printable(logging.Filter):
-    """Makes the lines of a log printable. Others write parts of them, such as names in Redis and messages of errors."""
+    """Makes log lines printable, because strangers may have written parts of them, such as names and error messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), None
         if record.msg.startswith("Couldn't ack"):
-            # The connection was lost, which has its own line. The message is delivered again, and its claim is refused.
+            # The connection was lost, which is logged in a line of its own. The message is delivered again, and its
+            # claim is then refused.
             record.exc_info = None
         if record.exc_info and not record.exc_text:
             record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
@@ -136,20 +133,18 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes, which get ready while Celery connects. Add the machine's queue to that of its
-    class.
-    """
-    # Its trials belong to the same user, and must not find the passwords of broker and Redis here.
+    """Start the slots' processes, which get ready while Celery connects. Also consume the queue of this machine."""
+    # Trials run as the same user, and must not read the passwords of broker and Redis in this process's memory.
     hide_memory()
-    # Celery runs these arguments again at SIGHUP. For a module that was started with -m they begin with its file, from
-    # whose folder Python would import this module as `celery`.
+    # At SIGHUP, Celery starts itself again with these arguments. After a start with -m they begin with a module's file,
+    # and Python would import this module as `celery` from the folder of that file.
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
     machine = hardware.detect()
     queues = sender.app.amqp.queues
     name = next(iter(queues.consume_from))
     names = [name, broker.machine_queue(name, machine.host)]
-    # Workers share their state in Redis, and a broker's user may be limited to its own queues.
+    # Workers share their state in Redis instead, and a user of the broker may be limited to its own queues.
     sender.options |= {"without_mingle": True, "without_gossip": True}
     # Celery would declare an exchange for the class, which is not needed and may be forbidden.
     queues.default_exchange = None
@@ -191,19 +186,22 @@ def _ready(sender: Any, **_: object) -> None:
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
-    # A worker that restarts inherits this, so a second SIGHUP does not end it before it handles the signal again.
+    # A restarted worker inherits this, so that another SIGHUP does not end it before it has installed its handler.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
 
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
-    """Return the modules with objectives for this worker: SHADHO_IMPORTS or the checkout's tasks, and those of -I."""
+    """Return the modules with objectives for this worker.
+
+    They are those of SHADHO_IMPORTS, by default the checkout's tasks, those of Celery's `imports`, and those of -I.
+    """
     given = [*conf.get("shadho_imports", ()), *conf.imports, *_listed(options.get("include"))]
     names = map(module_name, given)
     return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
 
 
 def _listed(names: str | Iterable[str] | None) -> list[str]:
-    """Return names from a list, or from one text with commas."""
+    """Return the names in a list, or in a text in which commas separate them."""
     return [name for name in (names.split(",") if isinstance(names, str) else names or ()) if name]

@@ -1,4 +1,4 @@
-"""Argument of an objective: `Context`, and `LocalContext` to call an objective without a study."""
+"""Second argument of an objective: `Context`, and `LocalContext` to call an objective without a study."""
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import Context, LocalContext, ReplicaDone, TrialStopped, TrialTimeout

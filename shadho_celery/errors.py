@@ -13,15 +13,15 @@
     │   ├── LockLost          another scheduler has taken its lock
     │   └── SpaceChanged      the stored study searches another space
     ├── StoreError            the store cannot be read or written
-    │   └── StoreOutage       its server is away; a running study tries again
+    │   └── StoreOutage       its server cannot be reached; a running study tries again
     ├── ServiceError          the broker or Redis cannot be reached or used
     └── NoSuccessfulTrial     the study ended without a loss
 
-The class's docstring is its default message; each message names the cause and the remedy, in one line.
+The docstring of a class is its default message. Each message names the cause and the remedy in one line.
 
-A message may name what its reader writes: an option, an argument, a key of STUDY. It is then a template with a value
-of `Words` for each, as in logging: ``UsageError("%s must be above 0", TRIALS)``. Each surface shows its own words, and
-no text of a user is searched for names.
+A message may name what its reader writes: an option, an argument, or a key of STUDY. It is then a template with a
+`Words` value for each such name, as in logging: ``UsageError("%s must be above 0", TRIALS)``. Each surface fills in its
+own words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from enum import Enum, auto
 
 
 class Surface(Enum):
-    """Where a user gives settings, which decides how a message names them."""
+    """Interface through which a user gives settings. It decides how a message names them."""
 
     #: options of a command
     COMMAND = auto()
@@ -45,17 +45,17 @@ class Surface(Enum):
 
 @dataclass(frozen=True)
 class Words:
-    """What a user writes to set one thing, on each surface."""
+    """What a user writes to set a setting or an argument, on each surface."""
 
     command: str
     python: str
-    #: if it differs from `python`
+    #: "" if it equals `python`
     workers: str = ""
     #: name of the setting in STUDY; "" for an argument that a study file cannot have
     setting: str = ""
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the words for a surface. `stated` are the settings that come from the study file."""
+        """Return what the user of a surface writes. `stated` are the names of the settings from the study file."""
         if self.setting in stated:
             return f'STUDY["{self.setting}"]'
         if surface is Surface.COMMAND:
@@ -68,13 +68,13 @@ class Words:
 
 @dataclass(frozen=True)
 class Message:
-    """A text for users: a template and the values of its ``%s``. Without values the template is the text."""
+    """A text for users: a template, and the values for each ``%s`` in it. Without values the template is the text."""
 
     template: str
     values: tuple[object, ...] = ()
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the text in the words of a surface."""
+        """Return the text with the words of a surface; `stated` is as in `Words.on`."""
         said = (
             each.on(surface, stated) if isinstance(each, Words | Message | ShadhoError) else each
             for each in self.values
@@ -90,7 +90,7 @@ class ShadhoError(Exception):
 
     #: exit code of a command that ends with this error
     exit_code = 2
-    #: who reads it, and the settings that come from the study file
+    #: surface whose user reads the message; and the names of the settings from the study file
     surface: Surface | None = None
     stated = frozenset[str]()
 
@@ -101,12 +101,12 @@ class ShadhoError(Exception):
         return self.on(self.surface or Surface.COMMAND, self.stated)
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the message in the words of a surface."""
+        """Return the message with the words of a surface; `stated` is as in `Words.on`."""
         return Message(self.args[0], self.args[1:]).on(surface, stated)
 
     @property
     def setting(self) -> str:
-        """Name of the setting that the message is about, or ""."""
+        """Name of the first setting that the message names, or ""."""
         return next((each.setting for each in self.args if isinstance(each, Words | ShadhoError) and each.setting), "")
 
 
@@ -166,9 +166,9 @@ class NoSuccessfulTrial(ShadhoError):
 
 @contextmanager
 def told(surface: Surface, stated: Collection[str] = ()) -> Iterator[None]:
-    """Let a ShadhoError name settings as a surface does; a decorator of functions, too. The innermost surface counts.
+    """Let the message of a ShadhoError that is raised in the block use the words of a surface. Also a decorator.
 
-    `stated` are the settings that come from the study file.
+    Of nested blocks the innermost surface applies. `stated` are the names of the settings from the study file.
     """
     try:
         yield

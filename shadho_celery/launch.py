@@ -1,6 +1,6 @@
 """Command that runs a study: ``shadho-celery run tasks.svm``.
 
-Without a broker or Redis, everything runs on this machine (embedded mode); with one, on its fleet.
+Without the name of a broker or Redis, everything runs on this machine (embedded mode), otherwise on their fleet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from shadho_celery.cli.interrupts import end_quietly
 if __name__ == "__main__":
     end_quietly()
 
-# Only the modules that --help needs, because the modules of the scheduler take seconds to import.
+# Only imports that --help needs, because the modules of the scheduler take seconds to import.
 import io
 import os
 import re
@@ -50,11 +50,11 @@ Examples:
 
 
 def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
-    """Return slots by class from ``cpu=4`` or ``gpu_large=1,cpu=2``."""
+    """Return the number of slots by class, from a text such as ``cpu=4`` or ``gpu_large=1,cpu=2``."""
     slots: dict[str, int] = {}
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
-        # Python refuses to convert a number of thousands of digits.
+        # The length is limited, because Python refuses to convert thousands of digits.
         if not (re.match(CLASS_NAME, name) and count.isdecimal() and len(count) < 10 and int(count)):
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
@@ -63,7 +63,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
 
 @connection_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
-    """Return the points of a file."""
+    """Return the known points in the file of an option, or an empty list without a file."""
     return [] if path is None else read_points(path)
 
 
@@ -143,7 +143,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     finish, twice stops at once; --resume continues in both cases.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A trial may print characters that the encoding of the terminal lacks.
+        # A trial may print characters that the terminal's encoding lacks.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if study_module is None and not resume:

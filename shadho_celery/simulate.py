@@ -7,7 +7,7 @@ from shadho_celery.cli.interrupts import end_quietly
 if __name__ == "__main__":
     end_quietly()
 
-# Only what --help needs, because the simulation's own modules take a second to import.
+# Only imports that --help needs, because the modules of the simulation take a second to import.
 import csv
 import io
 import json
@@ -46,7 +46,7 @@ Examples:
 A cluster file, as --example prints it:
 """ + "".join(f"  {line}\n" if line else "\b\n" for line in example().splitlines())
 
-#: turns of the loop between two updates of the progress bar
+#: number of turns of the loop between two updates of the progress bar
 TURNS = 500
 
 COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
@@ -102,7 +102,7 @@ def main(
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     found = []
-    # A file that cannot be written is reported before the simulation starts.
+    # The file is opened first, so that an error is reported before the simulation starts.
     with nullcontext() if out is None else _rows_file(out) as write:
         for each in policies:
             with nullcontext(_ignore) if quiet else _progress(described, each) as on_turn:
@@ -117,12 +117,12 @@ def main(
 
 
 def _ignore(_: StudyState) -> None:
-    """Show nothing after a turn."""
+    """Show no progress after a turn of the loop."""
 
 
 @contextmanager
 def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], None]]:
-    """Show a progress bar if this is a terminal."""
+    """Show a progress bar in a terminal. Yield the function that updates it after a turn of the loop."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
     from shadho_celery.cli.console import PrintableConsole
@@ -148,7 +148,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], 
 
 
 def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
-    """Print a table of the families for each policy, and a table that compares the policies."""
+    """Print a table of the trial families for each policy, and a table that compares the policies."""
     from rich.table import Table
     from rich.text import Text
 

@@ -63,7 +63,7 @@ def main(
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     say(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
-    # Imported late: the application reads the environment, which is complete only now.
+    # Imported late, because the application reads the environment, which is complete only now.
     from shadho_celery.celery import app
 
     arguments = ["worker", "-Q", name, "-l", "DEBUG" if verbose else loglevel, "--without-gossip", "--without-mingle"]

@@ -350,7 +350,7 @@ def budget_lines(report: Overview) -> list[str]:
 
 
 def pruner_lines(report: StudyReport) -> list[str]:
-    """Return a line on the pruned trials by the step of their last report. Without a pruner and such trials, no line."""
+    """Return a line on the pruned trials by the step of their last report; none without a pruner and such trials."""
     given = report.in_force.get("pruner")
     name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
     count, steps = report.counts[_S.PRUNED], report.last_steps
