@@ -30,27 +30,27 @@ class Replica(Protocol):
     """Replica as its strategy sees it: a copy of the model, the data, and the connection to the coordinator.
 
     `wait`, `load`, `descend`, `gradient` and `send` raise an exception to end the local rule, at the latest half a
-    second after the replica must end; a local rule must not catch it. `wait`, `newest`, `received`, `read`,
-    `write` and `send` may be called from another thread than the others. Eleven members, more than other roles have: it
-    is all that a local rule may ask, and each rule asks for a part of it.
+    second after the replica must end; a local rule must not catch it. `wait`, `newest`, `received`, `read`, `write` and
+    `send` may be called from a second thread. The role has eleven members, more than other roles: they are all that a
+    local rule may use, and each rule uses some of them.
     """
 
-    #: count of the model's parameters
+    #: number of values in the model's parameters
     size: int
-    #: position in the gang, from 0; unique at any time
+    #: position in the gang, from 0; no two connected replicas have the same
     place: int
 
     def wait(self, after: int) -> int:
-        """Block until the parameters of a step after `after` have arrived. Return their step. Loads nothing."""
+        """Block until parameters of a later step than `after` have arrived. Return their step, but do not load them."""
 
     def newest(self) -> int:
-        """Return the newest announced step, or -1 before the first. Its parameters may still be on their way."""
+        """Return the newest announced step, or -1 if none was announced. Its parameters may not have arrived yet."""
 
     def received(self, out: Vector) -> int:
         """Copy the newest received parameters to `out`. Return their step."""
 
     def load(self) -> int:
-        """Write the newest received parameters and their buffers into the model. Return their step."""
+        """Write the newest received parameters and buffers into the model. Return their step."""
 
     def read(self, out: Vector) -> None:
         """Copy the model's parameters to `out`."""
@@ -61,7 +61,7 @@ class Replica(Protocol):
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
         """Return the gradient of the mean loss on batch (draw, place) of the data, at the model's parameters.
 
-        Returns None if `abandon` returned True between two micro-batches. The next call overwrites the vector.
+        Returns None if `abandon` returned True before a micro-batch. The next call overwrites the returned vector.
         """
 
     def descend(self, draw: int) -> float:
@@ -71,59 +71,59 @@ class Replica(Protocol):
         """
 
     def send(self, step: int, vector: Vector, loss: float) -> None:
-        """Send a vector computed from the parameters of `step`. Return when it may be overwritten."""
+        """Send a vector that was computed from the parameters of `step`. After the call it may be overwritten."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """Gradient of one batch."""
 
-    #: the replica's own buffer
+    #: the gradient, in the replica's buffer, which the next gradient overwrites
     vector: Vector
     #: mean loss over the batch
     loss: float
 
 
 class Centre(Protocol):
-    """Model and optimizer of the coordinator."""
+    """Model and optimizer of the coordinator, as a central rule sees them."""
 
     def descend(self, gradient: Vector) -> None:
-        """Take one step of the optimizer along `gradient`. The rate is lower while replicas are missing."""
+        """Take one step of the optimizer along `gradient`. The learning rate is lower while replicas are missing."""
 
     def read(self, out: Vector) -> None:
         """Copy the parameters to `out`."""
 
     def write(self, vector: Vector) -> None:
-        """Replace the parameters by `vector`."""
+        """Copy `vector` to the parameters."""
 
 
 class Strategy(Protocol):
-    """Local rule, central rule, and the numbers of replicas and backup replicas."""
+    """A way to train in several replicas: local rule, central rule, and the numbers of replicas and backup replicas."""
 
     @property
     def replicas(self) -> int:
-        """N: vectors that make a step."""
+        """Number of replicas N. In lockstep, this many vectors make a step."""
         ...
 
     @property
     def backups(self) -> int | Literal["auto"]:
-        """b: spare replicas beyond N, or "auto"."""
+        """Number b of backup replicas beyond N, or "auto"."""
         ...
 
     @property
     def lockstep(self) -> bool:
         """Whether replicas work in lockstep.
 
-        True: a step takes N vectors of exactly this step, one from each replica, and drops later ones. All replicas get
-        the new parameters. False: each vector makes a step at once, however stale. Only its sender gets the new
-        parameters.
+        True: a step takes N vectors of exactly this step, one from each of N replicas, and drops later vectors. All
+        replicas get the new parameters. False: each vector makes a step at once, however stale it is. Only its sender
+        gets the new parameters.
         """
         ...
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        """Apply the mean of a step's vectors to the model (central rule). Without lockstep, apply a single vector.
+        """Apply the mean of a step's vectors to the model (central rule). Without lockstep, a step has one vector.
 
-        `mean` may be overwritten.
+        This method may overwrite `mean`.
         """
 
     def train(self, replica: Replica) -> None:
@@ -142,15 +142,15 @@ def check_replicas(replicas: int, backups: int | str) -> None:
 class Sync:
     """Synchronous SGD with backup replicas ("backup workers", Chen et al., arXiv 1604.00981, algorithms 3 and 4).
 
-    The mean of the first N gradients makes the step. The b late ones are dropped: a replica abandons its gradient
-    between two micro-batches as soon as the next step is announced. No gradient that counts is stale.
+    The mean of the first N gradients makes the step. The gradients of the b slowest replicas are dropped: a replica
+    abandons its gradient between two micro-batches once the next step is announced. No gradient that counts is stale.
     """
 
-    #: N
+    #: number of replicas N
     replicas: int
-    #: b
+    #: number of backup replicas b
     backups: int | Literal["auto"] = 0
-    #: True: a replica abandons a gradient that is too late. False: it finishes and sends it, for comparison.
+    #: True: a replica abandons a gradient that is too late. False: it finishes and sends the gradient (for comparison).
     cancel: bool = True
     lockstep: bool = True
 
@@ -178,9 +178,9 @@ class Sync:
 
 @dataclass(frozen=True, kw_only=True)
 class _WithoutBackups:
-    """Base of strategies whose steps wait for no replica."""
+    """Base of strategies without lockstep, whose steps wait for no replica. They take no backup replicas."""
 
-    #: N
+    #: number of replicas N
     replicas: int
     backups: Literal[0] = 0
     lockstep: bool = False
@@ -196,7 +196,7 @@ class _WithoutBackups:
 
 @dataclass(frozen=True, kw_only=True)
 class Async(_WithoutBackups):
-    """Asynchronous SGD: each gradient is applied at once, however stale. For comparison.
+    """Asynchronous SGD, for comparison: each gradient is applied at once, however stale it is.
 
     A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
     """
@@ -222,16 +222,16 @@ class Average:
 
     A replica sends the difference that `tau` local steps have made, and continues. `delay` local steps later it merges
     the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has its own optimizer. A
-    step is one averaging. A replica that is too late for one starts again from the newest parameters.
+    step is one averaging. A replica that is too late for a step starts again from the newest parameters.
     """
 
-    #: N
+    #: number of replicas N
     replicas: int
-    #: local steps between two sendings
+    #: number of local steps from one sending to the next
     tau: int = 4
-    #: local steps between sending and merging the average, 0 to `tau`
+    #: number of local steps from sending a difference to merging the average, 0 to `tau`
     delay: int = 0
-    #: b
+    #: number of backup replicas b
     backups: int | Literal["auto"] = 0
     lockstep: bool = True
 
@@ -286,11 +286,11 @@ class Elastic(_WithoutBackups):
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
     A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
-    have arrived, both are moved towards each other between two local steps (EASGD, Zhang et al., arXiv 1412.6651): e =
-    alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
+    have arrived, x~ and the replica's parameters x are moved towards each other between two local steps (EASGD, Zhang
+    et al., arXiv 1412.6651): e = alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
     """
 
-    #: part of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
+    #: fraction of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
     alpha: float = 0.1
     #: minimum number of local steps between two exchanges
     every: int = 4
@@ -315,10 +315,10 @@ class Elastic(_WithoutBackups):
         #: parameters of the replica, and of the coordinator as received last
         local, centre = (np.empty(replica.size, dtype=np.float32) for _ in range(2))
         replica.read(centre)
-        # A replica that joins late starts near the batches of the others.
+        # A replica that joins late starts near the batches that the other replicas have reached.
         draw = step * self.every // self.replicas
         exchange: Future[int] | None = None
-        # Leaving the block takes little time: when the training ends, the replica's methods raise in the thread too.
+        # Leaving the block takes little time: at the end of training, the replica's methods raise in the pool's thread.
         with ThreadPoolExecutor(1, "elastic-exchange") as pool:
             while True:
                 for _ in range(self.every):

@@ -2,7 +2,7 @@
 
 A replica that missed a step is busy until its stale gradient is finished or cancelled. Only then does it start on the
 current parameters. Order statistics of independent times neglect this and predict too great a gain. The simulation
-still draws times independently: a replica that is slow for minutes is treated as one that is sometimes slow.
+still draws times independently: a replica that is slow for minutes is treated like a replica that is sometimes slow.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ RUNS, STEPS = 32, 96
 TOLERANCE = 0.05
 #: steps from one choice of b to the next
 TUNE_EVERY = 100
-#: minimum number of backups up to which the report predicts step times
+#: the report predicts step times for up to this many backups, or more if the gang has more
 PREDICT_UP_TO = 4
-#: a replica with fewer response times is not used
+#: minimum number of response times of a replica, without which its times are not used
 MIN_TIMES = 5
 
 
 class Times:
-    """Last response times of each replica: seconds from sending the parameters to the complete gradient.
+    """Last response times of each replica: seconds from sending the parameters to the arrival of the gradient.
 
-    Cancelled responses are censored: the mass of each goes to the longer times of its replica, in equal parts (Efron's
-    form of the Kaplan-Meier estimate). If the longest time is censored, it counts as twice its seconds.
+    The times of cancelled responses are censored. The probability of a censored time is divided equally among the
+    longer times of the same replica (Efron's form of the Kaplan-Meier estimate). If the longest time is censored, it
+    counts as twice its seconds.
     """
 
     def __init__(self) -> None:
@@ -74,15 +75,15 @@ class Times:
 
 
 class Assignments:
-    """Table of the steps on which places work. The time that each took is recorded in `times`."""
+    """Records on which step each place works. When the work ends, its time is recorded in `times`."""
 
     def __init__(self, times: Times, now: Callable[[], float]) -> None:
         self._times, self._now = times, now
-        #: step and time of its assignment, by place at work
+        #: step on which a place works, and time at which it was assigned, by place
         self._current: dict[int, tuple[int, float]] = {}
-        #: newest step sent, by place
+        #: newest step that was sent to a place, by place
         self._sent: dict[int, int] = {}
-        #: places whose vector was refused, which wait for the next step
+        #: places whose vector was refused, and that wait for the next step
         self._idle: set[int] = set()
 
     @property
@@ -92,7 +93,7 @@ class Assignments:
 
     @property
     def idle(self) -> frozenset[int]:
-        """Places without work before the next step."""
+        """Places that have no work before the next step, because their vector was refused."""
         return frozenset(self._idle)
 
     def clear(self, place: int) -> None:
@@ -102,7 +103,7 @@ class Assignments:
         self._sent.pop(place, None)
 
     def assign(self, place: int, step: int) -> None:
-        """Record that a step was sent. A place that still works on an older one begins it after `resume`."""
+        """Record that a step was sent to a place. A place that still works on an older step begins it at `resume`."""
         self._idle.discard(place)
         self._sent[place] = step
         self._current.setdefault(place, (step, self._now()))
@@ -115,7 +116,7 @@ class Assignments:
             self._times.record(place, at - current[1])
 
     def resume(self, place: int, step: int) -> bool:
-        """Let a place whose vector was late continue with `step`. Return False if that step was not sent to it."""
+        """Record that a place whose vector was late works on `step` now. Return False if `step` was not sent to it."""
         if self._sent.get(place, -1) < step:
             return False
         self._current.setdefault(place, (step, self._now()))
@@ -126,7 +127,7 @@ class Assignments:
         self._idle.add(place)
 
     def cancel_all(self) -> list[int]:
-        """Cancel the work of all places, because their step has ended. Return them, and record their times so far."""
+        """Cancel the work of all places, because the step has ended. Record their times, and return the places."""
         places, now = self.busy, self._now()
         for place in places:
             self._times.record(place, now - self._current.pop(place)[1], finished=False)
@@ -137,16 +138,16 @@ class Assignments:
 class _Table:
     """Response times in ascending order."""
 
-    #: seconds, shape (n,); among equal ones, finished before cancelled
+    #: seconds, shape (n,); of equal times, finished responses come before cancelled ones
     seconds: Array
-    #: False for cancelled ones; shape (n,)
+    #: False for the times of cancelled responses, shape (n,)
     finished: NDArray[np.bool_]
 
     def draw(self, generator: np.random.Generator, runs: int) -> Array:
         last = len(self.seconds) - 1
         at = generator.integers(0, last + 1, runs)
         while (moving := ~self.finished[at] & (at < last)).any():
-            # Replace by one of the longer times, each with the same probability.
+            # Replace a censored time by one of the longer times, each with the same probability.
             at[moving] += 1 + (generator.random(int(moving.sum())) * (last - at[moving])).astype(int)
         return np.where(self.finished[at], 1.0, 2.0) * self.seconds[at]
 
@@ -158,9 +159,9 @@ def _table(times: list[tuple[float, bool]]) -> _Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Prediction of the simulation for one number of backups."""
+    """Predicted step time for one number of backups."""
 
-    #: spare replicas, b
+    #: number of backup replicas b
     backups: int
     #: mean seconds per step
     step_seconds: float
@@ -176,7 +177,7 @@ def simulate(
     runs: int = RUNS,
     steps: int = STEPS,
 ) -> Prediction:
-    """Simulate N + b replicas: a step ends with its N-th gradient.
+    """Predict the mean step time of N + b replicas by simulation. A step ends with its N-th gradient.
 
     A late replica abandons its stale gradient `cancel_seconds` after the end of the step. If that is None, it finishes
     the gradient.
@@ -202,9 +203,9 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Chosen number of backups, with the predictions for all numbers that were tried."""
+    """Chosen number of backups, with the predictions for all numbers that were compared."""
 
-    #: b
+    #: chosen number of backup replicas b
     backups: int
     #: prediction for each b, from 0 on
     predictions: tuple[Prediction, ...]
@@ -218,12 +219,12 @@ def choose(
     cancel_seconds: float | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Return the least b in 0..`max_backups` whose step time is within TOLERANCE of the best, for N `replicas`.
+    """Return the smallest b from 0 to `max_backups` whose step time is within TOLERANCE of the best, for N `replicas`.
 
-    With N fixed, more backups never slow a step down, but each takes a slot, and the last ones gain almost nothing.
+    With N fixed, more backups never slow a step down. But each takes a slot, and the last backups gain almost nothing.
     """
     check_replicas(replicas, max_backups)
-    # The same seed for all (common random numbers), so that only b makes a difference.
+    # All simulations use the same seed (common random numbers), so that only b makes a difference.
     predictions = tuple(
         simulate(law, replicas, b, cancel_seconds=cancel_seconds, generator=np.random.default_rng(seed))
         for b in range(max_backups + 1)
@@ -244,7 +245,7 @@ class Tuner:
     times: Times = field(default_factory=Times, init=False)
     #: last choice; None while too few times are recorded
     choice: Choice | None = field(default=None, init=False)
-    #: step of the next choice; the first one comes soon: until then the gang occupies slots for all its backups
+    #: step of the next choice; the first choice comes soon, because until then the gang has slots for all its backups
     due: int = field(default=TUNE_EVERY // 5, init=False)
 
     def __post_init__(self) -> None:
@@ -271,7 +272,10 @@ class Tuner:
         return self.choice
 
     def predictions(self) -> Sequence[Prediction]:
-        """Return the predictions of the last choice, else from the recorded times; empty if those are too few."""
+        """Return the predictions of the last choice. If there was no choice, predict from the times recorded so far.
+
+        The result is empty if too few times are recorded.
+        """
         if self.choice is not None:
             return self.choice.predictions
         law = self.times.law()

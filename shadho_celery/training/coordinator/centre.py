@@ -18,7 +18,7 @@ from shadho_celery.training.wire.vectors import Shape
 
 
 class Mean:
-    """Running sums of one step's vectors and buffers."""
+    """Mean of one step's vectors and buffers, from running sums."""
 
     def __init__(self, vector: Vector, buffers: Vector) -> None:
         """Keep the sums in `vector` and `buffers`."""
@@ -42,7 +42,7 @@ class Mean:
         self._losses.append(loss)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Turn the sums into means, in place. Return the places and the mean loss, and start a new step."""
+        """Turn the sums into means, in place, and start a new step. Return the places and the mean loss."""
         places, loss = tuple(self.places), math.fsum(self._losses) / len(self._losses)
         if len(places) > 1:
             share = np.float32(1.0 / len(places))
@@ -58,15 +58,15 @@ class CentreState(TypedDict):
     model: dict[str, Tensor]
     #: as returned by the optimizer's ``state_dict``
     optimizer: dict[str, Any]
-    #: moving average of the parameters; None without one
+    #: moving average of the parameters; None if it is not used
     averaged: Tensor | None
 
 
 class ModelCentre:
-    """The coordinator's model, on which a strategy's central rule works, with an optional moving average of its
-    parameters.
+    """The coordinator's model and optimizer, with an optional moving average of the parameters.
 
-    The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It leaves out the buffers.
+    A strategy's central rule works on it. The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It does not
+    include the model's buffers.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, average: float | None = None) -> None:
@@ -87,7 +87,7 @@ class ModelCentre:
 
     @property
     def settings(self) -> str:
-        """Settings that must be equal to continue from a checkpoint."""
+        """Text of the optimizer's settings. A checkpoint can be used only with equal settings."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         return f"{type(self.optimizer).__name__} {groups} {self._decay}"
 
@@ -102,7 +102,7 @@ class ModelCentre:
         self.step()
 
     def step(self) -> None:
-        """Take one step of the optimizer along the gradients that the parameters have, with rates times `scale`."""
+        """Take one step of the optimizer along the parameters' gradients, with learning rates multiplied by `scale`."""
         groups = self.optimizer.param_groups if self.scale != 1.0 else []
         rates = [group["lr"] for group in groups]
         for group in groups:
@@ -114,13 +114,13 @@ class ModelCentre:
                 group["lr"] = rate
 
     def scratch(self) -> Vector:
-        """Return the vector that `descend` uses without a copy."""
+        """Return a vector for gradients. `descend` does not copy a gradient that is in this vector."""
         if self._gradient is None:
             self._gradient = self.shape.vector()
         return self._gradient
 
     def update_average(self) -> None:
-        """Add the current parameters to the moving average."""
+        """Update the moving average with the current parameters."""
         if self._averaged is not None and self._decay is not None:
             now = self.shape.vector()
             self.read(now)

@@ -1,7 +1,7 @@
-"""Checkpoints of a training, which also stop a coordinator that was replaced.
+"""Checkpoints of a training, by which a coordinator also notices that it was replaced.
 
-Each start claims the files with an epoch that is one higher than the last. A coordinator that was believed dead finds
-its successor's claim before it writes, and ends.
+Each start claims the files with an epoch that is one higher than the last epoch. A coordinator that was assumed dead
+finds its successor's claim before it writes, and ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Superseded(ShadhoError):
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One start of a coordinator."""
+    """Record of one start of a coordinator, in a file beside the checkpoint."""
 
     #: number of the start, from 1
     epoch: Annotated[int, Meta(ge=1)]
-    #: secret of the gang; replicas that survived the last coordinator know it
+    #: secret of the gang, kept from start to start, so that replicas that outlive a coordinator know it
     token: str
     #: port on which the coordinator listens; 0 before it is known
     port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
@@ -45,7 +45,7 @@ class TrainingState(TypedDict):
     """Content of a checkpoint."""
 
     centre: CentreState
-    #: steps done
+    #: number of steps done
     step: int
     #: the log's steps as plain tuples
     steps: list[tuple[Any, ...]]
@@ -63,10 +63,10 @@ class Checkpoints:
         self._claim: Claim | None = None
 
     def claim(self) -> Claim:
-        """Claim the training for this coordinator, with the token of the last start, if there was one."""
+        """Claim the training for this coordinator. Reuse token and port of the last start, if there was one."""
         last = self._read_claim()
         for part in self.path.parent.glob(f".{self.path.stem}.*{PART}"):
-            # Left by a start that was killed while writing.
+            # A coordinator that was killed while writing has left this file.
             part.unlink(missing_ok=True)
         self._claim = Claim(
             epoch=last.epoch + 1 if last else 1,
@@ -88,7 +88,7 @@ class Checkpoints:
         self._raise_if_superseded()
         with _replacing(self.path) as file:
             torch.save(state, file)
-            # Checked again: writing takes longest, and the other claim may have happened meanwhile.
+            # Check again, because writing takes long, and another coordinator may have claimed the training meanwhile.
             self._raise_if_superseded()
 
     def load(self) -> TrainingState | None:
@@ -110,7 +110,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def _raise_if_superseded(self) -> None:
-        # No claim at all: the coordinator that took over has finished.
+        # If there is no claim at all, the coordinator that took over has finished.
         last = self._read_claim()
         if self._claim is None or last is None or last.owner != self._claim.owner:
             raise Superseded
@@ -132,7 +132,7 @@ class Checkpoints:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file, which replaces the target at the end unless the block raises."""
+    """Yield a new file. It replaces `target` at the end of the `with` block, unless the block raises an error."""
     try:
         # Only its owner may read it, because the claim contains the token.
         with replacing(target, mode=0o600) as file:
@@ -140,5 +140,5 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         if not target.parent.exists():
             raise
-        # Removed by the next claim.
+        # The claim of another coordinator has removed the new file.
         raise Superseded from None

@@ -2,8 +2,7 @@
 
 Commit rule: a vector counts if its frame is complete and undamaged, belongs to this epoch of the coordinator and to the
 current step, is finite, and is the first from its place. N such vectors make the step; in lockstep, a vector that
-arrives later is dropped (`_drop_late`). Whenever a replica dies, no part of a gradient is applied alone, and no
-gradient is applied twice.
+arrives later is dropped (`_drop_late`). Even if a replica dies at any moment, no gradient is applied in part or twice.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ from shadho_celery.training.wire.vectors import is_finite
 
 logger = logging.getLogger(__name__)
 
-#: a replica is quarantined after this many vectors in a row that are not finite; the next replica of its rank after one
+#: number of vectors in a row that are not finite after which a replica is quarantined; the count is kept for the next
+#: replica of its rank
 QUARANTINE_AFTER = 3
-#: seconds between two checks without an event: whether the trial must stop, and whether a grace period is over
+#: seconds after which the loop continues without an event, to check whether the trial must stop or a grace period ends
 TICK = 0.1
 #: seconds within which a replica abandons a stale gradient
 CANCEL_SECONDS = 0.01
@@ -43,30 +43,31 @@ CANCEL_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumPolicy:
-    """Reaction to fewer than N replicas."""
+    """What a gang does while it has fewer than N replicas."""
 
     #: seconds to wait for the first N replicas
     start_seconds: float = 60.0
     #: seconds for which a step waits for replacements of lost replicas
     grace_seconds: float = 10.0
-    #: after that: continue with fewer replicas and a lower learning rate, wait on, or end with an error
+    #: what happens after that: continue with fewer replicas and a lower learning rate, wait on, or end with an error
     on_few: Literal["shrink", "wait", "fail"] = "shrink"
 
 
 class Quorum:
-    """Number of gradients that currently make a step. It follows the number of live replicas."""
+    """Decides how many gradients make a step, from the number of live replicas and the policy."""
 
     def __init__(self, replicas: int, policy: QuorumPolicy, now: Callable[[], float]) -> None:
-        #: gradients that make a step
+        #: number of gradients that make a step at the moment
         self.size = replicas
         self._replicas, self._policy, self._now = replicas, policy, now
         self._short_since: float | None = None
         self._until = now() + policy.start_seconds
 
     def start(self, present: int, reason: str, hopeless: Callable[[], bool]) -> tuple[bool, str | None]:
-        """Decide whether the first step may begin with those present. Return the decision and a note.
+        """Decide whether the first step may begin with `present` replicas. Return the decision and a note or None.
 
-        `hopeless` returns True if no more replicas can come. Raises ShadhoError if too few came in time.
+        `reason` says why the last replica left, or is "". `hopeless` returns True if no more replicas can come. Raises
+        ShadhoError if too few replicas came in time.
         """
         if present >= self._replicas:
             return True, None
@@ -81,9 +82,9 @@ class Quorum:
         return True, self._resize(present, missing)
 
     def follow(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
-        """Follow the number of live replicas. Return a note if the quorum changes.
+        """Adapt the quorum to the number of live replicas. Return a note if it changes, else None.
 
-        Raises ShadhoError if there are too few for too long, or if the policy is to wait and no more can come.
+        Raises ShadhoError if too few replicas are alive for too long and the gang may not shrink, or if none is alive.
         """
         if alive >= self.size:
             self._short_since = None
@@ -109,11 +110,11 @@ class Quorum:
 
 @dataclass(eq=False)
 class Snapshot:
-    """Copy of one step's parameters, kept while it is being sent to any replica."""
+    """Copy of one step's parameters. It is kept while it is being sent to replicas."""
 
     #: parameters, then buffers
     vector: Vector
-    #: reference count; at 0 the snapshot may be written again
+    #: reference count; at 0 the snapshot's memory may be reused
     users: int = 0
     frame: Frame | None = None
 
@@ -127,7 +128,7 @@ class SnapshotPool:
         self._all: list[Snapshot] = []
 
     def take(self) -> Snapshot:
-        """Return a snapshot to write to, with the caller as its only user."""
+        """Return an unused snapshot to write to. The caller is its only user until others call `use`."""
         with self._lock:
             free = next((each for each in self._all if not each.users), None)
             if free is None:
@@ -137,12 +138,12 @@ class SnapshotPool:
             return free
 
     def use(self, snapshot: Snapshot) -> None:
-        """Add a user."""
+        """Increase the reference count of a snapshot."""
         with self._lock:
             snapshot.users += 1
 
     def release(self, snapshot: Snapshot) -> None:
-        """Remove a user."""
+        """Decrease the reference count of a snapshot."""
         with self._lock:
             snapshot.users -= 1
 
@@ -190,9 +191,9 @@ class Coordinator:
         self._quorum = Quorum(strategy.replicas, policy, now)
 
     def train(self) -> None:
-        """Assemble the gang and take all steps. Raises ShadhoError if that is impossible."""
+        """Wait for the replicas, then take all steps. Raises ShadhoError if too few replicas come or are left."""
         has_come = self._gather()
-        # Also after a stop, because a trial's time limit is paused until this call.
+        # Call this also if the trial must stop, because its time limit is paused until this call.
         self.run.context.gang_assembled()
         if not has_come:
             return
@@ -213,12 +214,12 @@ class Coordinator:
         if self._is_due():
             self._commit()
         elif self._assignments.idle and not self._mean and not self._assignments.busy:
-            # No finite vector is left for this step. The next one has other batches.
+            # All replicas have answered this step, and no vector was finite. The next step has other batches.
             self.run.skip_step()
             self._start_next_step(self._assignments.idle)
 
     def predictions(self) -> Sequence[Prediction]:
-        """Return the predicted step time for each b; empty if too few times are recorded, and without `Sync`."""
+        """Return the predicted step time for each b. Empty if too few times are recorded, or if it is not `Sync`."""
         return self.tuner.predictions() if isinstance(self.strategy, Sync) else ()
 
     # Events
@@ -267,7 +268,7 @@ class Coordinator:
                     peer.release_payload()
 
     def _accept(self, event: Arrived) -> None:
-        """Apply the commit rule to a vector. Raises BrokenFrame."""
+        """Apply the commit rule to a vector that has arrived. Raises BrokenFrame if its payload is not valid."""
         peer, header, step = event.peer, event.header, self.run.step
         if self._current is None or header.epoch != self._epoch or self._peers.get(peer.place) is not peer:
             self.run.log.refused["from an earlier epoch or connection"] += 1
@@ -293,19 +294,19 @@ class Coordinator:
         log = self.run.log
         log.late[peer.place] += 1
         if self._cancels:
-            # It was on its way when the step ended, and was counted as cancelled then.
+            # The vector was on its way when its step ended, and was counted as cancelled then.
             log.cancelled[peer.place] -= 1
         if not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
     def _refuse(self, peer: Peer) -> None:
         """Refuse a vector that is not finite. Quarantine its replica after several in a row."""
-        # One such vector may be caused by the training; several in a row are caused by the machine.
+        # The training may cause one such vector, but several in a row are probably caused by the machine.
         self.run.log.refused["not finite"] += 1
         self._not_finite[peer.rank] += 1
         self._assignments.set_idle(peer.place)
         if self._not_finite[peer.rank] >= QUARANTINE_AFTER and len(self._peers) > 1:
-            # Its rank stays open, because the next replica may be on a working machine.
+            # Another replica may have its rank, because that replica may be on a working machine.
             self._note(
                 f"replica {peer.rank} is in quarantine: its gradients were not finite; another may take its place"
             )
@@ -336,7 +337,7 @@ class Coordinator:
         return alive >= self._quorum.size and bool(self._mean) and not self._assignments.busy
 
     def _is_hopeless(self) -> bool:
-        """Return True if it is known that no further replica can come."""
+        """Return True if it is known that no more replicas can come."""
         return self._can_come is not None and self._can_come() <= len(self._peers)
 
     def _commit(self) -> None:
@@ -393,7 +394,7 @@ class Coordinator:
     # Backups
 
     def _tune_backups(self) -> None:
-        """Reduce b to the number that the recorded times justify. The other backups are dismissed permanently."""
+        """Reduce b to the number that the recorded times justify. Dismiss the other backup replicas permanently."""
         choice = self.tuner.at(self.run.step)
         if choice is None or choice.backups >= self.backups:
             return

@@ -1,4 +1,4 @@
-"""Coordinator's end of the connections: admits replicas, reads from each and sends to each without blocking.
+"""Coordinator's end of the connections: admits replicas, and reads from and sends to each without blocking.
 
 Each replica has one thread that reads and one that sends. A fault of one connection (wrong token, garbage, an
 incomplete frame, silence) ends only that connection, and is counted and logged.
@@ -41,7 +41,7 @@ from shadho_celery.training.wire.handshake import (
 
 logger = logging.getLogger(__name__)
 
-#: maximum number of connections in their handshake; one more closes the oldest
+#: maximum number of connections in their handshake; a further connection closes the oldest of them
 MAX_HANDSHAKES = 64
 #: maximum number of connections that wait to be accepted
 BACKLOG = 64
@@ -80,9 +80,9 @@ Event = Joined | Left | Arrived
 
 
 class Peer:
-    """One replica as seen by the coordinator: a thread that reads its frames and one that sends to it.
+    """A replica's connection as seen by the coordinator. One thread reads its frames, another thread sends to it.
 
-    Sending never blocks the coordinator: notices are queued, and waiting parameters are replaced by newer ones.
+    Sending never blocks the coordinator: notices are queued, and queued parameters are replaced by newer parameters.
     """
 
     def __init__(self, wire: Wire, *, place: int, rank: int, max_bytes: int) -> None:
@@ -99,15 +99,15 @@ class Peer:
         self.is_waiting = False
 
     def notify(self, frame: Frame) -> None:
-        """Queue a small frame. It is sent before waiting parameters."""
+        """Queue a small frame. It is sent before queued parameters."""
         with self._changed:
             self._notices.append(frame)
             self._changed.notify()
 
     def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Queue the parameters of a step in place of older waiting ones.
+        """Queue the parameters of a step. They replace older queued parameters.
 
-        `done` is called once: after they are sent, or when they are replaced or dropped.
+        `done` is called once: after the parameters are sent, or when they are replaced or dropped.
         """
         with self._changed:
             self._latest, replaced = (frame, done), self._latest
@@ -191,13 +191,13 @@ class Terms:
     """Conditions for the admission of a replica, and the settings in its WELCOME."""
 
     token: str
-    #: number of the coordinator's start
+    #: number of the coordinator's start, from 1
     epoch: int
-    #: maximum number of replicas with a place
+    #: number of places, which is the maximum number of replicas
     places: int
     #: digest of model, data and settings; a replica must have the same
     digest: str
-    #: maximum length of a GRAD in bytes
+    #: maximum length of a GRAD payload in bytes
     max_bytes: int
     #: seed of the data's order and of random draws in the model
     seed: int = 0
@@ -244,11 +244,11 @@ class Listener:
             threading.Thread(target=work, name=f"gang-{work.__name__.strip('_')}", daemon=True).start()
 
     def present(self) -> int:
-        """Return how many replicas have a place, including those about to be sent their WELCOME."""
+        """Return the number of replicas with a place, including replicas whose WELCOME is not sent yet."""
         return len(self._peers)
 
     def bytes_moved(self) -> tuple[int, int]:
-        """Return the bytes received and the bytes sent, over all connections so far."""
+        """Return the numbers of bytes received and sent over all connections so far."""
         with self._lock:
             wires = [peer.wire for peer in self._all_peers()]
             received, sent = self._gone_bytes
@@ -266,7 +266,7 @@ class Listener:
             wire.close()
         until = time.monotonic() + seconds
         while time.monotonic() < until and (self._peers or self._replaced):
-            # A reading thread that waits for its buffer must continue, to notice that its connection ends.
+            # A reading thread that waits for its buffer must continue to notice that its connection ends.
             for peer in peers:
                 peer.release_payload()
             time.sleep(0.01)
@@ -308,7 +308,7 @@ class Listener:
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
         except Exception as error:
-            # Every exception: an unauthenticated connection must not end the coordinator.
+            # Every exception is caught, because an unauthenticated connection must not end the coordinator.
             with self._lock:
                 cause = _cause(error) if wire in self._handshakes else "too many handshakes at once"
                 self.refused[cause] += 1
@@ -393,7 +393,7 @@ class Listener:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket. Port 0 takes any free port. Raises UsageError if the address cannot be used."""
+    """Return a listening socket. Port 0 means any free port. Raises UsageError if the address cannot be used."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -408,14 +408,14 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def close_socket(server: socket.socket) -> None:
-    """Close a listening socket in a way that ends an `accept` that blocks."""
+    """Close a listening socket. A thread that is blocked in its `accept` gets an error."""
     with suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
     server.close()
 
 
 def _cause(error: Exception) -> str:
-    """Return a short name of the cause, for counting."""
+    """Return a short name of an error's cause, by which refused connections are counted."""
     if isinstance(error, OtherVersion):
         return "another version"
     if isinstance(error, Refused | TrainingOver):

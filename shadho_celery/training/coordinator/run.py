@@ -36,17 +36,17 @@ class Diverged(ShadhoError):
 class Plan:
     """Settings of one training, as given to `Gang.fit`."""
 
-    #: steps in all
+    #: number of steps in all
     steps: int
-    #: examples of one replica's gradient
+    #: number of examples for one replica's gradient
     batch: int
-    #: parts of a batch; a gradient may be abandoned between them
+    #: number of parts of a batch; a gradient may be abandoned between them
     micro_batches: int = 1
     #: seed of the data's order and of random draws in the model
     seed: int = 0
     #: called after each step with the number of steps done and the loss of the last one
     on_step: Callable[[int, float], None] | None = None
-    #: returns the model's loss on other data
+    #: returns the model's loss on data that is not used for training
     evaluate: Callable[[nn.Module], float] | None = None
     #: steps between two reports; None for 20 reports in all
     report_every: int | None = None
@@ -67,7 +67,7 @@ class Plan:
 
 
 class Run:
-    """One training in progress, in the process that owns the model."""
+    """Progress of one training in the process that owns the model: takes notes of steps, reports, and checkpoints."""
 
     def __init__(
         self,
@@ -93,13 +93,16 @@ class Run:
         # A trial with a budget may be promoted to a greater one, and then continues from its last step.
         self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
-            # Without the trial's number: a promoted trial has another number but the same folder.
+            # The trial's number is left out: a promoted trial has another number but the same folder.
             settings = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
             name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
     def claim(self) -> Claim | None:
-        """Claim the training for this process and restore its last checkpoint. Return None without checkpoints."""
+        """Claim the training for this process and restore its last checkpoint.
+
+        Returns None if the training writes no checkpoints.
+        """
         if self._checkpoints is None:
             return None
         # A speculative copy starts from the original's checkpoint, and does not change its files.
@@ -133,7 +136,7 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """End of the training: all steps are done, or the trial must stop."""
+        """True at the end of the training: all steps are done, or the trial must stop."""
         return self.step >= self.plan.steps or self.context.should_stop()
 
     def record_step(self, places: tuple[int, ...], loss: float) -> None:
@@ -170,9 +173,9 @@ class Run:
         self.step += 1
 
     def after_step(self) -> None:
-        """Call `on_step`. If they are due, evaluate, report and save a checkpoint.
+        """Call `on_step`. Report the loss and save a checkpoint if that is due.
 
-        These may take long, so this is called after the step's parameters are on their way to the replicas.
+        This may take long, so call it when the new parameters are already queued for the replicas.
         """
         last = self.step >= self.plan.steps
         if self.plan.on_step is not None:
@@ -195,14 +198,14 @@ class Run:
     def finish(self) -> None:
         """Put the averaged parameters into the model, and remove the checkpoint unless the trial may be promoted."""
         if self.loss is None and self.step:
-            # It was resumed after the last step, or stopped before the first report.
+            # The training was resumed after its last step, or stopped before its first report.
             self.loss = self._current_loss()
         self.centre.keep_average()
         if self._checkpoints is not None and not self._keeps_checkpoint and self.step >= self.plan.steps:
             self._checkpoints.remove()
 
     def _current_loss(self) -> float | None:
-        """Evaluate the model. Without `evaluate`, return the mean loss since the last report, or None without steps."""
+        """Return the model's evaluation. Without `evaluate`, return the mean loss of the last steps, or None."""
         if self.plan.evaluate is None:
             losses = [step.loss for step in self.log.steps[-self._every :] if step.accepted]
             return math.fsum(losses) / len(losses) if losses else None
