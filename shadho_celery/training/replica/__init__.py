@@ -1,1 +1,1 @@
-"""The processes that compute: their connection to the coordinator, their batches, and replicas on this machine."""
+"""The processes that compute gradients: connection to the coordinator, batches, and local replica processes."""

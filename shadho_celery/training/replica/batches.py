@@ -1,8 +1,8 @@
-"""Batches of examples, as a function of seed, step and place only, and the gradient of one batch's mean loss.
+"""Batches of examples, which depend only on seed, step and place, and the gradient of a batch's mean loss.
 
 Each epoch visits the data in its own permutation. Batch (step, place) is number ``step * places + place`` of the stream
-of batches. No replica has a fixed shard, whose examples would be lost with a slow replica. A batch may span the end of
-an epoch.
+of batches. Replicas have no fixed shards of the data, because a slow replica's shard would then count too little. A
+batch may span the end of an epoch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Batches:
 
     @property
     def digest(self) -> str:
-        """Text that is equal for equal data and batches. For tensors it contains shapes, types and three examples."""
+        """Text that is equal for equal data and batch size. For tensors it has shapes, types and three examples."""
         described: list[object] = [self.size, self.batch]
         if self._tensors is not None:
             some = sorted({0, self.size // 2, self.size - 1})
@@ -69,7 +69,7 @@ class Batches:
         return repr(described)
 
     def indices(self, step: int, place: int) -> Tensor:
-        """Return the examples of batch (step, place), int64, shape (batch,)."""
+        """Return the indices of the examples in batch (step, place), int64, shape (batch,)."""
         first = (step * self.places + place) * self.batch
         parts, last = [], first + self.batch
         while first < last:
@@ -93,14 +93,14 @@ class Batches:
         if epoch not in self._epochs:
             generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
             self._epochs[epoch] = torch.randperm(self.size, generator=generator)
-            # The furthest ones are removed: after a restart the epoch asked for may be before those kept.
+            # Remove the furthest epochs, in either direction: after a restart, an earlier epoch may be needed.
             for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
 
 
 class Computer:
-    """Backward passes of one model. The gradient is left in ``parameter.grad``, and in the bucket if there is one."""
+    """Computes gradients of one model. They are left in ``parameter.grad``, and in the bucket if there is one."""
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None) -> None:
         self.model, self.batches, self.bucket = model, batches, bucket
@@ -109,8 +109,8 @@ class Computer:
     def backward(self, draw: int, place: int, abandon: Callable[[], bool] | None = None) -> float | None:
         """Compute the gradient of batch (draw, place). Return the mean loss.
 
-        Returns None if `abandon` returned True between two micro-batches. Random draws of the model (dropout) also
-        depend on (seed, draw, place), so a gradient can be computed again. The process's own generator keeps its state.
+        Returns None if `abandon` returned True before a micro-batch. Random draws of the model (dropout) depend only on
+        (seed, draw, place), so a gradient can be computed again. The process's CPU generator keeps its state.
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
@@ -126,7 +126,7 @@ class Computer:
                 value = self._loss(self.model, part)
                 if not isinstance(value, torch.Tensor) or value.numel() != 1:
                     raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
-                # A single micro-batch, the usual case, computes the same bits as a plain loop.
+                # With a single micro-batch, the usual case, the result equals that of a plain loop to the bit.
                 (value if share == 1 else value * share).backward()
                 total += value.item() * share
         return total
@@ -134,8 +134,8 @@ class Computer:
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed the generators for the duration of the block, and restore that of the CPU after it."""
-    # Not `torch.random.fork_rng` and `torch.manual_seed`: they take 0.25 ms, as long as a small gradient.
+    """Seed torch's generators for the duration of the `with` block. Restore the CPU's generator after it."""
+    # torch.random.fork_rng and torch.manual_seed are avoided: they take 0.25 ms, as long as a small gradient.
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)
@@ -148,7 +148,7 @@ def _drawn_from(seed: int) -> Iterator[None]:
 
 
 def check_loss(loss: object) -> None:
-    """Raise UsageError for a criterion, which is called with predictions and not with the model."""
+    """Raise UsageError if `loss` is a torch criterion, which takes predictions instead of the model."""
     if isinstance(loss, nn.Module):
         raise UsageError(
             f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns the batch's mean loss, "

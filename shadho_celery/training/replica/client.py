@@ -47,14 +47,14 @@ LEAVE_SECONDS = 1.0
 
 
 class ConnectionLost(Exception):
-    """End of a connection without a QUIT. The coordinator may be started again."""
+    """The connection ended without a QUIT. The coordinator may be started again, so the replica reconnects."""
 
 
 class Client:
     """One replica's connection, and the parameters received over it.
 
-    Two buffers hold parameters. One is being filled. The other one holds the newest complete parameters and can be
-    read.
+    Two buffers hold parameters. One buffer is being filled. The other buffer holds the newest complete parameters and
+    can be read.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Client:
         self._front, self._back = params
         self._changed = threading.Condition()
         self._step = -1
-        #: newest step announced
+        #: newest step that the coordinator has announced; -1 before the first
         self.newest = -1
         self._ended: Exception | None = None
         self._wire: Wire | None = None
@@ -90,9 +90,9 @@ class Client:
         self.epoch = 0
 
     def connect(self) -> Welcome:
-        """Connect to the coordinator, retrying with backoff, and return its WELCOME.
+        """Connect to the coordinator, and return its WELCOME. Try again with increasing pauses.
 
-        Raises Refused, TrainingOver, or ShadhoError if it is not found for `reconnect_seconds`.
+        Raises Refused, TrainingOver, or ShadhoError if there is no connection within `reconnect_seconds`.
         """
         self.close()
         self._sleep(self._connected_at + MIN_CONNECT_INTERVAL - self._now())
@@ -147,7 +147,7 @@ class Client:
             raise self._ended
 
     def wait(self, after: int) -> int:
-        """Block until the parameters of a step after `after` are complete. Return their step."""
+        """Block until parameters of a later step than `after` are complete. Return their step."""
         with self._changed:
             while True:
                 self.raise_if_ended()
@@ -178,21 +178,21 @@ class Client:
             assert self._wire is not None
             self._wire.send(frame)
         except OSError as error:
-            # If there was a QUIT, the reading thread knows the reason.
+            # If the coordinator has sent a QUIT, the reading thread has the reason, or will soon.
             with self._changed:
                 self._changed.wait_for(lambda: self._ended is not None, timeout=TICK)
             self.raise_if_ended()
             raise ConnectionLost(str(error)) from None
 
     def send_quit(self, reason: str) -> None:
-        """Send the reason for which this replica ends to the coordinator, if it is connected."""
+        """If the replica is connected, tell the coordinator the reason for which it ends."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
                 self._wire.send(quit_frame(reason))
                 self._wire.finish()
 
     def close(self) -> None:
-        """End the connection and its threads: a worker does not reuse a process that has threads left."""
+        """End the connection and its threads. A worker does not reuse a process in which threads are left."""
         if self._wire is not None:
             self._wire.close()
         self._closed.set()
@@ -208,7 +208,7 @@ class Client:
                 if header.kind is Kind.QUIT:
                     raise parse_quit(payload).exception()
                 if header.kind is Kind.PING:
-                    # If the other thread is sending, that is a sign of life too.
+                    # If another thread is sending, no answer is needed: what it sends is a sign of life too.
                     wire.send(pong, wait=False)
                 elif header.kind is Kind.PARAMS:
                     with self._changed:

@@ -1,4 +1,4 @@
-"""Replica processes on this machine: forked if that is safe, spawned if CUDA is in use. None outlives its parent."""
+"""Replica processes on this machine. They are forked if that is safe, else spawned, and end with their parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Processes:
     """Replica processes of one gang on this machine."""
 
     def __init__(self, method: Literal["fork", "spawn"] | None = None) -> None:
-        """Start processes by `method`; None chooses "fork" on Linux without CUDA, else "spawn"."""
+        """Start processes by `method`. If it is None, use "fork" on Linux unless CUDA is in use, else "spawn"."""
         can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
         self.method = method or ("fork" if can_fork else "spawn")
         self.children: list[BaseProcess] = []
@@ -56,11 +56,11 @@ class Processes:
         self.children.append(process)
 
     def alive(self) -> int:
-        """Return how many processes have not ended."""
+        """Return the number of processes that have not ended."""
         return sum(child.is_alive() for child in self.children)
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Wait `seconds` for the processes to exit, then kill those that are left."""
+        """Wait up to `seconds` for the processes to exit. Kill the processes that are left then."""
         until = time.monotonic() + seconds
         for child in self.children:
             child.join(max(0.0, until - time.monotonic()))
@@ -70,7 +70,7 @@ class Processes:
 
 
 def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket | None) -> None:
-    """Run a replica in its own process. A forked one has `inherited` the listening socket."""
+    """Run a replica in its own process. A forked process has `inherited` the listening socket; others pass None."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Ctrl-C reaches the whole process group; only the parent decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,7 +29,7 @@ Delay = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Model, data, loss and rules that every replica of a gang trains with."""
+    """What a replica needs for its work: model, data, loss, strategy and codec. It is the same in the whole gang."""
 
     model: nn.Module
     #: the replica's own optimizer, for strategies with local steps
@@ -42,14 +42,14 @@ class Workload:
     digest: str
     #: True if the replica's connection is encrypted
     encrypted: bool = False
-    #: simulated slowness, or None
+    #: returns the minimum seconds of a gradient, to simulate slow machines; None otherwise
     delay: Delay | None = None
     #: seconds for which a replica tries to reconnect to its coordinator
     reconnect_seconds: float = 60.0
 
 
 def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lambda: False) -> None:
-    """Take part in the gang until it ends. Raises Refused if the coordinator does not admit this replica."""
+    """Act as a replica until the training ends. Raises Refused if the coordinator does not admit this replica."""
     shape = Shape(workload.model)
     layout = Layout(shape, workload.codec)
     total = layout.size + layout.buffers
@@ -73,7 +73,7 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
     except TrainingOver as over:
         logger.info("replica %d ends: %s", seat.rank, over)
     except Exception as error:
-        # The coordinator gets the reason, because its error is the one that users see.
+        # Send the reason to the coordinator, because users see the coordinator's error and not this one.
         client.send_quit(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -128,7 +128,7 @@ class ConnectedReplica:
         if math.isfinite(loss) and self._shape.has_finite_gradients():
             self._workload.optimizer.step()
         else:
-            # Skipped: otherwise one such batch would affect all later parameters and the momentum.
+            # Skip the step, because one such batch would affect all later parameters and the momentum.
             self._shape.buffers.write(self._buffers)
         return loss
 
@@ -147,6 +147,6 @@ class ConnectedReplica:
         loss = self._computer.backward(draw, self.place, abandoned)
         if loss is None or self._workload.delay is None:
             return loss
-        # The delay includes the time that the gradient really took.
+        # The time that the gradient really took is part of the delay.
         left = began + self._workload.delay(self.place, draw) - time.monotonic()
         return None if self._client.pause(left, abandoned) else loss

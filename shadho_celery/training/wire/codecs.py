@@ -1,6 +1,6 @@
-"""Payloads of PARAMS and GRAD: little-endian vectors as they lie in memory, and nothing else.
+"""Payloads of PARAMS and GRAD frames, which contain only little-endian numbers.
 
-A gradient is encoded by a codec: plain float32, or unbiased quantisation to a few bits per number.
+A codec encodes a replica's vector: as plain float32, or by unbiased quantisation to a few bits per number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shadho_celery.training.strategies import Vector
 from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
 from shadho_celery.training.wire.vectors import Shape
 
-#: numbers that share one scale
+#: how many numbers share one scale
 BLOCK = 256
-#: numbers processed at a time, so that their working memory fits a core's cache
+#: how many numbers are processed at a time, so that their working memory fits a core's cache
 CHUNK = 256 * BLOCK
 #: minimum and maximum bits per number: one for the sign and at least one for the magnitude
 MIN_BITS, MAX_BITS = 2, 8
 
-#: bits, three unused bytes, count of numbers
+#: header of a quantised vector: bits per number, three unused bytes, count of numbers
 _HEADER = struct.Struct("<B3xI")
-#: loss of a GRAD; eight unused bytes align the numbers after it
+#: start of a GRAD: its loss, and eight unused bytes that align the numbers after it
 _PREFIX = struct.Struct("<d8x")
 
 if sys.byteorder != "little":
@@ -40,23 +40,23 @@ class Encoder(Protocol):
     """Encoder of one replica. It may keep state between vectors."""
 
     def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        """Return the payload of a vector. It may share the vector's memory."""
+        """Return a vector as bytes, which may share the vector's memory. `generator` is for random rounding."""
         ...
 
 
 class Codec(Protocol):
-    """Codec between vectors and payloads. The decoded vector equals the encoded one in expectation."""
+    """Codec between vectors and bytes. In expectation, the decoded vector equals the vector that was encoded."""
 
     def encoder(self) -> Encoder:
         """Return a new encoder. Each replica has its own."""
         ...
 
     def decode(self, payload: Buffer, out: Vector) -> None:
-        """Write the vector into `out`. Raises ValueError if the payload is not that of a vector of this size."""
+        """Decode a vector into `out`. Raises ValueError if `payload` is not an encoded vector of that size."""
         ...
 
     def max_bytes(self, size: int) -> int:
-        """Return the maximum payload of a vector of `size` numbers in bytes. Receivers allow no more."""
+        """Return the maximum number of bytes of an encoded vector of `size` numbers. Receivers refuse longer frames."""
         ...
 
 
@@ -81,15 +81,15 @@ class Raw:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Stochastic rounding to a sign and 2^(bits-1) - 1 magnitudes, scaled by the maximum of each 256 numbers.
+    """Stochastic rounding to a sign and 2^(bits-1) - 1 magnitudes, scaled by the maximum of each block of 256 numbers.
 
     It is unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum instead of the norm). Zero stays zero. A
     number that is not finite makes its whole block NaN.
 
-    With ``"dynamic"`` the number of magnitudes follows the gradient's norm. The fewest bits for a given sum of squared
-    errors are used if every step has the same error (DQ-SGD, Yan et al., arXiv 2107.14575). Their weights by the age of
-    a step are left out, because they need the number of the last step. A replica's first gradient gets 2 bits, and so
-    does every later one whose norm is not greater.
+    With ``"dynamic"`` the number of magnitudes follows the gradient's norm, so that every step has about the same
+    error. For a given sum of squared errors this needs the fewest bits (DQ-SGD, Yan et al., arXiv 2107.14575). The
+    paper's weights by the age of a step are left out, because they need the total number of steps. A replica's first
+    gradient gets 2 bits, and so does every later gradient whose norm is not greater.
     """
 
     #: bits per number, 2 to 8, or "dynamic"
@@ -124,14 +124,14 @@ class Quantize:
 
 
 class Quantizer:
-    """Encoder of `Quantize`. It keeps the norm of the first gradient that was not zero."""
+    """Encoder of `Quantize` for one replica. It keeps the norm of the replica's first gradient that was not zero."""
 
     def __init__(self, bits: int | Literal["dynamic"]) -> None:
         self._bits = bits
         self._first = 0.0
 
     def bits_for(self, vector: Vector) -> int:
-        """Return the bits for each number of this vector."""
+        """Return the number of bits for each number of this vector."""
         if self._bits != "dynamic":
             return self._bits
         norm = float(np.linalg.norm(vector))
@@ -152,7 +152,7 @@ class Quantizer:
             scales = np.abs(blocks).max(axis=1)
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 blocks *= (np.float32(top) / scales)[:, None]
-            # Not finite: blocks of zeros, of numbers too small to divide by, and of infinities.
+            # Blocks of zeros, of numbers too small to divide by, and of infinities are not finite now.
             blocks[~np.isfinite(blocks)] = 0.0
             # E floor(y + u) = y for u uniform on [0, 1).
             blocks += generator.random(blocks.shape, dtype=np.float32)
@@ -164,16 +164,17 @@ class Quantizer:
 
 
 def bits_by_norm(ratio: float) -> int:
-    """Return the bits for a gradient whose norm is `ratio` times the first one's: `ratio` magnitudes, rounded up.
+    """Return the bits per number for a gradient whose norm is `ratio` times that of the first gradient.
 
-    The first gradient has one magnitude. The error with n magnitudes is proportional to norm / n, so it stays constant.
+    The bits allow at least `ratio` magnitudes. The error with n magnitudes is proportional to norm / n, so it stays
+    about constant.
     """
-    # A tolerance: norms in float32 are not exact, and a ratio of 1 must not be rounded up.
+    # The tolerance is needed because norms in float32 are not exact, and a ratio of 1 must not be rounded up.
     return min(MAX_BITS, max(MIN_BITS, 1 + math.ceil(math.log2(1 + ratio) - 1e-6)))
 
 
 def encoded_bytes(size: int, bits: int) -> int:
-    """Return the bytes of a quantised vector: a header, and for each chunk its scales and one plane per bit."""
+    """Return the size of a quantised vector in bytes: header, and for each chunk its scales and one plane per bit."""
     chunks, rest = divmod(size, CHUNK)
     return _HEADER.size + sum(
         count * (4 * _blocks(n) + bits * _bytes(n)) for count, n in ((chunks, CHUNK), (1, rest)) if n
@@ -205,7 +206,7 @@ def _unpacked(planes: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
 
 
 class Layout:
-    """Layout of a model's payloads: PARAMS is parameters, buffers; GRAD is loss, buffers, encoded vector."""
+    """Layout of a model's payloads. PARAMS has parameters and buffers. GRAD has loss, buffers and an encoded vector."""
 
     def __init__(self, shape: Shape, codec: Codec) -> None:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
@@ -216,12 +217,13 @@ class Layout:
         return params[: self.size], params[self.size :]
 
     def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer) -> Frame:
-        """Return the frame of a replica's encoded vector."""
+        """Return the GRAD frame of a replica's encoded vector."""
         return Frame(header, _PREFIX.pack(loss), buffers.data, encoded)
 
     def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, Vector, Vector]:
-        """Return loss, buffers and vector. The vector is decoded into `out`, or is a view of `payload`. Raises
-        BrokenFrame.
+        """Return the loss, the buffers and the vector of a GRAD. Raises BrokenFrame if the payload is not valid.
+
+        The vector is decoded into `out`, or is a view of `payload`. The buffers are a view of `payload`.
         """
         if len(payload) < _PREFIX.size + 4 * self.buffers:
             raise BrokenFrame("the GRAD is too short for its buffers")

@@ -5,7 +5,7 @@
     header 32s | tag 16s | piece of the payload, up to 1 MiB | tag 16s | next piece | tag 16s | ...
 
 The session key is HKDF-SHA256 of the gang's token, salted with the hash of the whole handshake, including both nonces.
-The nonce of a piece is the direction and the number of pieces sent before, so no nonce is used twice with a key. A
+The nonce of a piece is its direction and the number of pieces sent before it, so no nonce is used twice with a key. A
 piece that is changed, repeated, left out or moved fails its authentication. The header is authenticated before it is
 used.
 """
@@ -33,16 +33,16 @@ _NONCE = struct.Struct(">B3xQ")
 
 
 class Encrypted(Clear):
-    """Format of the frames of one connection after its handshake."""
+    """Format of the encrypted frames of one connection, which are used after its handshake."""
 
     def __init__(self, token: str, handshake: bytes, *, is_coordinator: bool) -> None:
-        """Use the bytes of the handshake's frames as `handshake`. Both ends must have sent and received the same."""
+        """`handshake` are the bytes of all frames of the handshake, which must be the same at both ends."""
         salt = hashlib.sha256(handshake).digest()
         key = HKDF(SHA256(), KEY_BYTES, salt, b"shadho training bus").derive(token.encode())
         self._cipher = AESGCM(key)
         self._sent, self._received = _nonces(is_coordinator), _nonces(not is_coordinator)
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES + TAG_BYTES)), memoryview(b"")
-        #: memory for an encrypted piece in each direction; allocating it for each piece would cost a third of the rate
+        #: memory for an encrypted piece in each direction; new memory for each piece would cost a third of the speed
         self._outward, self._inward = (memoryview(bytearray(CHUNK + TAG_BYTES)) for _ in range(2))
 
     def size(self, length: int) -> int:

@@ -8,11 +8,12 @@ Payloads are numbers or JSON, never pickle. All integers are little-endian. The 
 every version of the protocol. The receiver sets the maximum length of each kind. A header that exceeds it ends the
 connection before any memory is allocated.
 
-The checksum comes last, so that a payload of 100 MB is summed piece by piece while it is sent. It is the CRC-32 of the
-folded payload: each MB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC of every byte would cost
-more than the copy. The folded CRC still detects every change shorter than 8 KiB, and misses one in 2^32 of all others.
+The checksum comes last, so that the checksum of a payload of 100 MB is computed piece by piece while it is sent. It is
+the CRC-32 of the folded payload: each MiB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC of
+every byte would cost more than the copy. The folded CRC still detects every change shorter than 8 KiB, and misses one
+in 2^32 of all other changes.
 
-All frames of the handshake have this format. With a signing key the later ones are encrypted, see `encryption`.
+All frames of the handshake have this format. If the gang is encrypted, later frames have another format (`encryption`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ MAGIC = b"SHGB"
 VERSION = 3
 #: maximum length of a control frame's JSON, and of any frame before the sender has proved that it knows the token
 CONTROL_BYTES = 4096
-#: bytes that are sent, received and summed at a time, so that they stay in the core's cache
+#: bytes that are sent, received and checksummed at a time, so that they stay in the core's cache
 CHUNK = 1 << 20
 #: bytes of a row of the folded checksum
 ROW = 1 << 13
 #: bytes of the kernel's buffer for each direction; the kernel may grant less
 SOCKET_BUFFER = 4 << 20
-#: a frame with fewer bytes is sent by one call
+#: maximum payload in bytes of a frame that is sent by one call
 SMALL_FRAME = 1 << 16
 #: seconds between two heartbeats sent while a long frame arrives
 HEARTBEAT_SECONDS = 0.25
@@ -80,7 +81,7 @@ class BrokenFrame(ConnectionError):
 
 
 class OtherVersion(BrokenFrame):
-    """Frame of another version of the protocol."""
+    """The other end uses another version of the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def unpack(data: Buffer) -> Header:
 
 
 class Frame:
-    """Frame to send, to one connection or to many."""
+    """A frame to send: its header, its payload in parts, and its checksum. Several connections may send it."""
 
     def __init__(self, header: Header, *parts: Buffer) -> None:
         self.parts = [memoryview(part).cast("B") for part in parts]
@@ -131,7 +132,7 @@ class Frame:
         self.crc: int | None = None
 
     def checksummed(self) -> Frame:
-        """Compute the checksum once, before several threads send the frame. Return the frame."""
+        """Compute the checksum, and return this frame. Call this before several threads send it."""
         crc = zlib.crc32(self.head)
         for chunk in self.chunks():
             crc = checksum(chunk, crc)
@@ -183,7 +184,7 @@ def control_content(payload: Buffer) -> dict[str, object]:
 
 
 class Clear:
-    """Format of a connection's frames, as plain bytes with a checksum at the end. `Encrypted` is another format.
+    """Format of a connection's frames: plain bytes with a checksum at the end. `Encrypted` is the other format.
 
     A frame is received in three parts, into memory that the format provides: the receiver fills `head`, then `room` for
     each piece of `CHUNK` bytes of the payload, then `tail`.
@@ -198,7 +199,7 @@ class Clear:
         return HEADER_BYTES + length + _CHECKSUM.size
 
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
-        """Yield the bytes of a frame. A piece of more than `SMALL_FRAME` bytes is valid until the next one."""
+        """Yield the bytes of a frame in pieces. The next piece may overwrite one of more than `SMALL_FRAME` bytes."""
         crc = zlib.crc32(frame.head)
         yield frame.head
         for chunk in frame.chunks():
@@ -236,14 +237,14 @@ class Wire:
         self.form = Clear()
         #: time at which the last byte arrived
         self.heard_at = now()
-        #: frame to send while a long frame arrives: the PING to be answered is queued behind that frame
+        #: heartbeat to send while a long frame arrives, because PINGs that need an answer wait behind that frame
         self.heartbeat: Frame | None = None
         self._heartbeat_at = now()
         self._until: float | None = None
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
-        # No delay by Nagle's algorithm; and keepalive, so that the kernel detects a dead host.
+        # Turn Nagle's algorithm off, which delays small frames. Turn keepalive on: the kernel then detects a dead host.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
@@ -269,8 +270,8 @@ class Wire:
     ) -> tuple[Header, memoryview]:
         """Read the next frame. Its payload goes into the buffer that `buffer_for` returns for its header.
 
-        `limits` has the maximum length of each expected kind. Raises BrokenFrame if the frame exceeds it, is of another
-        kind, is damaged or ends early; EOFError if the other end closed between two frames; OSError.
+        `limits` has the maximum length for each expected kind. Raises BrokenFrame if the frame is too long, of another
+        kind, damaged or incomplete; EOFError if the other end closed between two frames; OSError.
         """
         form = self.form
         self._fill(form.head, first=True)
@@ -307,9 +308,9 @@ class Wire:
             got += count
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the total time of all following calls; None removes the limit.
+        """Limit the total time of all following calls. None removes the limit.
 
-        Single bytes that arrive do not extend it.
+        The arrival of single bytes does not extend the time.
         """
         self._until = None if seconds is None else self._now() + seconds
         self._socket.settimeout(seconds)
@@ -335,7 +336,7 @@ class Wire:
 
 
 def control_limits(*kinds: Kind) -> dict[Kind, int]:
-    """Return the limit `CONTROL_BYTES` for each kind."""
+    """Return the limits for `Wire.receive` that allow control frames of these kinds."""
     return dict.fromkeys(kinds, CONTROL_BYTES)
 
 

@@ -44,8 +44,7 @@ from shadho_celery.training.wire.frames import (
 
 #: time limit of the whole handshake in seconds
 HANDSHAKE_SECONDS = 10.0
-#: maximum length of a reason, in characters and in bytes of its JSON; the other fields of a QUIT take less than 96
-#: bytes
+#: maximum length of a QUIT's reason, in characters and in bytes of its JSON; the other fields take less than 96 bytes
 MAX_REASON = (1000, CONTROL_BYTES - 96)
 
 Number = Annotated[int, Meta(ge=0)]
@@ -89,15 +88,15 @@ class Hello(Struct, frozen=True, kw_only=True):
 class Welcome(Struct, frozen=True, kw_only=True):
     """Admission of a replica: its place, and the stream of batches to draw from."""
 
-    #: position in the gang, from 0; unique at any time
+    #: position in the gang, from 0; no two connected replicas have the same
     place: Number
     #: number of positions in the gang, by which the stream of batches is numbered
     places: Count
     #: seed of the data's order and of random draws in the model
     seed: int
-    #: examples of one gradient
+    #: number of examples for one gradient
     batch: Count
-    #: parts of a batch; a gradient may be abandoned between them
+    #: number of parts of a batch; a gradient may be abandoned between them
     micro_batches: Count
 
 
@@ -109,7 +108,7 @@ class Quit(Struct, frozen=True, kw_only=True):
     error: bool = False
 
     def exception(self) -> Refused | TrainingOver:
-        """Return the exception that ends a replica which receives this."""
+        """Return the exception by which a replica ends that receives this QUIT."""
         return Refused(self.reason) if self.error else TrainingOver(self.reason)
 
 
@@ -118,7 +117,7 @@ resolve(Challenge, Proof, Hello, Welcome, Quit)
 
 
 def make_token() -> str:
-    """Return a new secret for one trial."""
+    """Return a new random token for a trial's gang."""
     return secrets.token_hex(32)
 
 
@@ -141,7 +140,7 @@ def parse_quit(payload: Buffer) -> Quit:
 
 
 def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
-    """Return a QUIT with its reason cut to the length that fits a control frame."""
+    """Return a QUIT frame. The reason is cut if it is too long for a control frame."""
     characters, most_bytes = MAX_REASON
     lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
     cut = reason[: sum(length <= most_bytes for length in lengths)]
@@ -151,7 +150,8 @@ def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
 def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epoch: int) -> Hello:
     """Act as the coordinator. Return the replica's HELLO after its WELCOME is sent.
 
-    `admit` raises Refused or TrainingOver to reject the replica. Raises those, BrokenFrame, EOFError and OSError.
+    `admit` raises Refused or TrainingOver to reject the replica. Raises Refused, TrainingOver, BrokenFrame, EOFError
+    and OSError.
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     nonce = secrets.token_hex(16)
@@ -223,7 +223,7 @@ def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
 
 
 def _is_proof(claimed: object, expected: str) -> bool:
-    # Bytes, because `compare_digest` takes only ASCII text.
+    # Compare bytes, because `compare_digest` accepts only text that is ASCII.
     return isinstance(claimed, str) and hmac.compare_digest(_encoded(claimed), expected.encode())
 
 

@@ -1,8 +1,8 @@
 """Conversion of a model's parameters, buffers and gradient to flat float32 vectors, and back.
 
 It converts the parameters that require gradients, in the order of ``model.parameters()``, and the buffers that training
-changes: floating-point ones, and BatchNorm's count of batches. For a model on a GPU the vectors are in pinned memory. A
-hook on each parameter copies its gradient while the backward pass continues.
+changes: floating-point buffers, and BatchNorm's count of batches. For a model on a GPU the vectors are in pinned
+memory. A hook on each parameter copies its gradient while the backward pass continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
 
-#: number of parameters that one coordinator supports well; beyond, it is by far the bottleneck
+#: number of parameters that one coordinator supports well; with more, it is by far the bottleneck
 MAX_PARAMETERS = 50_000_000
 
 
@@ -32,7 +32,7 @@ class Tensors:
         self._parts = [slice(end - t.numel(), end) for end, t in zip(ends, self.tensors, strict=True)]
 
     def views(self, vector: Tensor) -> Iterator[Tensor]:
-        """Yield views of a vector's parts, in the shapes of the tensors."""
+        """Yield a view of `vector` for each tensor, in the shape of that tensor."""
         for part, tensor in zip(self._parts, self.tensors, strict=True):
             yield vector[part].view(tensor.shape)
 
@@ -51,7 +51,10 @@ class Tensors:
 
 
 class Shape:
-    """Parameters and buffers of a model that are sent. Raises UsageError if there are none or they are complex."""
+    """The parameters and buffers of a model that are sent.
+
+    Raises UsageError if no parameter requires gradients, or if one that does is not a real floating-point tensor.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -77,9 +80,7 @@ class Shape:
         return all(map(_all_finite, gradients))
 
     def vector(self, size: int | None = None) -> Vector:
-        """Return a vector of zeros, by default as long as the parameters. For a model on a GPU it is in pinned
-        memory.
-        """
+        """Return a vector of `size` zeros, by default as long as the parameters. It is pinned for a model on a GPU."""
         size = self.parameters.size if size is None else size
         vector: Vector = torch.zeros(size, dtype=torch.float32, pin_memory=self.on_gpu).numpy()
         return vector
@@ -111,7 +112,7 @@ class Bucket:
             self._filled[index] = True
 
     def begin(self) -> None:
-        """Discard what an abandoned gradient has left."""
+        """Begin a new gradient, and discard the parts of an abandoned one."""
         self.armed = False
         self._filled = [False] * len(self._views)
 
