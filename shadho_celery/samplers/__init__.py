@@ -1,7 +1,7 @@
 """Samplers propose params and learn from losses (ask and tell), within one subspace or in the whole space.
 
-May use: core, space, store, objective, predictors, study. `base` is the role. A sampler is one file and one line of
-`core.names`.
+May use: core, space, store, objective, predictors, study. `base` has the protocol. A sampler is one file and one line
+of `core.names`.
 
 A sampler takes values and returns proposals. All its random draws come from its seed, so the trials of a random search
 do not depend on the machines. All samplers learn from failures in the same way (`failure_avoidance`).
@@ -25,14 +25,14 @@ from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
 
-#: those that try no point of a finite subspace twice; `grid` does this itself, and the others follow a distribution
+#: samplers that try no point of a finite subspace twice; `grid` avoids it itself, and the others follow a distribution
 UNREPEATED = ("auto", "tpe", "gp")
-#: those that learn the losses of each budget separately, in addition to those of other libraries
+#: samplers that learn the losses of each budget separately, as those of other libraries do
 BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
-#: those that cannot learn several losses
+#: samplers that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
 
-#: samplers of other libraries: prefix of their names, and a function of the rest and the number of losses
+#: samplers of other libraries: prefix of their names -> factory by the rest of the name and the number of losses
 ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
     "optuna:": make_optuna_sampler,
     HYPEROPT: make_hyperopt_sampler,
@@ -44,8 +44,8 @@ def find_sampler(
 ) -> MakeSampler:
     """Return a factory of the samplers called `name`, in a study of at most `limit` trials and this many `objectives`.
 
-    With `budgets`, the lowest first, samplers that learn do so by budget. A user's own class is its own factory. Raises
-    UsageError for an unknown name, and for a sampler that does not support several objectives.
+    With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A user's own class is
+    its own factory. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
     if not isinstance(name, str):
         return MakeOwnSampler(name)
@@ -63,7 +63,7 @@ def find_sampler(
 
 
 def unrepeated(make: MakeSampler) -> MakeSampler:
-    """Return a factory of samplers that try no point of a finite subspace twice while there are others."""
+    """Return a factory of samplers that try no point of a finite subspace twice while there are untried points."""
     return lambda subspace, entropy: Unrepeated(make(subspace, entropy), subspace, entropy)
 
 

@@ -18,14 +18,14 @@ from shadho_celery.space.split import Subspace
 
 #: maximum number of labels for a Gaussian process
 MOST_LABELS = 30
-#: number of trials, running ones included, for which it is used however short they are; and number of first trials of a
-#: longer study
+#: a Gaussian process is used, however short the trials are, in studies of up to MOST_TRIALS trials, and for the first
+#: AT_FIRST trials of longer studies; running trials are included
 MOST_TRIALS, AT_FIRST = 500, 100
-#: afterwards: minimum seconds of a trial per running or waiting trial, so that no slot waits for a proposal
+#: afterwards: least seconds of a trial for each running or waiting trial, so that no slot waits for a proposal
 SECONDS = 1.0
 #: number of latest trials whose seconds are used
 LATEST = 50
-#: leave-one-out R² of the process below which every second proposal comes from the other sampler
+#: leave-one-out R² of the process below which every second proposal comes from the Parzen estimator
 LEAST_R_SQUARED = 0.1
 
 
@@ -35,7 +35,7 @@ class AutoSampler:
     adaptive = True
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int], *, limit: int | None = None) -> None:
-        """`limit` is the study's number of trials, if it has one."""
+        """`limit` is the study's limit on trials, or None."""
         self._gp = GpSampler(subspace, entropy)
         self._tpe = TpeSampler(subspace, entropy)
         self._labels = len(subspace.domains)
@@ -78,7 +78,7 @@ class AutoSampler:
         self._tpe.tell(trials)
 
     def _why_not_gp(self, pending: Collection[Trial]) -> str | None:
-        """Return the reason not to use a Gaussian process, or None."""
+        """Return the reason not to use a Gaussian process, or None if it may be used."""
         if self._losses > 1:
             return f"it learns {self._losses} losses at once"
         if self._labels > MOST_LABELS:

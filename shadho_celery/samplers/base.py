@@ -1,6 +1,7 @@
-"""The role of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses.
+"""Protocol of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses.
 
-`Stream` is the base of those whose trials have places in a seeded stream, `Learner` of those that learn from each.
+`Stream` is the base class of samplers whose trials have places in a seeded stream, and `Learner` that of samplers that
+learn from each trial.
 """
 
 from __future__ import annotations
@@ -28,40 +29,40 @@ class Sampler(Protocol):
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Return the params of the subspace's next `n` trials: the drawn value of every active label.
 
-        `pending` are its trials that have not finished, including those that wait to be sent. Together with the told
-        ones they are all trials so far: their number is the index of the next trial in the subspace's seeded stream.
-        Fewer than `n` params mean that the subspace, or the space, is exhausted.
+        `pending` are the subspace's unfinished trials, including those that wait to be sent. Together with the trials
+        passed to `tell` they are all trials so far: their number is the index of the next trial in the subspace's
+        seeded stream. Fewer than `n` params mean that the subspace, or the space, is exhausted.
         """
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Learn from finished trials of this subspace, of this or an earlier run. Each trial is told once.
+        """Learn from finished trials of this subspace, of this or an earlier run. Each trial is passed once.
 
         `loss` is the first of several `losses`, which are all minimised. A constraint is violated if `violation` is
         above 0.
         """
 
 
-#: called with a subspace and its seed as integers
+#: factory of samplers, called with a subspace and its seed as integers
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 
 def called(make: MakeSampler) -> Any:
-    """Return what a factory calls: a partial lacks the attributes of its class."""
+    """Return the class or function that a factory calls. A `partial` lacks the attributes of its class."""
     return called(make.func) if isinstance(make, partial) else make
 
 
 def spans_space(make: MakeSampler) -> bool:
-    """Return True if it makes one sampler for the whole space."""
+    """Return True if this factory makes one sampler for the whole space."""
     return getattr(called(make), "spans_space", False) is True
 
 
 class Stream:
-    """Has a place for each trial of a subspace, in the order of asking, and a seed."""
+    """Base class of samplers that number a subspace's trials in the order of asking, and have a seed."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         self._subspace = subspace
         self._entropy = tuple(entropy)
-        #: number of trials told, including cancelled ones
+        #: number of trials passed to `tell`, including cancelled ones
         self._told = 0
 
     def _places(self, n: int, pending: Collection[Trial]) -> range:
@@ -91,12 +92,12 @@ class Learner(Stream):
                 self._learn(trial)
 
     def _learn(self, trial: Trial) -> None:
-        """Learn from an ended trial."""
+        """Learn from an ended trial that was not cancelled."""
 
     def _generator(self, place: int) -> np.random.Generator:
-        """Return the generator of a proposal."""
+        """Return the random generator for the proposal at a place of the stream."""
         return np.random.default_rng([*self._entropy, place])
 
     def _is_new(self, params: Params, taken: Collection[Key]) -> bool:
-        """Return True if these params were not tried and are not `taken`."""
+        """Return True if these params were not tried and their key is not in `taken`."""
         return (key := self._subspace.key(params)) not in self._tried and key not in taken

@@ -1,4 +1,5 @@
-"""Samplers by budget: each learns the losses of one budget. The one of the highest budget with enough results is asked.
+"""Samplers by budget: one sampler learns the losses of each budget. Of the budgets with enough results, the sampler
+of the highest one proposes the params.
 
 Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section
 3.2.
@@ -15,17 +16,17 @@ from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.samplers.base import MakeSampler, spans_space
 from shadho_celery.space.split import Subspace
 
-#: a budget needs this many more results than labels, and this minimum number of results
+#: a budget has enough results if it has this many more results than labels, and at least this many
 MORE, LEAST = 3, 10
 
 _CANCELLED = Outcome(state=TrialState.CANCELLED)
 
 
 class ByBudget:
-    """Asks the sampler of the highest budget with enough results.
+    """Lets the sampler of the highest budget with enough results propose params.
 
-    Losses of two budgets cannot be compared. For a sampler, a trial of another budget counts like a cancelled one: it
-    only takes a place in the seeded stream. A failure counts at every budget.
+    Losses of two budgets cannot be compared. For a sampler, a trial of another budget counts like a cancelled trial: it
+    only takes a place in the seeded stream. A failed trial counts at every budget.
     """
 
     adaptive = True
@@ -47,7 +48,7 @@ class ByBudget:
 
     @property
     def budget(self) -> float | None:
-        """The highest budget with enough results, or None."""
+        """The highest budget with enough results, or None if no budget has enough."""
         return max((b for b, known in self._known.items() if known >= self._enough), default=None)
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -65,7 +66,7 @@ class ByBudget:
             sampler.tell([self._seen(trial, budget) for trial in trials])
 
     def _seen(self, trial: Trial, budget: float) -> Trial:
-        """Return a trial as the sampler of a budget sees it."""
+        """Return a trial as it is passed to the sampler of a budget."""
         own = self._lowest if trial.budget is None else trial.budget
         if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
             return trial
@@ -73,7 +74,7 @@ class ByBudget:
 
 
 class MakeByBudget:
-    """Creates samplers that learn by budget."""
+    """Factory of samplers that learn the losses of each budget separately."""
 
     def __init__(self, make: MakeSampler, budgets: Sequence[float]) -> None:
         """`make` creates the sampler of one budget."""

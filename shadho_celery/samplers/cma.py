@@ -35,7 +35,7 @@ MARGIN = 0.25
 BY_LAW = 0.2
 #: maximum number of draws until one lies in the ranges
 DRAWS = 10
-#: larger losses count as this one, so that the difference of two is finite
+#: larger losses count as this, so that differences of losses are finite
 LARGEST = 1e300
 
 
@@ -62,8 +62,9 @@ class CmaSampler(SamplerInRuns):
             self._evolve(trial)
 
     def _evolve(self, last: Trial) -> None:
-        """Update the Gaussian from a complete generation. If it has converged, or all trials failed, restart
-        elsewhere.
+        """Update the Gaussian from a complete generation.
+
+        If it has converged or all trials failed, restart it elsewhere.
         """
         ranked = sorted(self._generation, key=lambda each: each[0])
         losses = np.array([loss for loss, _ in ranked])
@@ -86,7 +87,7 @@ class CmaSampler(SamplerInRuns):
         return _Evolution(mean, FIRST_WIDTH, population_size=self._population)
 
     def _least_widths(self) -> Array:
-        """Return the minimum width of each number: for a rounded one a fraction of its value at the mean, else 0."""
+        """Return the minimum width of each number: a fraction of the grid's step at the mean, or 0 without a grid."""
         means = zip(self._numbers.values(), self._evolution.mean, strict=True)
         cells = [cell(domain, domain.from_unit([mean]).tolist()[0]) for domain, mean in means]
         return MARGIN * np.diff(cells)[:, 0]
@@ -112,10 +113,10 @@ class CmaSampler(SamplerInRuns):
 
 
 class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
-    """The Gaussian of cmaes, which can also learn from points that it did not draw, and from rounded points."""
+    """The Gaussian of cmaes, extended to learn from points that it did not draw, and from rounded points."""
 
     def draw(self, generator: np.random.Generator, least: Array) -> Array:
-        """Return a point of [0, 1]^n, drawn with widths of at least `least`."""
+        """Return a draw in [0, 1]^n. The width of each coordinate is at least that in `least`."""
         axes, lengths = self._eigen_decomposition()
         wider = np.maximum(least / self.widths, 1.0)
         point = np.empty(0)

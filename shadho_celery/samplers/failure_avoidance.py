@@ -17,22 +17,22 @@ from shadho_celery.predictors.feasibility import FailureModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
-#: prior probability that a trial fails, after a first failure
+#: prior probability that a trial fails, used once a first trial has failed
 FAILS = 0.2
-#: number of draws from the prior, of which an acceptable one is taken
+#: number of draws from the prior, of which one that is likely to succeed is taken
 DRAWS = 32
-#: part of random search's failures that is spent on proposals that ignore failures, so that a region behind failing
-#: ones is reached slowly
+#: fraction of the failures of random search that may be spent on proposals that ignore failures, so that a region
+#: behind failing ones is reached slowly
 BOLD = 0.3
-#: smaller probabilities of success count as this one
+#: smaller probabilities of success count as this
 _LEAST = 1e-9
 
-#: maximum number of trials of either outcome that are learned from
+#: maximum number of failed trials, and of other trials, from which is learned at a time
 LATEST = 100
 
 
 class FailureAvoidance:
-    """Failures of a subspace. Before the first one it draws and changes nothing."""
+    """Lets a sampler avoid params of a subspace that are likely to fail. It has no effect before the first failure."""
 
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
@@ -57,7 +57,7 @@ class FailureAvoidance:
         return self._failures.any
 
     def draw(self, generator: np.random.Generator) -> Params:
-        """Draw from the prior. Draws that are likely to fail are accepted less often."""
+        """Return a draw from the prior. Draws that are likely to fail are accepted less often."""
         self._read()
         if not self._failures.any:
             return self._subspace.sample(generator, 1)[0]
@@ -67,7 +67,7 @@ class FailureAvoidance:
         return draws[int(taken[0]) if len(taken) else int(chances.argmin())]
 
     def weights(self, candidates: Sequence[Params], generator: np.random.Generator) -> Array:
-        """Return the terms, shape (n,), to add to the log expected improvement of candidates because of failures."""
+        """Return the terms, shape (n,), that account for failures in the log expected improvement of candidates."""
         self._read()
         weights = np.zeros(len(candidates))
         if not self._failures.any:

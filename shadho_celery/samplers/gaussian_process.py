@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-9.0, 3.0)
 #: bounds of these logarithms
 LENGTHS, VARIANCES, NOISES = (-4.0, 7.0), (-4.0, 4.0), (-14.0, 1.0)
-#: steps of the first fit, and of a fit that starts from the end of the last one
+#: number of steps of the first fit, and of later fits, which start from the last estimates
 FIRST_STEPS, STEPS = 60, 15
 #: added to the diagonal so that rounding leaves the matrix positive definite
 JITTER = 1e-8
@@ -39,7 +39,7 @@ class GaussianProcess:
     """Gaussian process over rows of features. Values are not scaled, so they should be standardised."""
 
     def __init__(self, is_numeric: Sequence[bool]) -> None:
-        """Options of a label that is not numeric are either equal or not."""
+        """`is_numeric` is False for a label whose values have no order: two of its options are either equal or not."""
         self._is_numeric = list(is_numeric)
         labels = len(self._is_numeric)
         self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels, 1))
@@ -75,7 +75,7 @@ class GaussianProcess:
         self._condition()
 
     def suppose(self, rows: Array) -> None:
-        """Treat the predicted values of these rows as observed (kriging believer): trials that have no result yet."""
+        """Treat the predicted values at these rows, of trials without a result, as observed (kriging believer)."""
         values, _ = self.predict(rows)
         self.rows, self.values = np.concatenate([self.rows, rows]), np.concatenate([self.values, values])
         self._condition()
@@ -88,14 +88,14 @@ class GaussianProcess:
         return 1.0 - float(np.square(errors).sum()) / total if total > 0 else 0.0
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
-        """Return mean and standard deviation of the function at n rows, shapes (n,)."""
+        """Return the mean and the standard deviation of the function at n rows, each of shape (n,)."""
         kernel = self._kernel(self._distances(rows, self.rows))
         explained = kernel @ self._inverse
         variance = math.exp(self._logs[-2]) - (explained * kernel).sum(axis=1)
         return kernel @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
     def slopes(self, row: Array) -> tuple[float, float, Array, Array]:
-        """Return mean and standard deviation at one row, and their derivatives by its features, shapes (labels,).
+        """Return the mean and the standard deviation at one row, and their derivatives by features, shapes (labels,).
 
         The derivative by a label that is not numeric is 0.
         """
@@ -162,9 +162,7 @@ class GaussianProcess:
         return np.sqrt(found)
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
-        """Return squared distances in one label. An inactive label has distance 1 to any value, and so have two
-        options.
-        """
+        """Return squared distances in one label. It is 1 for two options, and if one of the rows lacks the label."""
         one, two = left[:, place, None], right[None, :, place]
         found = np.square(one - two) if self._is_numeric[place] else (one != two).astype(float)
         missing = np.isnan(one), np.isnan(two)
@@ -174,11 +172,11 @@ class GaussianProcess:
 
 
 class ConstraintModel:
-    """Constraints by name, each a function of a trial's features. Before the first one everything is feasible."""
+    """Probability that params are feasible, from a process for each constraint. It is 1 until a constraint is known."""
 
     def __init__(self, is_numeric: Sequence[bool]) -> None:
         self._is_numeric = is_numeric
-        #: the process and the scaled value up to which a trial is feasible, by name
+        #: by name of a constraint: its process, and the scaled value up to which a trial is feasible
         self._processes: dict[str, tuple[GaussianProcess, float]] = {}
 
     @property
@@ -208,7 +206,7 @@ class ConstraintModel:
         return total
 
     def slopes(self, row: Array) -> tuple[float, Array]:
-        """Return the log probability at one row, and its derivatives by the features, shape (labels,)."""
+        """Return the log probability that one row is feasible, and its derivatives by the features, shape (labels,)."""
         total, gradient = 0.0, np.zeros(len(row))
         for process, limit in self._processes.values():
             mean, deviation, by_mean, by_deviation = process.slopes(row)
@@ -224,7 +222,7 @@ class ConstraintModel:
 def scaled(values: Array) -> tuple[Array, float]:
     """Return values of a constraint with mean 0 and variance 1, and the scaled value of the limit 0.
 
-    Large values are moved closer together: by how much a constraint is far violated does not matter.
+    Large values are moved closer together, because it matters little how far a constraint is violated.
     """
     unit = float(np.median(np.abs(values))) or float(np.abs(values).max(initial=0.0)) or 1.0
     bent = np.arcsinh(values / unit)

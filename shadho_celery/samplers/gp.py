@@ -29,31 +29,32 @@ from shadho_celery.space.split import Key, Subspace
 
 Array = NDArray[np.float64]
 
-#: results before the first proposal by the model: maximum, for the whole space, and minimum, for a small subspace
+#: number of results before the model proposes: for the whole space (maximum), and for a small subspace (minimum)
 MOST_RANDOM, LEAST_RANDOM = 10, 4
-#: number of trials learned from: the best third, and the latest of the others; fewer if the matrices of the labels
-#: would have more cells
+#: maximum number of trials from which the process learns, the best third and the latest others; and maximum number of
+#: cells in the matrices of the labels, which may reduce it
 MOST, CELLS = 300, 2**22
-#: number of latest failed trials near which little is expected to be learned
+#: number of latest failed trials that count as observed, so that nothing is proposed near them
 MOST_FAILED = 50
 #: a new fit is made when the results have grown by this factor
 GROWTH = 1.1
-#: points at which the improvement is evaluated: drawn from the prior, and near the best trials, this many per width
+#: candidates: number of draws from the prior; number of best trials; and for each of these, number of points near it
+#: for each of the widths
 DRAWS, NEAR, EACH, WIDTHS = 400, 5, 10, (0.2, 0.05, 0.01, 0.001)
 #: maximum effect of a bad loss, in distances of the best loss from the median
 FAR = 4.0
 #: log probability above which a known trial counts as feasible
 LIKELY = math.log(0.5)
-#: part of the labels that a step moves, at least one
+#: fraction of the labels that a step moves; at least one label moves
 MOVED = 0.3
-#: a label hardly matters if another value costs less of the improvement's logarithm
+#: a label hardly matters if another value lowers the log improvement by less than this
 LITTLE = 0.05
-#: number of these from which a climb starts, and its steps
+#: number of best candidates from which a local maximisation starts, and its maximum number of steps
 CLIMBS, CLIMB_STEPS = 4, 40
 
 
 class GpSampler(Learner):
-    """Gaussian process within one subspace. Failed trials teach only where trials fail, not their losses."""
+    """Bayesian optimisation within one subspace. From failed trials it learns only where trials fail."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
@@ -72,7 +73,7 @@ class GpSampler(Learner):
         #: constraints of the trials with these losses
         self._told_constraints: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
-        #: results to which the process was fitted, and those that it has learned, if nothing else
+        #: number of results to which the process was fitted; and number that it has learned, -1 if it must learn again
         self._fitted, self._learned = 0, -1
 
     @property
@@ -98,7 +99,7 @@ class GpSampler(Learner):
     def _guesses(self, n: int, pending: Collection[Trial]) -> list[Params]:
         self._learn_history()
         waiting = [trial.params for trial in pending]
-        # No loss is known for either, and repeating them adds no information.
+        # The losses of failed and pending trials are not known, and repeating these trials adds no information.
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
             self._suppose(unknown)
@@ -125,8 +126,9 @@ class GpSampler(Learner):
             self._told_constraints.append(trial.outcome.constraints)
 
     def _start(self, place: int) -> Params:
-        """Return the centre, then quasi-random points. Once trials have failed, return a draw that is unlikely to
-        fail.
+        """Return the centre at place 0, then quasi-random points.
+
+        Once trials have failed, return a draw that is unlikely to fail.
         """
         if self._avoidance.any:
             return self._avoidance.draw(self._generator(place))
@@ -154,10 +156,9 @@ class GpSampler(Learner):
         self._learned = -1
 
     def _history(self, number: int) -> tuple[Array, Array, list[Mapping[str, float]]]:
-        """Return rows, standardised losses and constraints of the first results, as many as given; of many, the best
-        and latest.
+        """Return rows, standardised losses and constraints of the first `number` results.
 
-        The best are those that violate no constraint, if there are any.
+        Of too many results, only the best and the latest are used. Among the best, feasible ones come first.
         """
         losses = np.frombuffer(self._losses)[:number]
         pruned = np.frombuffer(self._pruned, np.bool_)[:number]
@@ -211,7 +212,7 @@ class GpSampler(Learner):
         return spread if worth([spread])[0] > value - LITTLE else params
 
     def _known(self) -> tuple[NDArray[np.intp], float | None]:
-        """Return the places of the known rows, the best first, and the loss to improve; None while none is feasible."""
+        """Return the indexes of the known rows, the best first, and the loss to improve; None if no row is feasible."""
         means, _ = self._process.predict(self._process.rows)
         if not self._constraints.any:
             return np.argsort(means, kind="stable"), float(means.min())
@@ -222,8 +223,9 @@ class GpSampler(Learner):
         return np.lexsort((means, ~feasible)), float(means[feasible].min())
 
     def _worth(self, rows: Array, best: float | None) -> Array:
-        """Return the log expected improvement, weighted by the probability of being feasible; without `best` that
-        alone.
+        """Return the log of the expected improvement times the probability of being feasible.
+
+        If `best` is None, return the log of that probability alone.
         """
         chances = self._constraints.log_chances(rows)
         if best is None:
@@ -232,9 +234,7 @@ class GpSampler(Learner):
         return log_improvement((best - means) / deviations) + np.log(deviations) + chances
 
     def _candidates(self, generator: np.random.Generator, best: Array) -> tuple[list[Params], Array]:
-        """Return params and their features: drawn from the prior, and the best trials with some labels moved
-        slightly.
-        """
+        """Return candidates and their features: draws from the prior, and the `best` trials with some labels moved."""
         centres = np.repeat(best, EACH * len(WIDTHS), axis=0)
         widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
         moved = generator.random(centres.shape) < max(MOVED, 1.0 / centres.shape[1])
@@ -260,7 +260,7 @@ class GpSampler(Learner):
         return candidates, self._features(candidates)
 
     def _climb(self, params: Params, row: Array, best: float | None) -> Params:
-        """Return the params at the local maximum of the improvement near these, along continuous labels."""
+        """Return the params at the local maximum of the improvement near the given ones, moving continuous labels."""
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
         moved = self._climbed & ~np.isnan(row)
@@ -298,7 +298,7 @@ class GpSampler(Learner):
 
 
 def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """Return the places of the `most` least losses. Trials with a `broken` constraint come after the others."""
+    """Return the indexes of the `most` least losses. Trials with a `broken` constraint come after the others."""
     feasible = np.flatnonzero(~broken)
     if len(feasible) <= most:
         return np.lexsort((losses, broken))[:most]
@@ -310,14 +310,12 @@ def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.in
 
 @cache
 def _threads() -> ThreadpoolController:
-    """Return a context that limits the threads of linear algebra libraries, because several would wait for each
-    other.
-    """
+    """Return the controller that limits the threads of linear algebra libraries: several would wait for each other."""
     return ThreadpoolController()
 
 
 def standardised(losses: Array) -> Array:
-    """Return losses with mean 0 and variance 1, with bad ones closer together.
+    """Return losses with mean 0 and variance 1, in which bad losses are closer together.
 
     If a loss is further above the median than the best is below it, the distance counts by its logarithm, up to FAR. A
     loss of 1e9 would otherwise hide all differences between the others.

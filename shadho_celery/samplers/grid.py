@@ -1,4 +1,4 @@
-"""Grid search: each combination of some values of every label once, in a seeded order that spreads over the grid."""
+"""Grid search: tries each combination of some values of every label once, in a seeded order that covers the grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS, MOST = 5, 20
 
 
 class GridSampler:
-    """Grid within one subspace. It returns fewer params than asked for once all have been tried."""
+    """Grid search within one subspace. It returns fewer params than requested once all points have been tried."""
 
     adaptive = False
 
@@ -27,14 +27,14 @@ class GridSampler:
         self._subspace = subspace
         self._labels = [*subspace.domains]
         self._levels = [levels(domain) for domain in subspace.domains.values()]
-        #: the points not asked for yet, and those to be asked for again
+        #: points not proposed yet, and points of cancelled trials, which are proposed again
         self._points = self._walk(np.random.default_rng(entropy))
         self._again: deque[Params] = deque()
         self._taken: set[Key] = set()
 
     @property
     def size(self) -> int:
-        """Number of combinations of the labels' values. Below a choice, some of them are the same point."""
+        """Number of combinations of the labels' values. Those that differ only in inactive labels are one point."""
         return math.prod(map(len, self._levels))
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -58,7 +58,7 @@ class GridSampler:
     def _walk(self, generator: np.random.Generator) -> Iterator[Params]:
         """Yield the points, each once.
 
-        The order is start + step * i (modulo the size). It reaches all places if step and size have no common divisor.
+        The places are start + step * i (modulo the size), which are all places if step and size have no common divisor.
         """
         size = self.size
         start = _below(size, generator)
@@ -68,9 +68,10 @@ class GridSampler:
                 yield params
 
     def _at(self, place: int) -> Params | None:
-        """Return the point at a place of the grid, or None if it is also at another place, which counts.
+        """Return the point at a place of the grid.
 
-        At the place that counts, inactive labels have their first value.
+        Places that differ only in inactive labels have the same point. It is returned only at the place where these
+        labels have their first values; at the others, None is returned.
         """
         params: dict[str, Value] = {**self._subspace.fixed}
         for label, values in zip(self._labels, self._levels, strict=True):
@@ -97,12 +98,12 @@ def levels(domain: Domain) -> list[Value]:
 
 
 def _steps(size: int, generator: np.random.Generator) -> Iterator[int]:
-    """Yield numbers to try as the step, ending with 1."""
+    """Yield candidates for the step of `_walk`. The last one is 1."""
     for _ in range(64):
         yield 1 + _below(size, generator)
     yield 1
 
 
 def _below(size: int, generator: np.random.Generator) -> int:
-    """Return a number from 0 to below `size`, which may be too large for numpy's integers."""
+    """Return a random whole number below `size`, which may be too large for numpy's integers."""
     return int.from_bytes(generator.bytes(8 + size.bit_length() // 8), "little") % size

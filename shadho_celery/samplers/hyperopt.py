@@ -28,7 +28,7 @@ HYPEROPT = "hyperopt:"
 #: hyperopt's modules whose ``suggest(new_ids, domain, trials, seed)`` needs no further arguments or packages
 NAMES = ("tpe", "anneal", "rand")
 
-#: hyperopt's ``suggest``, its document of a trial, and its objects, which have no types
+#: hyperopt's ``suggest``, and its document of a trial, which have no types
 Suggest = Callable[..., Any]
 Document = dict[str, Any]
 
@@ -102,7 +102,7 @@ class HyperoptSampler:
 
 
 def make_hyperopt_sampler(name: str, _objectives: int) -> MakeSampler:
-    """Return a factory of samplers of one of hyperopt's algorithms. Raises UsageError for an unknown one."""
+    """Return a factory of samplers of one of hyperopt's algorithms. Raises UsageError for an unknown name."""
     if name not in NAMES:
         raise UsageError(f"hyperopt has no sampler {short(name)}; choose one of {', '.join(NAMES)}")
     return partial(HyperoptSampler, suggest=importlib.import_module(f"hyperopt.{name}").suggest)
@@ -110,7 +110,7 @@ def make_hyperopt_sampler(name: str, _objectives: int) -> MakeSampler:
 
 def suggestion(suggest: Suggest, number: int, domain: Any, trials: Any, seed: int) -> Params:
     """Return the values of the active labels that hyperopt proposes for its trial of this number."""
-    # Its logarithms of a grid's 0 and its empty mixtures are intended.
+    # numpy would warn about hyperopt's logarithms of a grid's 0 and its empty mixtures, which are intended.
     with np.errstate(all="ignore"):
         [document] = suggest([number], domain, trials, seed)
     return {label: found[0] for label, found in document["misc"]["vals"].items() if len(found)}

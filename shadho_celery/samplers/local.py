@@ -5,7 +5,7 @@ Ocenasek, Koumoutsakos, "Learning Probability Distributions in Continuous Evolut
 2004. The difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
 
 A run starts with draws from the prior and ends when its steps are too short. Every second run starts at the best trial
-so far instead. With many slots, each gets another step from the same trial.
+so far instead. With many slots, each slot gets a different step from the same trial.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-6
 DRAWS = 5
 #: number of good trials of a run whose differences are used as steps
 GOOD = 8
-#: probabilities of a step along such a difference, and of one that moves only some labels, including choices
+#: probability of a step along such a difference, and of a step that moves only some labels, including choices
 ALONG, SOME = 0.4, 0.3
 #: width of the random part of a step along such a difference, relative to that of other steps
 NARROWER = 0.1
@@ -48,14 +48,14 @@ class LocalSampler(SamplerInRuns):
         self._best: tuple[float, Params] | None = None
         self._width = FIRST_WIDTH
         self._runs = self._drawn = 0
-        #: the last success: an earlier proposal that is not better says nothing about the width of the steps
+        #: time of the last success: a worse trial that was proposed before it says nothing about the width of the steps
         self._success = -math.inf
 
     def _learn_in_run(self, trial: Trial) -> None:
         loss = feasible_loss(trial)
         is_better = not self._good or loss < self._good[0][0]
         if loss < math.inf:
-            # Among equal ones the latest comes first, which crosses a plateau.
+            # Of equal losses the latest comes first, so that the search moves across a plateau.
             place = next((place for place, (other, _) in enumerate(self._good) if loss <= other), len(self._good))
             self._good.insert(place, (loss, trial.params))
             del self._good[GOOD:]
@@ -82,7 +82,7 @@ class LocalSampler(SamplerInRuns):
         return self._step(generator)
 
     def _step(self, generator: np.random.Generator) -> Params:
-        """Return params near the best ones of this run."""
+        """Return params one step away from the best trial of this run."""
         centre = self._good[0][1]
         one, other = (self._good[place][1] for place in generator.integers(len(self._good), size=2))
         some, along = (generator.random() < chance for chance in (SOME, ALONG))

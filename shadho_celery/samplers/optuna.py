@@ -25,7 +25,7 @@ from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
-#: packages that some of them import at their first proposal
+#: packages that some of Optuna's samplers import at their first proposal
 _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
 
@@ -127,7 +127,7 @@ class OptunaSampler:
 
 
 def _reported(trial: Trial) -> dict[int, float]:
-    """Return the last loss of a pruned trial by its step; empty for others. Optuna's steps are not negative."""
+    """Return {step: loss} of a pruned trial, or {} for other trials. A negative step becomes 0, as Optuna needs."""
     if trial.state is not TrialState.PRUNED or trial.outcome.loss is None:
         return {}
     return {max(0, trial.step or 0): trial.outcome.loss}
@@ -171,7 +171,7 @@ def _suggested(trial: Any, label: str, domain: Domain) -> Value:
 
 
 def _suggestion(domain: Domain, value: Value) -> Value:
-    """Return the value that Optuna would have suggested for a value."""
+    """Return the value in Optuna's study that stands for a value of our space."""
     return value if isinstance(domain, RandInt | Categorical) else float(domain.to_unit([value])[0])
 
 

@@ -21,7 +21,7 @@ class ToldTrial(TrialFacts):
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """How the trial ended."""
         return self._trial.outcome
 
 
@@ -33,8 +33,9 @@ class OwnSampler:
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return its proposals. Raises UsageError for params outside the space, and for exceptions of the user's
-        code.
+        """Return the proposals of the user's sampler.
+
+        Raises UsageError for params outside the space, and for exceptions of the user's code.
         """
         with _named(self._name, "ask"):
             returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
@@ -51,13 +52,13 @@ class OwnSampler:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Pass results to it. Raises UsageError for exceptions of the user's code."""
+        """Pass results to the user's sampler. Raises UsageError for exceptions of the user's code."""
         with _named(self._name, "tell"):
             self.sampler.tell([ToldTrial(trial) for trial in trials])
 
 
 class MakeOwnSampler:
-    """Creates samplers with a user's class or function."""
+    """Factory of samplers that calls a user's class or function."""
 
     def __init__(self, make: MakeSampler) -> None:
         self._make = make
@@ -65,7 +66,7 @@ class MakeOwnSampler:
         self.spans_space = spans_space(make)
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-        """Return a sampler of the subspace. Raises UsageError for one that cannot be created, ask or tell."""
+        """Return a sampler of the subspace. Raises UsageError if it cannot be created, or lacks valid methods."""
         name = getattr(self._own, "__name__", type(self._own).__name__)
         with _named(name, "its making"):
             sampler = self._make(subspace, entropy)

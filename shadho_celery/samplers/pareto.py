@@ -18,10 +18,10 @@ MOST_COVERED = 100
 
 
 def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
-    """Return the places of the best trials, at most `most`, the best first.
+    """Return the indexes of the best trials, `most` at most, the best first.
 
-    Feasible ones come first, by fronts, and within a front by the volume that each covers ([D], section III; [B]). The
-    others follow, sorted by violation. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
+    Feasible trials come first, by fronts, and within a front as in `spread` ([D], section III; [B]). The other trials
+    follow, sorted by violation. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
     """
     feasible = np.flatnonzero(violations <= 0)
     found: list[int] = []
@@ -45,11 +45,11 @@ def contributions(points: Array, reference: Array) -> Array:
 
 
 def spread(points: Array) -> NDArray[np.intp]:
-    """Return the places of a front's points in an order in which the first points already cover it well.
+    """Return the indexes of a front's points in an order in which the first points already cover the front well.
 
-    For two losses, the point that alone covers least is last, and so on with the others ([B], section 3.1). To save
-    time, for three losses the volume that each covers alone is computed only once, and for more losses crowding is used
-    ([D]).
+    For two losses, the point that alone covers the least volume is put last, and this is repeated with the remaining
+    points ([B], section 3.1). To save time, for three losses the volume that each point covers alone is computed only
+    once, and for more losses crowding is used ([D]).
     """
     points = np.ldexp(points, -sizes(points))
     low, high = points.min(axis=0), points.max(axis=0)

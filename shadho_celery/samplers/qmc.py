@@ -19,7 +19,7 @@ BLOCK = 64
 
 
 class QmcSampler(Stream):
-    """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are asked for at a time."""
+    """Quasi-random search. A subspace's trials are a prefix of one sequence, however many are requested at a time."""
 
     adaptive = False
 

@@ -16,7 +16,7 @@ BLOCK = 64
 
 
 class RandomSampler(Stream):
-    """Random search. A subspace's trials are a prefix of one stream, however many are asked for at a time."""
+    """Random search. A subspace's trials are a prefix of one stream, however many are requested at a time."""
 
     adaptive = False
 

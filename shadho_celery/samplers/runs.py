@@ -16,11 +16,11 @@ TRIES = 10
 
 
 class SamplerInRuns(Learner):
-    """Proposes params one by one, and learns from the trials of its current run."""
+    """Base class: proposes params one by one, and learns from the trials of its current run."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
-        #: end of the last run: earlier proposals belong to that run
+        #: time of the end of the last run: trials proposed before it are ignored
         self._since = -math.inf
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -41,11 +41,11 @@ class SamplerInRuns(Learner):
             self._learn_in_run(trial)
 
     def _end_run(self, trial: Trial) -> None:
-        """End the current run with this trial."""
+        """End the current run with this trial. Trials proposed before its end will be ignored."""
         self._since = -math.inf if trial.finished_at is None else trial.finished_at
 
     def _draw(self, generator: np.random.Generator) -> Params:
-        """Return params of the current run."""
+        """Return one draw of params by the rule of the current run."""
         raise NotImplementedError
 
     def _learn_in_run(self, trial: Trial) -> None:

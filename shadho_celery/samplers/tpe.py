@@ -9,8 +9,8 @@ others, sorted by the violation.
 
 Both densities are mixtures over whole trials (the multivariate form of [W]), so values that worked together are drawn
 together. A trial's kernel is the product of its labels' kernels. For a label that is inactive in the trial, the kernel
-is the prior. Each is therefore a density over the tree: a choice is drawn first, then the labels that are active below
-it.
+is the prior. Each mixture is therefore a density over the tree: a choice is drawn first, then the labels that are
+active below it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Discrete, Domain, Normal, RandInt
 from shadho_celery.space.split import Key, Subspace
 
-#: results before the first proposal by the model: maximum, for the whole space, and minimum, for a small subspace
+#: number of results before the model proposes: for the whole space (maximum), and for a small subspace (minimum)
 MOST_RANDOM, LEAST_RANDOM = 10, 5
 #: fraction of good trials, gamma in [B], linear as in [W]; and their maximum number
 GOOD_SHARE, MOST_GOOD = 0.1, 25
-#: maximum number of bad trials that a proposal uses, to save time; of more, a random sample
+#: maximum number of bad trials that a proposal uses, to save time; of more bad trials, a random sample is used
 MOST_BAD = 300
 #: maximum number of trials with several losses that are kept to find the best ones; above it the worse half is dropped
 MOST_KEPT = 300
 #: number of draws from l(x), of which the one with the best ratio is used
 CANDIDATES = 24
-#: one trial in this many, times the number of labels plus one, continues the initial sequence
+#: one trial in EXPLORE * (number of labels + 1) continues the initial quasi-random sequence
 EXPLORE = 2
-#: number of places of the initial sequence that are searched for an untried point
+#: number of points of the initial sequence among which an untried point is searched
 AHEAD = 256
 #: maximum number of proposals from one estimate of the densities
 AT_ONCE = 100
 #: maximum width of a kernel in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
 WIDTH = 0.1
-#: part of a trial's mass on a choice that follows the prior and not the trial's own option
+#: fraction of the mass of a trial's kernel on a choice that follows the prior instead of the trial's own option
 OPTION_WIDTH = 0.2
 #: the prior of a bounded distribution is a Gaussian as wide as the range ([W]); for a normal one it is the distribution
 PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
@@ -86,7 +86,7 @@ class TpeSampler(Learner):
             self._random = max(1, round(startup * subspace.probability))
         #: values by order of telling, NaN for an inactive label; rows after the last trial are free
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
-        #: the best first
+        #: ranks of all trials, the best first
         self._ranked: list[_Ranked] = []
         #: their orders of telling: collecting some of them from many tuples takes ten times as long
         self._orders = array("q")
@@ -101,7 +101,7 @@ class TpeSampler(Learner):
         indices = self._places(n, pending)
         if not self._axes or len(self._ranked) < self._random:
             return [self._start(index, [index]) for index in indices]
-        # Density estimates assume that a region is like its neighbours, so some trials continue the initial sequence.
+        # Density estimates stay near known trials, so some trials continue the initial sequence.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
         asked: dict[int, Params] = {}
@@ -118,7 +118,7 @@ class TpeSampler(Learner):
         return [asked[index] for index in indices]
 
     def _start(self, index: int, places: Iterable[int], taken: Collection[Key] | None = None) -> Params:
-        """Return the first point at these places of the quasi-random sequence; with `taken`, the first new one.
+        """Return the first point at these places of the quasi-random sequence, or with `taken`, the first new point.
 
         If there is none, or once trials have failed, return a draw from the prior that is unlikely to fail.
         """
@@ -129,7 +129,7 @@ class TpeSampler(Learner):
     def _learn(self, trial: Trial) -> None:
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
         place = len(self._ranked)
-        # A failed trial is worse than any other, so that failing regions are left.
+        # A failed trial is worse than all others, so that the search leaves failing regions.
         ranked = math.inf, math.inf, math.inf, place
         outcome = trial.outcome
         if trial.state in WELL and outcome.loss is not None and not math.isnan(outcome.loss):
@@ -164,7 +164,7 @@ class TpeSampler(Learner):
             worth = ratios[own]
             if self._avoidance.any:
                 worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator)
-            # Params that were tried or are pending are not proposed again while there are others.
+            # Params that were tried or are pending are not proposed again while there are other candidates.
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
             proposed = map(self._params, ordered)
             guess = next((each for each in proposed if self._is_new(each, keys)), self._params(ordered[0]))
@@ -191,7 +191,7 @@ class TpeSampler(Learner):
         # Convert places among the other trials to places among all trials.
         for place in sorted(good):
             bad += bad >= place
-        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known
+        prior = [math.nan] * len(self._axes)  # a trial without active labels has the prior as its kernel
         axes, parts = [*self._axes.values()], self._parts
         return (
             _Density(axes, np.vstack([self._rows_of(good), prior]), parts),
@@ -287,7 +287,7 @@ class _Density:
             self._parts.append((places, _Mixture([axes[place] for place in places], own)))
 
     def draw(self, size: int, generator: np.random.Generator) -> Array:
-        """Draw values, shape (size, labels)."""
+        """Return draws of values, shape (size, labels)."""
         drawn = np.empty((size, self._labels))
         for places, mixture in self._parts:
             drawn[:, places] = mixture.draw(size, generator)
@@ -309,7 +309,7 @@ class _Mixture:
     """Mixture over whole trials: one kernel for each of `rows`, the product of its labels' kernels."""
 
     def __init__(self, axes: Sequence[_Axis], rows: Array) -> None:
-        """Estimate widths. `rows` are values of shape (trials, labels), NaN for inactive labels."""
+        """Estimate the widths of the kernels. `rows` have shape (trials, labels), with NaN for inactive labels."""
         self._axes = axes
         self._size = len(rows)
         narrowing = self._narrowing(rows)
@@ -321,7 +321,7 @@ class _Mixture:
         return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
 
     def draw(self, size: int, generator: np.random.Generator) -> Array:
-        """Draw values, shape (size, labels). All labels of a draw come from the kernel of one row."""
+        """Return draws of values, shape (size, labels). All labels of a draw come from the kernel of one row."""
         picks = generator.integers(self._size, size=size)
         drawn = [kernels.draw(picks, generator) for kernels in self._kernels]
         return np.asarray(np.array(drawn, dtype=float).T)
@@ -366,7 +366,7 @@ def _row(key: Key) -> list[float]:
 
 
 class _Options:
-    """A choice: a trial's kernel is its own option, mixed with the prior."""
+    """Axis of a choice: a trial's kernel is its own option, mixed with the prior."""
 
     def __init__(self, domain: Categorical) -> None:
         self.domain = domain
@@ -381,7 +381,7 @@ class _Options:
 
 
 class _Picks:
-    """Kernels of a choice, one for each of `centres`; NaN for a trial without it."""
+    """Kernels on the axis of a choice, one for each trial. `centres` are the trials' options, NaN if inactive."""
 
     def __init__(self, axis: _Options, centres: Array) -> None:
         self._axis, self._centres = axis, centres
@@ -402,7 +402,7 @@ class _Picks:
 
 
 class _Line:
-    """A numeric label: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
+    """Axis of a numeric label: kernels are Gaussians in the unscaled variable, truncated to its range [0, 1]."""
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
@@ -431,7 +431,7 @@ class _Line:
 
 
 class _Gaussians:
-    """Kernels of a number, one for each of `centres`; the prior for a trial without it, which is NaN."""
+    """Kernels on the axis of a number, one for each trial. For an inactive label, NaN in `centres`, it is the prior."""
 
     def __init__(self, axis: _Line, centres: Array, width: float, narrowing: Array) -> None:
         self.axis = axis
@@ -487,7 +487,7 @@ def _axis(domain: Domain) -> _Axis:
 
 
 def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
-    """Return the labels that are active whatever the params, or None if that depends on them."""
+    """Return the labels that are active for all params, or None if the active labels depend on the params."""
     space, fixed = subspace.space, subspace.fixed
     depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
     return None if depends else space.active(fixed)

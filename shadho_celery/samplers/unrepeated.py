@@ -1,4 +1,4 @@
-"""Params of finite subspaces: no point is proposed twice while there are others."""
+"""Wrapper of a sampler: in a finite subspace, no point is proposed twice while there are untried points."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STREAM = 0x75
 class Unrepeated(Learner):
     """Asks another sampler, and replaces each point that was tried by an untried draw from the prior.
 
-    Pending and failed trials count as tried, cancelled ones do not. Once a finite subspace has no other points, it
-    returns fewer params than asked for, unless it `may_repeat` them. For an infinite subspace it changes nothing.
+    Pending and failed trials count as tried, and cancelled trials do not. Once a finite subspace has no untried points,
+    it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.
     """
 
     def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class Unrepeated(Learner):
         self.sampler.tell(trials)
 
     def _untried(self, waiting: Collection[Key], place: int) -> Params | None:
-        """Return a new draw for the trial of this place, else any other new point, or None."""
+        """Return an untried draw for the trial at this place, else any untried point, or None if there is none."""
         generator = np.random.default_rng([*self._entropy, _STREAM, place])
         others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
         return next((params for params in others if self._is_new(params, waiting)), None)
