@@ -1,12 +1,12 @@
-"""The search space: hyperopt's language, compiled once.
+"""The search space: written in hyperopt's language, compiled once.
 
 May use: core. `compile` is the only module that reads hyperopt's graphs, and makes a `Space`. `domains` are the
 distributions of leaves, `split` makes subspaces, `tree` computes the objective's values, `space` determines when each
 label is active, and `describe` describes a space as text.
 
-hyperopt is the space language and the reference in tests. Its evaluation is slow and recursive. Expressions are
-therefore compiled once and sampled in vectorised numpy. On the worker, the objective gets the same values as from
-`space_eval`.
+Users write spaces with hyperopt, and tests compare with it. hyperopt's own evaluation is slow and recursive.
+Expressions are therefore compiled once and sampled in vectorised numpy. On the worker, the objective gets the same
+values as from `space_eval`.
 """
 
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late

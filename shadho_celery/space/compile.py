@@ -42,7 +42,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def compile_space(expression: Value) -> Space:
-    """Compile a hyperopt expression, or a dict, list or tuple that contains some.
+    """Compile a hyperopt expression, or a dict, list or tuple that contains hyperopt expressions.
 
     Raises SpaceError, in one line with the label, the cause and the remedy, if it cannot be searched. Warns if the
     bounds of a log distribution look like values before taking the logarithm.
@@ -57,7 +57,7 @@ def compile_space(expression: Value) -> Space:
 
 
 def find_function(name: str) -> Callable[..., Value] | None:
-    """Return the function of this name in hyperopt's scope, or None: for `stored.RestoredSpace`."""
+    """Return the function of this name in hyperopt's scope, or None. `stored.RestoredSpace` uses it."""
     function = pyll.scope._impls.get(name)
     if function is None:
         return None
@@ -107,7 +107,7 @@ def _contents(part: Value) -> Iterable[Value]:
 
 
 def _inputs(apply: Apply) -> list[Apply]:
-    """Return the nodes from which this one is computed. A hyperparameter's distribution is not among them."""
+    """Return the nodes from which a node is computed. A hyperparameter's distribution is not among them."""
     return [] if apply.name == "hyperopt_param" else apply.inputs()
 
 
@@ -120,7 +120,7 @@ def _ordered(root: Apply) -> list[Apply]:
 
 
 class _Reader:
-    """One compilation: the results for each of pyll's nodes, by the node's id."""
+    """One compilation. It keeps the results for each of pyll's nodes by the node's id."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
@@ -175,7 +175,7 @@ class _Reader:
             if generator is None:
                 raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
             if isinstance(generator, Literal):
-                # A copy of the generator would draw the same each time.
+                # A copy of the generator would draw the same values each time.
                 drawn_from = Literal(generator.value, is_copied=False)
                 kwargs = tuple((name, drawn_from if node is generator else node) for name, node in kwargs)
         function = pyll.scope._impls.get(apply.name)
@@ -222,7 +222,7 @@ class _Reader:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Return True if a second evaluation costs less than storing the first, and makes no difference."""
+    """Return True if evaluating the node again costs less than storing its value, and gives the same value."""
     if isinstance(node, Call):
         return node.function in (int, float) and isinstance(node.args[0], Param)
     return isinstance(node, (Literal, Param))

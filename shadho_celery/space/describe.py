@@ -13,23 +13,23 @@ import numpy as np
 from shadho_celery.space.literals import LONG_INT, digest, literal_text
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, children, nodes, unshared
 
-#: version of these texts, which a store has beside them: a study with texts of another version is refused
+#: version of these texts, which is stored with them: a study with texts of another version is refused
 VERSION = 2
 
-#: a longer text is replaced by its beginning and its hash
+#: maximum length of a text: a longer one is replaced by its beginning and its hash
 MAX_TEXT = 200
-#: nested tuples and dicts of an option that are shown
+#: maximum nesting of an option's tuples and dicts that is shown
 MAX_LEVELS = 5
 #: maximum length of a name that is an option's text
 MAX_NAME = 40
-#: text of what is drawn
+#: text that stands for a drawn value
 _DRAWN = "..."
 #: constants that may name an option
 _SCALARS = (str, int, float, np.number, np.bool_)
 
 
 def structure(root: Node) -> dict[Node, str]:
-    """Return a text for every node under `root`: the computation, and the labels it is made from."""
+    """Return a text for every node under `root`: its computation, and the labels that it uses."""
     texts: dict[Node, str] = {}
     for node in nodes(root):
         texts[node] = _cut(_node_text(node, texts))
@@ -37,7 +37,7 @@ def structure(root: Node) -> dict[Node, str]:
 
 
 def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
-    """Return label -> the outermost calls on this label alone, without hyperopt's own float() and int()."""
+    """Return label -> the outermost calls that use only this label. hyperopt's own float() and int() are left out."""
     found: dict[str, set[str]] = {}
     for label, calls in outermost_calls(root).items():
         own = (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))")
@@ -47,12 +47,12 @@ def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
 
 
 def outermost_calls(root: Node) -> dict[str, list[Node]]:
-    """Return label -> the calls on this label alone that are not part of another such call."""
+    """Return label -> the calls that use only this label and are not part of another such call."""
     labels: dict[Node, frozenset[str]] = {}
     order = list(nodes(root))
     for node in order:
         own = [node.label] if isinstance(node, Param) else []
-        # two are as good as many: a set of all labels at every node would be slow in a large space
+        # two labels are as good as many: a set of all labels at every node would be slow in a large space
         labels[node] = frozenset(
             islice(sorted({*own, *(label for child in children(node) for label in labels[child])}), 2)
         )
@@ -89,7 +89,7 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
 
 
 def option_text(option: Node) -> str:
-    """Return an option as text: constants as Python writes them, and an ellipsis for what is drawn."""
+    """Return an option as text: constants as Python writes them, and an ellipsis for each drawn value."""
     return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: _DRAWN))
 
 
@@ -141,7 +141,7 @@ def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
 
 
 def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = False) -> list[str | None]:
-    """Return a word for each option, or None for an option without one or with the same one as another.
+    """Return a word for each option, or None for an option that has no word or the same word as another option.
 
     It is the option itself if that is a string, number, bool or None. For a tuple it is the first item if that is a
     string. For a dict it is the string under the choice's own label, else under the first key that distinguishes all
@@ -160,13 +160,13 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
 
 
 def _name_of(option: Node) -> str | None:
-    """Return an option's text with labels for what is drawn, or None if it has neither constants nor labels."""
+    """Return an option's text with labels for drawn values, or None if it has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
     return _shortened(text) if _is_storable(text) and text != _DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:
-    """Return the label by which a node is drawn, if it is a single one."""
+    """Return the label from which a node is drawn, or the text of drawn values if it does not use exactly one."""
     if isinstance(node, Switch):
         node = node.index
     labels = {each.label for each in nodes(node) if isinstance(each, Param)}
@@ -197,7 +197,7 @@ def _tag(option: Node, key: str | None, kind: tuple[type, ...]) -> str | None:
 
 
 def _telling_key(label: str, dicts: list[dict[str, str]]) -> str | None:
-    """Return the key under which every dict has a different text. The choice's own label is tried first."""
+    """Return a key under which every dict has a different text. The choice's own label is tried first."""
     keys = [label, *dicts[0]] if dicts else []
     return next((key for key in keys if len({found[key] for found in dicts if key in found}) == len(dicts)), None)
 

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 MAX_GRID = 64
 #: mass of an unbounded distribution that `to_unit` maps onto [0, 1]
 UNIT_MASS = 0.999
-#: mass of a distribution that draws practically never leave: six standard deviations of a Gaussian
+#: probability mass of an interval that draws practically never leave: six standard deviations of a Gaussian
 _ALL_BUT_NEVER = math.erf(6.0 / math.sqrt(2.0))
 _MAX_FLOAT, _TINY, _BELOW_ONE = np.finfo(float).max, np.finfo(float).tiny, 1 - np.finfo(float).epsneg
 #: fraction of a step by which a value may miss its grid
@@ -40,11 +40,11 @@ _LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.
 
 @dataclass(frozen=True)
 class Continuous(ABC):
-    """A latent variable, exponentiated if `log`, rounded to a grid if there is a `step`."""
+    """A latent variable, which is exponentiated if `log`, and rounded to a grid if there is a `step`."""
 
     #: hyperopt's name of the distribution
     law: ClassVar[str] = ""
-    #: values lie on an axis
+    #: True because values lie on an axis
     is_numeric: ClassVar[bool] = True
     log: ClassVar[bool] = False
     #: mass of the latent distribution that `to_unit` maps onto [0, 1]
@@ -52,7 +52,7 @@ class Continuous(ABC):
 
     @property
     def step(self) -> float | None:
-        """Step q of the grid, or None without one."""
+        """Step q of the grid, or None without a grid."""
         return None
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Continuous(ABC):
         return values if self.step is None else (values / self.step).round() * self.step
 
     def _drawn(self, values: Array) -> Array:
-        """Return values of the grid. A value of probability 0, beyond a bound between two values, becomes the next
+        """Round values to the grid. A value of probability 0, beyond a bound between two grid points, becomes the next
         one.
         """
         return values if self._ends is None else values.clip(*self._ends)
@@ -106,7 +106,7 @@ class Continuous(ABC):
         return (first * self.step, last * self.step) if first <= last else None
 
     def cardinality(self, mass: float) -> int | None:
-        """Return the number of values, for a grid within its central interval, or None if they count as continuous."""
+        """Return the number of values of a grid in its central interval, or None if the domain counts as continuous."""
         if self.step is None:
             return None
         low, high = self._drawn(self._scale(self.central_interval(mass))).tolist()
@@ -138,12 +138,12 @@ class Continuous(ABC):
         return ((latent - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
-        """Invert `to_unit`, onto the grid if there is one."""
+        """Map features in [0, 1] back to values, which are rounded to the grid if there is one."""
         low, high = self._unit_interval
         return self._drawn(self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low)))
 
     def contains(self, value: object) -> bool:
-        """Return True if type and bounds admit the value. A value between two grid points is admitted."""
+        """Return True if the value has the right type and lies in the bounds. It may lie between two grid points."""
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_finite(value):
             return False
         low, high = self._scale(self.central_interval(1.0)).tolist()
@@ -161,7 +161,7 @@ class Continuous(ABC):
         return nearest if abs(value - nearest) <= max(_ROUNDING * self.step, math.ulp(value)) else None
 
     def beside(self, value: float) -> list[float]:
-        """Return the values of the grid below and above this one, if they can be drawn."""
+        """Return the grid points below and above this value that can be drawn."""
         below = math.floor(value / (self.step or 1.0))
         return [end for step in (below, below + 1) if self.contains(end := step * (self.step or 1.0))]
 
@@ -242,14 +242,14 @@ class QUniform(_Quantised, Uniform):
 
 
 class LogUniform(Uniform):
-    """hp.loguniform: exp of a uniform."""
+    """hp.loguniform: exp of a uniform variable."""
 
     law = "loguniform"
     log = True
 
 
 class QLogUniform(QUniform):
-    """hp.qloguniform: exp of a uniform, rounded to multiples of q."""
+    """hp.qloguniform: exp of a uniform variable, rounded to multiples of q."""
 
     law = "qloguniform"
     log = True
@@ -296,14 +296,14 @@ class QNormal(_Quantised, Normal):
 
 
 class LogNormal(Normal):
-    """hp.lognormal: exp of a Gaussian."""
+    """hp.lognormal: exp of a Gaussian variable."""
 
     law = "lognormal"
     log = True
 
 
 class QLogNormal(QNormal):
-    """hp.qlognormal: exp of a Gaussian, rounded to multiples of q."""
+    """hp.qlognormal: exp of a Gaussian variable, rounded to multiples of q."""
 
     law = "qlognormal"
     log = True
@@ -379,7 +379,7 @@ class RandInt(Discrete):
         return float(self.low + tail), float(self.high - 1 - tail)
 
     def probability(self, value: int) -> float:
-        """Return the probability of this value; 0 outside."""
+        """Return the probability of this value, which is 0 outside the range."""
         return 1.0 / self.count if self.low <= value < self.high else 0.0
 
     def problem(self) -> str | None:
@@ -401,7 +401,7 @@ class Categorical(Discrete):
     is_numeric = False
     first = 0
 
-    #: one per option; they sum to 1
+    #: probability of each option; they sum to 1
     probabilities: tuple[float, ...]
 
     @classmethod
@@ -416,7 +416,7 @@ class Categorical(Discrete):
     @cached_property
     def _cumulative(self) -> Array:
         cumulative: Array = np.cumsum(self.probabilities)
-        # rounding may leave the last sum below 1: a draw above it belongs to the last option that can be drawn
+        # rounding may leave the last cumulative sum below 1: a draw above it is the last option that can be drawn
         cumulative[np.flatnonzero(self.probabilities)[-1] :] = 1.0
         return cumulative
 
@@ -454,7 +454,7 @@ class Categorical(Discrete):
         return f"pchoice({', '.join(f'{mass:.12g}' for mass in self.probabilities)})"
 
 
-#: a leaf's set of values and their distribution
+#: the set of values of a label, with their distribution
 Domain = Uniform | Normal | RandInt | Categorical
 
 #: hyperopt's name of a distribution with real parameters -> its domain, whose fields are the parameters in order
@@ -546,7 +546,7 @@ def _is_finite(value: numbers.Real) -> bool:
 
 
 def _below_one(masses: npt.ArrayLike) -> Array:
-    """Return masses as an array. 1 becomes the float below it, which belongs to the last value."""
+    """Return masses as an array. 1 becomes the float below 1, which belongs to the last value."""
     return np.asarray(masses, dtype=float).clip(max=_BELOW_ONE)
 
 

@@ -1,4 +1,4 @@
-"""Texts of constants: equal in every process, and different if text, name or plain attributes differ."""
+"""Texts of constants: the same in every process, and different if text, name or plain attributes differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: returns the text of a part of a value
+#: function that returns the text of a part of a value
 _Text = Callable[[object], str]
 
 #: bits of an int above which Python may refuse to write it in decimal
 LONG_INT = 14_000
-#: nesting of a value below which only type names are given
+#: depth of nesting in a value from which on only type names are given
 MAX_LEVELS = 20
 #: kinds of arrays whose values are their bytes
 _PLAIN = "biufcmMSU"
@@ -32,13 +32,13 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|[{\n]|\A<|\A\Z")
 
 
 def digest(content: str | bytes) -> str:
-    """Return twelve hexadecimal digits as the digest of a text."""
+    """Return the digest of a text: twelve hexadecimal digits."""
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     return hashlib.sha256(encoded).hexdigest()[:12]
 
 
 def literal_text(value: object, levels: int = MAX_LEVELS) -> str:
-    """Return a constant's text: type and value, or the type only if it has no name, text or plain attributes."""
+    """Return a constant's text: type and value, or only the type if it has no name, text or plain attributes."""
     if levels == 0:
         return _object(value)
     try:
@@ -160,7 +160,7 @@ def _body(code: CodeType) -> str:
 
 
 def _other(value: object) -> str:
-    """Return an object's repr, preceded by its type's name unless it begins with it; else its name and attributes."""
+    """Return an object's repr, with its type's name in front unless it begins with it; else its name and attributes."""
     kind = type(value)
     text = repr(value) if kind.__repr__ is not object.__repr__ else ""
     if _VARYING.search(_QUOTED.sub("''", text)):

@@ -1,4 +1,4 @@
-"""Known points of a space: values that a user gives for some labels; the rest of the params is proposed or drawn."""
+"""Known points of a space: values that a user gives for some labels. The other labels are proposed or drawn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Literal, Node, unshared
 
-#: number of ways that are tried to make all labels of a partial point active
+#: number of draws of missing choices that are tried to make all given labels active
 TRIES = 20
-#: larger whole numbers cannot be represented as floats
+#: larger whole numbers may not be representable as floats
 _LARGEST = 2**1023
 
 
@@ -97,7 +97,7 @@ def _above(space: Space, label: str, params: Params) -> list[str]:
 
 
 def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
-    """Return the distance of params from the fixed values: 1 for another option, and for an inactive label."""
+    """Return the distance of params from the given values. Another option, or an inactive label, counts 1."""
     found = 0.0
     for label, value in fixed.items():
         domain = space.domains[label]
@@ -139,7 +139,7 @@ def _value(space: Space, label: object, value: Any) -> Any:
 
 
 def _on_grid(label: str, domain: Domain, value: Any, off_grid: bool) -> Any:
-    """Return the value of the grid. Raises SpaceError for a value between two of them, unless `off_grid` is set."""
+    """Return the value rounded to the grid. Raises SpaceError for a value between grid points, unless `off_grid`."""
     if not isinstance(domain, Continuous) or (off_grid and domain.on_grid(value) is None):
         return value
     if (found := domain.on_grid(value)) is not None:
@@ -157,7 +157,7 @@ def _place_of_text(options: Sequence[Node], text: str) -> int | None:
 
 
 def _with_choices(space: Space, given: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Return the given values and, for each label, one of the ways of choosing the options above it."""
+    """Return the given values, and for each given label a choice of options that makes it active."""
     pins = dict(given)
     for label in given:
         ways = [

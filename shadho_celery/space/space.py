@@ -1,8 +1,8 @@
 """A compiled search space as used by the rest of the package, and its conditional blocks.
 
-Blocks say which labels are active when, without the computations on them. A `Block` holds the labels that are drawn
-together and the branches below them. A `Branch` is a choice with labels in at least one option. Both compare by
-identity, and one block may occur in several places.
+Blocks determine when each label is active, without computing values. A `Block` has the labels that are drawn together
+and the branches below them. A `Branch` is a choice with labels in at least one option. Both compare by identity, and
+a block may occur in several places.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 
 H = TypeVar("H", bound=Hashable)
 
-#: label -> the option's index
+#: choice's label -> index of its option
 Pins = Mapping[str, int]
 #: options that must have been chosen, each a (choice's label, option's index), from the outermost inwards
 Condition = tuple[tuple[str, int], ...]
-#: a label with more ways to become active counts as always active
+#: a label with more alternatives under which it is active counts as always active
 MAX_CONDITIONS = 64
 _NO_PINS: Pins = MappingProxyType({})
 #: a choice of more options is described by their number and a hash
@@ -40,7 +40,7 @@ MAX_DESCRIBED = 20
 class Block:
     """Labels that are active together, and the choices whose options contain further labels."""
 
-    #: in order of first appearance; includes the labels of its branches
+    #: labels in order of first appearance, including those of its branches
     labels: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
 
@@ -50,12 +50,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Branch:
-    """A choice between blocks."""
+    """A choice whose options contain labels: one block for each option."""
 
     #: the label whose value is the option's index; None for a computed index
     label: str | None
     switch: Switch
-    #: one per option, empty for an option without labels
+    #: the block of each option, empty for an option without labels
     options: tuple[Block, ...]
 
     def position(self, params: Params) -> int:
@@ -66,7 +66,7 @@ class Branch:
 
 
 def merge(blocks: Iterable[Block]) -> Block:
-    """Return one block with all their labels and branches, each once."""
+    """Return one block with the labels and branches of all `blocks`, without duplicates."""
     filled = list(dict.fromkeys(block for block in blocks if block))
     if len(filled) == 1:
         return filled[0]
@@ -76,7 +76,7 @@ def merge(blocks: Iterable[Block]) -> Block:
 
 
 def below(block: Block) -> list[Block]:
-    """Return the blocks of all options with labels, in order, with repetitions."""
+    """Return the blocks of all options with labels below a block, in order. A block may be repeated."""
     return [option for branch in block.branches for option in branch.options if option]
 
 
@@ -84,7 +84,7 @@ def below(block: Block) -> list[Block]:
 class Space:
     """A compiled search space, made by `compile_space`. Safe to use from several threads."""
 
-    #: builds the objective's values
+    #: node that computes the objective's values
     root: Node
     #: the block of the labels that are always active
     block: Block
@@ -97,7 +97,7 @@ class Space:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Every block once, parents before children."""
+        """All blocks without duplicates, parents before children."""
         return tuple(postorder(self.block, below))[::-1]
 
     @cached_property
@@ -124,7 +124,7 @@ class Space:
             if isinstance(part, Branch):
                 todo.extend(reversed(_deal(part, rows, drawn)))
                 continue
-            if part in seen:  # already reached in another way, for some of the rows
+            if part in seen:  # already reached by another branch, for some of the rows
                 rows = [row for row in rows if row not in seen[part]]
                 seen[part].update(rows)
             if not rows:
@@ -162,7 +162,7 @@ class Space:
                 todo.extend(reversed(part.branches))
 
     def active(self, params: Params) -> tuple[str, ...]:
-        """Return the active labels under these params, in declaration order. `params` may contain more."""
+        """Return the labels that are active under these params, in declaration order. `params` may have more labels."""
         found = {label for block in self.walk(params) for label in block.labels}
         return tuple(label for label in self.domains if label in found)
 
@@ -242,7 +242,7 @@ class Space:
 
 
 def _extended(chains: set[Condition], label: str | None, place: int) -> set[Condition]:
-    """Return the chains with one more link, without those that chose another option of this choice."""
+    """Return the conditions extended by this option. Conditions with another option of the choice are left out."""
     if label is None:
         return chains
     lasting = {chain for chain in chains if dict(chain).get(label, place) == place}
@@ -250,7 +250,7 @@ def _extended(chains: set[Condition], label: str | None, place: int) -> set[Cond
 
 
 def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
-    """Return the rows by the option that each has chosen, without options that have no labels."""
+    """Return the block of each chosen option with the rows that chose it. Options without labels are left out."""
     hands: dict[int, list[int]] = {}
     for row in rows:
         hands.setdefault(branch.position(drawn[row]), []).append(row)

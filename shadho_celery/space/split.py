@@ -23,7 +23,7 @@ from shadho_celery.space.tree import Value, postorder
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SUBSPACES = 64
-#: the subspace that is the whole space
+#: name of the subspace that is the whole space
 UNDIVIDED = "all"
 #: the values of a subspace's labels in order, None for an inactive one; identifies params within the subspace
 Key = tuple[Value | None, ...]
@@ -35,11 +35,11 @@ _Pending = tuple[Branch, "_Pending"] | None
 class Subspace:
     """A part of the search space that is ranked and assigned as a unit: some choices are pinned, the rest is drawn."""
 
-    #: the pinned choices and options, ``kernel=rbf``, joined by commas; "all" if nothing is pinned
+    #: the pinned choices and options, such as ``kernel=rbf``, joined by commas; "all" if no choice is pinned
     name: str
     #: the pinned choices: label -> option index, in declaration order
     fixed: Pins
-    #: the leaves: label -> distribution of everything that may be drawn in it, including choices that were not split
+    #: label -> distribution of every label that may be drawn in it, including choices that were not split
     domains: Mapping[str, Domain]
     #: its probability under the space's prior; those of all subspaces sum to 1
     probability: float
@@ -50,7 +50,7 @@ class Subspace:
         return self.space.sample(generator, size, self.fixed)
 
     def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
-        """Return the active labels' values at these quantiles, from 0 to 1, one for each leaf."""
+        """Return the values of the active labels at quantiles in [0, 1]. `masses` has one for each domain."""
         params: dict[str, Value] = {**self.fixed}
         for column, (label, domain) in enumerate(self.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
@@ -61,12 +61,12 @@ class Subspace:
         return tuple(map(params.get, self.domains))
 
     def contains(self, params: Params) -> bool:
-        """Return True if these params belong to this subspace, and so to no other."""
+        """Return True if these params belong to this subspace. They belong to one subspace only."""
         return all(params.get(label) == place for label, place in self.fixed.items())
 
 
 def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Subspace, ...]:
-    """Return the space's subspaces, every assignment in exactly one, in declaration order.
+    """Return the space's subspaces in declaration order. Every assignment belongs to exactly one subspace.
 
     With more than `max_subspaces` combinations only the outermost choices are split, and of these as many, in
     declaration order, as fit; the others stay conditional leaves, and a log line says so. An option of probability 0
@@ -89,7 +89,7 @@ def undivided(space: Space) -> Subspace:
 
 
 class _Structure:
-    """Structural choices of one space."""
+    """The structural choices of a space, and their combinations."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -98,7 +98,7 @@ class _Structure:
         self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
 
     def reachable(self, label: str) -> list[int]:
-        """Return the options that have a positive probability."""
+        """Return the indexes of a choice's options that have a positive probability."""
         options = range(len(self.choices[label].options))
         return [place for place in options if self._probability(label, place) > 0]
 
@@ -123,7 +123,7 @@ class _Structure:
                 yield pins
 
     def outermost(self, limit: int) -> list[str]:
-        """Return as many of the outermost choices, in declaration order, as have at most `limit` combinations."""
+        """Return the outermost choices, in declaration order, that together have at most `limit` combinations."""
         chosen: dict[str, int] = {}
         for branch in self._space.block.branches:
             if branch.label is None or branch.label in chosen:
@@ -134,7 +134,7 @@ class _Structure:
         return list(chosen)
 
     def names(self, combinations: list[dict[str, int]]) -> list[str]:
-        """Return a name for each combination, all different."""
+        """Return a unique name for each combination."""
         labels = dict.fromkeys(label for pins in combinations for label in pins)
         options = {label: option_names(label, self.choices[label].switch.options) for label in labels}
         named = [[f"{label}={options[label][place]}" for label, place in pins.items()] for pins in combinations]
@@ -145,7 +145,7 @@ class _Structure:
         return [f"{name}#{number}" for number, name in enumerate(names)]
 
     def subspace(self, name: str, pins: Pins) -> Subspace:
-        """Return the subspace of these pins."""
+        """Return the subspace in which these choices are pinned."""
 
         def inside(block: Block) -> list[Block]:
             return [option for branch in block.branches for option in _taken(branch, pins) if option]
@@ -162,7 +162,7 @@ class _Structure:
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the options that these pins allow."""
+    """Return the blocks of the options of a branch that these pins allow."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 

@@ -30,7 +30,7 @@ from shadho_celery.space.tree import Node, Value
 #: a constant that JSON can represent
 Scalar = bool | int | float | str | None
 
-#: finds a function of hyperopt's scope by its name
+#: function that finds a function of hyperopt's scope by its name
 Find = Callable[[str], Callable[..., Value] | None]
 
 #: steps of one evaluation of a space, and additional steps for each of its nodes
@@ -46,7 +46,7 @@ _SIZED: frozenset[type] = _LISTS | {str, dict}
 
 
 class Shown(str):
-    """Text shown instead of a value that only the study's module has. Its repr is the text itself."""
+    """Text that is shown instead of a value which only the study's module can create. Its repr is the text itself."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class Shown(str):
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """Node of a space. Other nodes are given by their places in the list."""
+    """Node of a space. It refers to other nodes by their indexes in the list of nodes."""
 
 
 class Literal(_Record, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Literal(_Record, frozen=True, kw_only=True):
 
 
 class Opaque(_Record, frozen=True, kw_only=True):
-    """A constant that JSON cannot represent, as text."""
+    """A constant that JSON cannot represent. Its text is stored instead."""
 
     text: str
 
@@ -89,7 +89,7 @@ class Dict(_Record, frozen=True, kw_only=True):
 
 
 class Call(_Record, frozen=True, kw_only=True):
-    """A function of hyperopt's scope, by name."""
+    """A call of a function of hyperopt's scope, which is stored by name."""
 
     name: str
     args: list[int]
@@ -97,7 +97,7 @@ class Call(_Record, frozen=True, kw_only=True):
 
 
 class Switch(_Record, frozen=True, kw_only=True):
-    """One of several options, selected by an index."""
+    """A choice: one of several options, selected by an index."""
 
     index: int
     options: list[int]
@@ -122,9 +122,9 @@ class Label(Struct, frozen=True, kw_only=True):
     conditions: list[list[tuple[str, int]]]
     #: the option of a choice by index: the constant itself, or a name
     options: list[Scalar] | None = None
-    #: indexes of options that no text distinguishes
+    #: indexes of options whose texts are the same as those of other options
     alike: list[int] = []
-    #: place of the only expression of this label alone, such as an int(); None if there are several
+    #: index of the node of the only expression of this label alone, such as an int(); None if there are several
     expression: int | None = None
 
 
@@ -133,12 +133,12 @@ class StoredSpace(Struct, frozen=True, kw_only=True):
 
     nodes: list[AnyRecord]
     labels: dict[str, Label]
-    #: version of its texts, and of those that describe the space
+    #: version of the texts in this form, and of those that describe the space
     version: int = 0
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """Return the machine-readable form of a space, in JSON values."""
+    """Return the machine-readable form of a space, as values that JSON can represent."""
     order = list(tree.nodes(space.root))
     places = {node: place for place, node in enumerate(order)}
     calls = outermost_calls(space.root)
@@ -165,7 +165,7 @@ class Refused(Exception):
 
 
 class Steps:
-    """Steps that are left for one evaluation, which limit its time and the size of its results."""
+    """Number of steps that are left for one evaluation. They limit its time and the size of its results."""
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -177,7 +177,7 @@ class Steps:
             raise Refused("too many steps")
 
     def scalar(self, value: Value) -> Value:
-        """Return a number, a text or None. Raises Refused for anything else, and for one that is too long."""
+        """Return a number, a text or None. Raises Refused for other values, and for values that are too long."""
         if type(value) is int and value.bit_length() > LONG_INT:
             raise Refused("too long a number")
         if type(value) is str:
@@ -191,7 +191,7 @@ class Steps:
         return value if type(value) in _LISTS or type(value) is dict else self.scalar(value)
 
 
-#: a function of the steps that are left and of its arguments
+#: function of the steps that are left and of its own arguments
 Pure = Callable[..., Value]
 
 
@@ -265,7 +265,7 @@ def _list(steps: Steps, items: Value = ()) -> Value:
     return list(items)
 
 
-#: by name in hyperopt's scope
+#: functions by their names in hyperopt's scope
 FUNCTIONS: Mapping[str, Pure] = {
     **{kind.__name__: _on(_NUMBERS, kind, 1) for kind in (float, int)},
     **{name: _on(_NUMBERS, getattr(operator, name), 2) for name in ("sub", "truediv", "floordiv")},
@@ -308,7 +308,7 @@ class RestoredSpace:
         return self._evaluated(-1, params)
 
     def shown(self, params: Params, label: str) -> Value:
-        """Return what the objective got for one active label: the option of a choice, else the number."""
+        """Return what the objective got for one active label: a choice's option, or the number of another label."""
         known, drawn = self.labels.get(label), params[label]
         if known is not None and known.options is not None:
             return known.options[drawn] if isinstance(drawn, int) and 0 <= drawn < len(known.options) else drawn

@@ -26,11 +26,11 @@ T = TypeVar("T")
 #: size in bytes above which an array is passed as a read-only view instead of a copy
 LARGE_ARRAY = 2**20
 
-#: types whose values cannot change; those of the last one are compared by identity
+#: types whose values cannot change; instances of the last one, `object`, are compared by identity
 _FIXED = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType, object}
 )
-#: key of a memo: the copies of one evaluation by the ids of the originals, as in copy.deepcopy
+#: key in a memo of the copies made in one evaluation, by the ids of the originals, as in copy.deepcopy
 _COPIES = "copies"
 
 
@@ -66,7 +66,7 @@ class Dict:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Call:
-    """A function of other nodes: a conversion, arithmetic, anything defined in hyperopt's scope."""
+    """A function call on other nodes: a conversion, arithmetic, or another function of hyperopt's scope."""
 
     name: str
     function: Callable[..., Value]
@@ -78,7 +78,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Switch:
-    """One of several options, selected by an index. The others are not evaluated."""
+    """A choice: one of several options, selected by an index. The other options are not evaluated."""
 
     index: Node
     options: tuple[Node, ...]
@@ -106,7 +106,7 @@ Node = Literal | Param | Sequence | Dict | Call | Switch | Shared
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the nodes from which a node is made, in order."""
+    """Return the nodes that a node refers to, in order."""
     match node:
         case Sequence(items):
             return items
@@ -122,7 +122,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def evaluate(node: Node, params: Params, memo: Memo) -> Value:  # noqa: C901 - one frame for each level
-    """Return the same value as hyperopt's space_eval. `memo` keeps shared nodes' values for one evaluation."""
+    """Return the same value as hyperopt's space_eval. `memo` keeps the values of shared nodes for one evaluation."""
     # The loops are written out because each function, and before Python 3.12 each comprehension, would use one more
     # frame for each level of the space.
     if isinstance(node, Param):
@@ -157,12 +157,12 @@ def evaluate(node: Node, params: Params, memo: Memo) -> Value:  # noqa: C901 - o
 
 
 def unshared(node: Node) -> Node:
-    """Return the node itself, without its wrapper."""
+    """Return the node inside a `Shared`, or a node of another kind unchanged."""
     return node.node if isinstance(node, Shared) else node
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """Yield every node under `root` once, children first."""
+    """Yield `root` and every node under it once, children first."""
     return postorder(root, children)
 
 
