@@ -56,7 +56,7 @@ class GridSampler:
                 self._taken.add(self._subspace.key(trial.params))
 
     def _walk(self, generator: np.random.Generator) -> Iterator[Params]:
-        """Yield the points, each once.
+        """Yield each point of the grid once.
 
         The places are start + step * i (modulo the size), which are all places if step and size have no common divisor.
         """

@@ -20,7 +20,7 @@ _STREAM = 0x75
 
 
 class Unrepeated(Learner):
-    """Asks another sampler, and replaces each point that was tried by an untried draw from the prior.
+    """Passes on the proposals of another sampler, and replaces each tried point by an untried draw from the prior.
 
     Pending and failed trials count as tried, and cancelled trials do not. Once a finite subspace has no untried points,
     it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.

@@ -90,7 +90,7 @@ class Proposals:
         #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
-        #: tells the results of earlier runs to the rounds; None without such results or without rounds
+        #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
         self._replay: Replay | None = None
 
     def begin(self) -> None:

@@ -114,7 +114,7 @@ class Continuous(ABC):
         return count if count <= MAX_GRID else None
 
     def steps(self) -> tuple[range, float] | None:
-        """Return whole numbers and a size: the values are their products. None if there are infinitely many.
+        """Return a range of whole numbers and a size, whose products are the values; None for infinitely many values.
 
         For an unbounded distribution they are the values that `from_unit` returns.
         """
