@@ -464,8 +464,9 @@ def _listed(points: object) -> list[Any]:
 
 
 def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
-    # Imported late: rich is slow to import, and a search without a bar does not need it.
-    if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+    # rich is slow to import, and a search without a bar does not need it.
+    is_seen = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+    if progress is False or (progress is None and not is_seen):
         scheduler.run(on_turn)
         return
     from shadho_celery.program.progress import ProgressBar

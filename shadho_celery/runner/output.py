@@ -91,7 +91,14 @@ class Output:
         self._is_over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
+
+    def start(self) -> None:
+        """Start to read. Call this once the process has the writing end."""
         self._thread.start()
+
+    def close(self) -> None:
+        """Close the pipe of a process that could not be started."""
+        self._reading.close()
 
     def expect(self, order: int, path: str) -> None:
         """Record the path of an order's log. Call this before the order is sent."""

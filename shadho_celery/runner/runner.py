@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import msgspec
@@ -180,7 +180,8 @@ class Runner:
             raise
         finally:
             if limit is not None:
-                reason = reason or limit.end()
+                over = limit.end()
+                reason = reason or over
             self._end(process, ended)
         if isinstance(ended, protocol.Refused):
             return ended
@@ -395,13 +396,19 @@ class TrialProcess:
         self._ending = threading.Lock()
         self._system_kills = system_kills()
         self._mark = uuid.uuid4().hex
-        self.output = Output(self._mark, complain)
-        self._pipe, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
-        try:
+        with ExitStack() as ours, ExitStack() as theirs:
+            self.output = Output(self._mark, complain)
+            ours.callback(self.output.close)
+            theirs.callback(self.output.end.close)
+            self._pipe, pipe = socket.socketpair()
+            ours.callback(self._close)
+            theirs.callback(pipe.close)
+            lifeline, self._lifeline = os.pipe()
+            ours.callback(os.close, self._lifeline)
+            theirs.callback(os.close, lifeline)
             self._reaper = subprocess.Popen(
-                [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
-                pass_fds=[lifeline, theirs.fileno()],
+                [sys.executable, *_REAPER, str(lifeline), arguments[0], str(pipe.fileno()), *arguments[1:]],
+                pass_fds=[lifeline, pipe.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.output.end,
                 stderr=subprocess.STDOUT,
@@ -409,16 +416,9 @@ class TrialProcess:
                 # In a new session, Ctrl-C at the terminal does not reach the process.
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(self._lifeline)
-            self.output.end.close()
-            self.output.join()
-            self._close()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline)
-            self.output.end.close()
+            # It has started: our ends stay open.
+            ours.pop_all()
+        self.output.start()
 
     def is_idle(self) -> bool:
         """Return whether the process is alive and has sent no record, except that it is ready."""

@@ -30,7 +30,7 @@ from shadho_celery.transport.signing import UNSIGNED, Signer
 from shadho_celery.transport.urls import BROKER, DEFAULTS, is_untrusted, remedy
 
 #: version of the format of messages and of the channel's records; scheduler and workers must have the same version
-PROTOCOL = 11
+PROTOCOL = 12
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"

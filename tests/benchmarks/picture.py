@@ -46,7 +46,7 @@ def main(target: Path, trials: int = 60) -> None:
             executor = QueueExecutor(client, publisher, study.record.key, file.module, study.live)
             scheduler = make_scheduler(Plan.of(space, limits=Limits(trials=trials)), study, executor)
             view = live.LiveView(
-                scheduler, space, console, live.Fleet(workers=lambda: executor.workers, module=file.module)
+                scheduler, space, console, live.Fleet(workers=lambda: executor.workers.announced, module=file.module)
             )
             began = time.monotonic()
             drawn: list[bool] = []

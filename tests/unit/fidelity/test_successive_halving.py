@@ -16,14 +16,14 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.brackets import SuccessiveHalving
 from shadho_celery.fidelity.ladder import LARGEST, Ladder, ladder_of
 from shadho_celery.fidelity.rounds import Endless, Round, Wanted
-from shadho_celery.scheduler import build
+from shadho_celery.scheduler import plan
 
 S = TrialState
 
 
 def make_rounds(rungs: Any) -> Any:
     halving = {**rungs, "how": "halving"} if isinstance(rungs, dict) else rungs
-    return build.make_rounds(ladder_of({"fidelity": halving}))
+    return plan.make_rounds(ladder_of({"fidelity": halving}))
 
 
 def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> SuccessiveHalving:

@@ -25,6 +25,7 @@ class Pipe:
         self.folder = folder
         self.complaints: list[str] = []
         self.output = Output(MARK, self.complaints.append)
+        self.output.start()
 
     def expect(self, *orders: int) -> None:
         for order in orders:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -1147,6 +1150,29 @@ def test_a_report_that_cannot_be_passed_on_ends_the_trial_with_it(own: Runner) -
         own.run(order("stubborn"), broken)
     assert not Path(f"/proc/{pid}").exists()
     assert run(own, "plain").state is TrialState.COMPLETE
+
+
+def test_where_no_descriptor_is_left_the_trial_fails_and_takes_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    runner, before, threads = Runner(["deeds"], environment(folder)), open_files(), threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", full)
+        outcome = run(runner, "plain")
+    gc.collect()
+    assert "Too many open files" in str(outcome.error)
+    assert (open_files(), threading.active_count()) == (before, threads)
+
+
+def test_the_clock_of_a_trial_that_breaks_the_pipe_stops(folder: Path) -> None:
+    runner, before = Runner(["deeds"], environment(folder)), threading.active_count()
+    outcome = run(runner, "garbling", timeout=300.0)
+    assert "not a record" in str(outcome.error)
+    runner.kill()
+    services.wait_until(lambda: threading.active_count() == before, seconds=5)
 
 
 def open_files() -> int:
