@@ -22,7 +22,7 @@ LEAST_ASSOCIATION = 0.2
 SIGNIFICANCE = 1e-3
 #: number of parts into which the values of a numeric param are divided; with no more values than that, one per value
 PARTS = 6
-#: association above which the classes have hardly any similar trials, so that their seconds cannot be compared
+#: association above which the classes have too few similar trials, so that their seconds cannot be compared
 SEPARATED = 0.7
 #: minimum standard deviation, in log seconds, of the difference between the param's effects on different classes
 LEAST_GAIN = 0.05
