@@ -45,7 +45,7 @@ class Surface(Enum):
 
 @dataclass(frozen=True)
 class Words:
-    """What a user writes to set a setting or an argument, on each surface."""
+    """Names of a setting or an argument on each surface, as a user writes them."""
 
     command: str
     python: str

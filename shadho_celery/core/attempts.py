@@ -39,7 +39,7 @@ class Sent:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a worker has claimed it, and so runs it."""
+        """A worker has claimed it, and so runs it."""
         return self.attempt.state is TrialState.RUNNING
 
     def slot_seconds(self, now: float) -> float:

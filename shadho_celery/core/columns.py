@@ -68,7 +68,7 @@ ASIDE = Packed("")
 
 
 class Shown(Enum):
-    """Where a fact is shown: nowhere, in JSON only, or in JSON and in exported tables.
+    """Places where a fact is shown: nowhere, in JSON only, or in JSON and in exported tables.
 
     In a table the fact is a column before labels and metrics (FRONT), a date after them (DATE), or a text in the last
     columns (END).

@@ -171,7 +171,7 @@ class Embedded:
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH with which a worker can import whatever this process can import.
+    """Return a PYTHONPATH with which a worker can import the same modules as this process.
 
     Folders that this Python searches by itself are left out: a trial may start another Python, which must not search
     them.

@@ -37,7 +37,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What the supervisor starts: a Redis server, and one worker for each class."""
+    """Processes for the supervisor to start: a Redis server, and one worker for each class."""
 
     #: path of the Redis or Valkey server
     server: str

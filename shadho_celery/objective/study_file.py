@@ -32,7 +32,7 @@ WITHIN = "SHADHO_WITHIN"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """What a study file defines, and the version of its code."""
+    """Contents of a study file, and the version of its code."""
 
     module: str
     space: Any

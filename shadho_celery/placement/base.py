@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
 
 class Offers(NamedTuple):
-    """What a policy may choose for a free slot, besides the trials that were drawn ahead for it."""
+    """Choices of a policy for a free slot, besides the trials that were drawn ahead for it."""
 
     #: by subspace: the number of trials that it is behind its share, the next subspace in turn first; empty for WHOLE
     backlogs: Mapping[str, float]

@@ -32,7 +32,7 @@ OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
 
 
 class Work(NamedTuple):
-    """How much of its budget a trial had to compute, and whether its checkpoint came from another machine."""
+    """Part of its budget that a trial had to compute, and whether its checkpoint came from another machine."""
 
     #: amount of budget that no checkpoint covered; None for a trial without a budget
     units: float | None

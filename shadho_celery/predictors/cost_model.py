@@ -42,7 +42,7 @@ LEAST_PART, TELLING_PART = 0.02, 0.5
 
 
 class Beginning(str, Enum):
-    """How a promoted trial starts: on its checkpoint's machine, with a checkpoint from elsewhere, or without one."""
+    """Start of a promoted trial: on its checkpoint's machine, with a checkpoint from elsewhere, or without one."""
 
     HOME = "home"
     ELSEWHERE = "elsewhere"

@@ -48,7 +48,7 @@ class Neighbours:
 
     @property
     def are_useful(self) -> bool:
-        """Whether predictions from the neighbours are better than those from all trials."""
+        """Predictions from the neighbours are better than those from all trials."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
     @property

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """What the deletion of a study has removed, and what it has left."""
+    """Result of deleting a study: the parts that were removed, and those that are left."""
 
     name: str
     #: the study's key

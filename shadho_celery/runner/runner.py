@@ -507,7 +507,7 @@ class TrialProcess:
         return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
 
     def _end(self) -> int:
-        """End the process and its reaper, whatever their state. Return the reaper's exit code."""
+        """End the process and its reaper, in any state they are in. Return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)

@@ -21,7 +21,7 @@ class ToldTrial(TrialFacts):
 
     @property
     def outcome(self) -> Outcome:
-        """How the trial ended."""
+        """Outcome of the trial: state, losses and failure."""
         return self._trial.outcome
 
 

@@ -43,7 +43,7 @@ class Names(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user gives to open a study, besides its space."""
+    """Settings and names that a user gives to open a study, besides its space."""
 
     #: settings for this run, which override those of the study file and of earlier runs
     given: Mapping[str, Any] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class View(AbstractContextManager["View"], Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Given):
-    """What a user gives for a run on workers."""
+    """Options that a user gives for a run on workers."""
 
     #: module or path of the study file
     study: str

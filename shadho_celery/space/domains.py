@@ -422,7 +422,7 @@ class Categorical(Discrete):
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all options have the same probability."""
+        """All options have the same probability."""
         return min(self.probabilities) == max(self.probabilities)
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:

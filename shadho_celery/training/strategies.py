@@ -112,7 +112,7 @@ class Strategy(Protocol):
 
     @property
     def lockstep(self) -> bool:
-        """Whether replicas work in lockstep.
+        """Replicas work in lockstep.
 
         True: a step takes N vectors of exactly this step, one from each of N replicas, and drops later vectors. All
         replicas get the new parameters. False: each vector makes a step at once, however stale it is. Only its sender
@@ -136,6 +136,24 @@ def check_replicas(replicas: int, backups: int | str) -> None:
         raise UsageError(f"replicas is {replicas!r}: a step needs at least one gradient; give a whole number from 1 up")
     if backups != "auto" and (isinstance(backups, bool) or not isinstance(backups, int) or backups < 0):
         raise UsageError(f"backups is {backups!r}: give a whole number from 0 up, or 'auto'")
+
+
+def _send_gradients(replica: Replica, *, cancel: bool) -> None:
+    """Send one gradient for each set of parameters received.
+
+    With `cancel`, a gradient is abandoned once parameters of a later step have arrived.
+    """
+    step = -1
+    while True:
+        replica.wait(after=step)
+        step = replica.load()
+        gradient = replica.gradient(step, abandon=partial(_is_late, replica, step) if cancel else None)
+        if gradient is not None:
+            replica.send(step, gradient.vector, gradient.loss)
+
+
+def _is_late(replica: Replica, step: int) -> bool:
+    return replica.newest() > step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,17 +181,7 @@ class Sync:
 
     def train(self, replica: Replica) -> None:
         """Send one gradient for each step."""
-        step = -1
-        while True:
-            replica.wait(after=step)
-            step = replica.load()
-            gradient = replica.gradient(step, abandon=partial(self._is_late, replica, step) if self.cancel else None)
-            if gradient is not None:
-                replica.send(step, gradient.vector, gradient.loss)
-
-    @staticmethod
-    def _is_late(replica: Replica, step: int) -> bool:
-        return replica.newest() > step
+        _send_gradients(replica, cancel=self.cancel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +215,7 @@ class Async(_WithoutBackups):
 
     def train(self, replica: Replica) -> None:
         """Send one gradient for each set of parameters received."""
-        step = -1
-        while True:
-            replica.wait(after=step)
-            step = replica.load()
-            gradient = replica.gradient(step)
-            if gradient is not None:
-                replica.send(step, gradient.vector, gradient.loss)
+        _send_gradients(replica, cancel=False)
 
 
 @dataclass(frozen=True, kw_only=True)

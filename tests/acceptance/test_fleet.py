@@ -339,7 +339,7 @@ def test_clocks_that_are_set_neither_end_a_study_nor_keep_it_from_its_end(desk: 
 def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_them_back(
     desk: Desk, on_rabbitmq: Fleet
 ) -> None:
-    """What is given back runs again at once, at no cost; a third Ctrl-C changes nothing. SIGHUP restarts a worker."""
+    """Trials that are given back run again at once, free of cost; a third Ctrl-C changes nothing. SIGHUP restarts."""
     fleet = on_rabbitmq
     is_long = "context.trial > 0 and context.attempt == 1"
     desk.study(seconds=1.0, body=f"import subprocess; {is_long} and subprocess.call(['sleep', '61'])")

@@ -43,7 +43,7 @@ CANCEL_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumPolicy:
-    """What a gang does while it has fewer than N replicas."""
+    """Behaviour of a gang while it has fewer than N replicas."""
 
     #: seconds to wait for the first N replicas
     start_seconds: float = 60.0

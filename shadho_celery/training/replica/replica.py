@@ -29,7 +29,7 @@ Delay = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a replica needs for its work: model, data, loss, strategy and codec. It is the same in the whole gang."""
+    """Parts that a replica works with: model, data, loss, strategy and codec. They are the same in the whole gang."""
 
     model: nn.Module
     #: the replica's own optimizer, for strategies with local steps
