@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def words(self) -> Words:
-        """Its name on each surface, as a user writes it and messages show it."""
+        """Names of the setting on each surface, as a user writes them and messages show them."""
         in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
         return Words(
             f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,

@@ -103,7 +103,7 @@ class Memory(str, Enum):
 
     @property
     def words(self) -> str:
-        """Its name in messages."""
+        """Name of this kind of memory in messages."""
         return "GPU memory" if self is Memory.GPU else "host memory"
 
     __str__ = str.__str__

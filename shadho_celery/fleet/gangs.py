@@ -42,7 +42,7 @@ READY_FACTOR = 10
 
 @dataclass
 class _Place:
-    """A seat of a gang, its state, and how often its message was published."""
+    """A place for one replica of a gang: its state, and how often the message that offers it was published."""
 
     gang: _Gang = field(repr=False)
     seat: Seat

@@ -72,7 +72,7 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
 
 
 def number(value: Any, what: str, *, finite: bool = True) -> float:
-    """Return `value` as a float, which must be `finite` by default. Raises Unreadable, which calls the value `what`."""
+    """Return `value` as a float. Raises Unreadable, also for inf and NaN if `finite`; the error calls it `what`."""
     # numpy itself would convert its masked constant to 0.0.
     if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")

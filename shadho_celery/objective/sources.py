@@ -86,7 +86,7 @@ def absent(module: str) -> CodeVersion:
 
 
 class DiskWatch:
-    """Compares digested sources with the files on disk. It reads only files whose time or size has changed."""
+    """Finds source files whose content has changed. A file is not read again while its times and size stay the same."""
 
     def __init__(self) -> None:
         #: times, size and inode of a file when its content had a digest, by path and digest; None if it was missing

@@ -133,7 +133,7 @@ class MemoryBound:
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[FailureModel, int]] = {}
 
     def tell(self, params: Params, compute_class: str, *, fits: bool) -> None:
-        """Learn from a trial of these params that fitted the memory of a class, or ran out of it."""
+        """Learn whether a trial of these params fitted in the memory of `compute_class` or ran out of it."""
         self._log.append((params, compute_class, not fits))
         self._told += 1
         self._any |= not fits

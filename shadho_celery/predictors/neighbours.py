@@ -24,7 +24,7 @@ ENOUGH = 20
 
 
 class Neighbours:
-    """Predicts a trial's value from the latest trials of one subspace with the most similar params.
+    """Predicts a trial's value from the latest trials of one subspace: from the most similar ones, or from all of them.
 
     A trial has a row of features in [0, 1], a value, and a group. A value counts as the departure from its group's
     centre, which the caller gives with each query. For seconds, the group is the compute class, and the centre its mean

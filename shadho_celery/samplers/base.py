@@ -72,7 +72,7 @@ class Stream:
 
 
 class Learner(Stream):
-    """Learns from each trial of a subspace that was not cancelled, and remembers the params that were tried.
+    """Learns from all trials of a subspace that were not cancelled, and remembers which params they tried.
 
     What it has learned depends only on the trials in the order in which they were told. Each proposal has its own
     generator, seeded by its place. A resumed study therefore continues where it was.

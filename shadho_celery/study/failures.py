@@ -54,7 +54,7 @@ class Hopelessness:
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        """`numbers` are those of the first trials. If it is empty, no run is hopeless."""
+        """`numbers` are the trial numbers of the first trials. If it is empty, `reason` is always None."""
         self._numbers = numbers
         self._failed: dict[int, Failure] = {}
 
