@@ -11,6 +11,7 @@ SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
 SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)
 SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
+SHADHO_ALLOW_UNSIGNED_CONTROL                   1 if requests such as `drain` need no key
 SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
 SHADHO_IGNORE_CELERYCONFIG                      1 if the working directory's file is another project's, not to be read
 SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://

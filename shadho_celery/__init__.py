@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
 
+    from shadho_celery.control.control import Control
     from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, local, qmc, rand, tpe
+    from shadho_celery.program.optuna_study import optuna_study
+    from shadho_celery.program.recorded import list_studies, load_study
     from shadho_celery.program.search import minimize
     from shadho_celery.program.study import Study
-    from shadho_celery.results.study import list_studies, load_study
 
 __version__ = "0.5.0"
 
 __all__ = [
     "STATUS_FAIL",
     "STATUS_OK",
+    "Control",
     "Study",
     "Trials",
     "__version__",
@@ -36,6 +39,7 @@ __all__ = [
     "load_study",
     "local",
     "minimize",
+    "optuna_study",
     "qmc",
     "rand",
     "space_eval",
@@ -46,8 +50,10 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
     **dict.fromkeys(("auto", "cma", "fmin", "gp", "local", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
-    **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.results.study"),
+    **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.recorded"),
+    "Control": "shadho_celery.control.control",
     "minimize": "shadho_celery.program.search",
+    "optuna_study": "shadho_celery.program.optuna_study",
     "Study": "shadho_celery.program.study",
     # `celery -A shadho_celery` looks for this name first, and hides the error if its import fails.
     "app": "shadho_celery.celery",

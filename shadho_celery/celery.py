@@ -27,8 +27,9 @@ from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.slots import NotMine, Slots
-from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_libraries, refuse_nested
+from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
+from shadho_celery.runner.starting import ForkServers, start_method
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
@@ -49,12 +50,14 @@ prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 try:
     with readable_warnings():
-        # Not with `conf.update`, because Celery would first load the module that CELERY_CONFIG_MODULE names, which may
-        # belong to another project.
+        # `conf.update` is not used, because Celery would first load the module that CELERY_CONFIG_MODULE names, which
+        # may belong to another project.
         app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
 app.steps["worker"].add(Shutdown)
+#: what starts the slots' processes, if it was made before this module was imported
+app.shadho_fork_servers = None
 #: exit code of the worker in this process; 1 unless it ends well
 app.shadho_exit_code = 1
 
@@ -83,6 +86,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     try:
         refuse_nested()
         refuse_libraries(_imports(conf, options))
+        start_method()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()
@@ -140,6 +144,15 @@ def _open(sender: Any, **_: object) -> None:
     # and Python would import this module as `celery` from the folder of that file.
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
+    imports = _imports(conf, {"include": sender.include})
+    # The prepared process is first, because its imports take longer than everything else here. The command
+    # `shadho_celery.worker` has started it before, in this module's application; without -A, the sender is another one.
+    fork_servers, preload = app.shadho_fork_servers, preloaded(imports)
+    if fork_servers is None or fork_servers.preload != preload:
+        if fork_servers is not None:
+            fork_servers.close()
+        fork_servers = ForkServers(preload)
+        fork_servers.prepare()
     machine = hardware.detect()
     queues = sender.app.amqp.queues
     name = next(iter(queues.consume_from))
@@ -159,11 +172,13 @@ def _open(sender: Any, **_: object) -> None:
             machine=machine,
             compute_class=name,
             count=int(sender.concurrency),
-            imports=_imports(conf, {"include": sender.include}),
+            imports=imports,
             checkpoints=CHECKPOINTS.absolute(),
             address=own_address(client),
             signer=Signer.configured(),
+            control=Signer.for_control(),
             code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
+            fork_servers=fork_servers,
         )
         slots.check()
     except ShadhoError as error:
@@ -188,6 +203,9 @@ def _ready(sender: Any, **_: object) -> None:
 def _close(sender: Any, **_: object) -> None:
     # A restarted worker inherits this, so that another SIGHUP does not end it before it has installed its handler.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Nothing is left to stop. Without this, Ctrl-C during the end of Python would end the process by the signal.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
 

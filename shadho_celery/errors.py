@@ -20,8 +20,8 @@
 The docstring of a class is its default message. Each message names the cause and the remedy in one line.
 
 A message may name what its reader writes: an option, an argument, or a key of STUDY. It is then a template with a
-`Words` value for each such name, as in logging: ``UsageError("%s must be above 0", TRIALS)``. Each surface fills in its
-own words.
+`Words` value for each such name, as in logging: ``UsageError("%s must be above 0", TRIALS)``. Each interface fills in
+its own words.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Surface(Enum):
 
 @dataclass(frozen=True)
 class Words:
-    """Names of a setting or an argument on each surface, as a user writes them."""
+    """Names of a setting or an argument in each interface, as a user writes them."""
 
     command: str
     python: str
@@ -55,7 +55,7 @@ class Words:
     setting: str = ""
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return what the user of a surface writes. `stated` are the names of the settings from the study file."""
+        """Return what a user of this interface writes. `stated` are the names of the settings from the study file."""
         if self.setting in stated:
             return f'STUDY["{self.setting}"]'
         if surface is Surface.COMMAND:
@@ -74,7 +74,7 @@ class Message:
     values: tuple[object, ...] = ()
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the text with the words of a surface; `stated` is as in `Words.on`."""
+        """Return the text with the words of an interface; `stated` is as in `Words.on`."""
         said = (
             each.on(surface, stated) if isinstance(each, Words | Message | ShadhoError) else each
             for each in self.values
@@ -90,7 +90,7 @@ class ShadhoError(Exception):
 
     #: exit code of a command that ends with this error
     exit_code = 2
-    #: surface whose user reads the message; and the names of the settings from the study file
+    #: interface whose user reads the message; and the names of the settings from the study file
     surface: Surface | None = None
     stated = frozenset[str]()
 
@@ -101,7 +101,7 @@ class ShadhoError(Exception):
         return self.on(self.surface or Surface.COMMAND, self.stated)
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
-        """Return the message with the words of a surface; `stated` is as in `Words.on`."""
+        """Return the message with the words of an interface; `stated` is as in `Words.on`."""
         return Message(self.args[0], self.args[1:]).on(surface, stated)
 
     @property
@@ -143,7 +143,7 @@ class LockLost(StudyError):
 
 
 class SpaceChanged(StudyError):
-    """The study in the store searches another space; give this one another name."""
+    """The study to resume searches another space; begin another study, or restore the space."""
 
 
 class StoreError(ShadhoError):
@@ -166,9 +166,10 @@ class NoSuccessfulTrial(ShadhoError):
 
 @contextmanager
 def told(surface: Surface, stated: Collection[str] = ()) -> Iterator[None]:
-    """Let the message of a ShadhoError that is raised in the block use the words of a surface. Also a decorator.
+    """Let the message of a ShadhoError that is raised in the block use the words of an interface. Also a decorator.
 
-    Of nested blocks the innermost surface applies. `stated` are the names of the settings from the study file.
+    With nested blocks, the interface of the innermost one applies. `stated` are the names of the settings from the
+    study file.
     """
     try:
         yield

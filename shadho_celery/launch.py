@@ -5,7 +5,7 @@ Without the name of a broker or Redis, everything runs on this machine (embedded
 
 from __future__ import annotations
 
-from shadho_celery.cli.interrupts import end_quietly
+from shadho_celery.cli.interrupts import end_quietly, ending_quickly
 
 if __name__ == "__main__":
     end_quietly()
@@ -15,6 +15,8 @@ import io
 import os
 import re
 import sys
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,14 @@ from shadho_celery.cli import connection_options, setting_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.connection_options import refusal
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.points import read_points
+from shadho_celery.cli.points import points
 from shadho_celery.cli.result_options import store_option
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
+from shadho_celery.core.late_import import without_collections
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
+from shadho_celery.session.workers import start_early
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ Examples:
   shadho-celery run tasks.svm --trials 40 --seed 0
   shadho-celery run tasks.svm --workers cpu=4          # four trials at a time
   shadho-celery run tasks.svm --demo                   # three simulated classes on this machine
+  shadho-celery run tasks.svm --dashboard              # with a web page that follows it
   shadho-celery run tasks.svm --resume --trials 80     # continue the latest study
   shadho-celery run tasks.svm --warm-start svm-3f2a    # learn from an earlier study
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
@@ -64,7 +69,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
 @connection_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
     """Return the known points in the file of an option, or an empty list without a file."""
-    return [] if path is None else read_points(path)
+    return [] if path is None else points(path)
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
@@ -131,9 +136,11 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     is_flag=True,
     help="Print the log of the workers. Each line begins with its class; on this machine only.",
 )
+@click.option("--dashboard", is_flag=True, help="Show the study on a web page of this machine while it runs.")
 @click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress, only warnings and the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @click.option("--local", is_flag=True, help="Run on this machine, even if the environment names a broker.")
+@connection_options.control_option
 @connection_options.options
 @connection_options.refusals()
 def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
@@ -160,7 +167,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     found = connection_options.environment(*options)
     is_fleet = not local and urls.is_fleet(found)
     given["broker_from"] = connection_options.origin(found)
-    os.environ.update(found)
+    os.environ.update(found | connection_options.allowed(given.pop("unsigned_control")))
     if given["repair"] and resume is None:
         raise UsageError("--repair is for the store of an earlier run; give --resume too")
     if is_fleet and (given["workers"] or given["demo"]):
@@ -170,17 +177,30 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
         raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
     if is_fleet and given["verbose"]:
         raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
+    # Copied now: the run itself adds the addresses of its own servers.
+    given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
     if given["ship"] and not is_fleet:
         raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     say(f"shadho_celery: reading {study_module} ...", err=True)
-    from shadho_celery.cli.run import RunOptions
-
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    sys.exit(run(RunOptions(study=study_module, resume=resume is not None, fleet=is_fleet, **given)))
+    given |= {"resume": resume is not None, "fleet": is_fleet}
+    sys.exit(_start(study_module, given))
+
+
+def _start(study: str, given: Mapping[str, Any]) -> int:
+    """Start the workers of a new study on this machine, then import what takes seconds, and run the study."""
+    early = None
+    if not (given["resume"] or given["fleet"]):
+        early = start_early(study, given["given"], given["workers"], is_demo=given["demo"])
+    with nullcontext() if early is None else closing(early):
+        with without_collections():
+            from shadho_celery.cli.run import RunOptions
+
+        return run(RunOptions(study=study, early=early, **given))
 
 
 def run(options: RunOptions) -> int:
@@ -191,4 +211,5 @@ def run(options: RunOptions) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    with ending_quickly():
+        main()

@@ -64,7 +64,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))
 @option(SETTINGS["pool"])
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated seconds, if not the file's.")
 @click.option("-n", "--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
 @click.option(
     "-o",
@@ -75,7 +75,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     help="Write the trials to this CSV file.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per policy and nothing else.")
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."
 )
@@ -170,7 +170,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             for preference in preferences(each.study.trials[-LATEST:], values_shown(cluster)):
                 console.print(Text(f"placed by {preference}"), soft_wrap=True)
     table = Table(
-        "policy", "trials", "an hour", "an hour, in the shares' mix", "utilised", "lost", "best loss", "after"
+        "policy", "trials", "per hour", "per hour in the shares' mix", "utilised", "lost", "best loss", "after"
     )
     for each in found:
         utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
@@ -193,7 +193,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
 
 
 def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name != "study"}
+    facts = {name: value for name, value in vars(found).items() if name not in {"study", "records"}}
     return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
 
 

@@ -18,6 +18,8 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.core import hardware
+from shadho_celery.objective.study_file import preloaded
+from shadho_celery.runner.starting import ForkServers
 
 EXAMPLES = """
 \b
@@ -42,6 +44,7 @@ Examples:
 )
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
+@connection_options.control_option
 @connection_options.options
 @connection_options.refusals()
 def main(
@@ -52,10 +55,11 @@ def main(
     accept_code: bool,
     loglevel: str,
     verbose: bool,
+    unsigned_control: bool,
     **connection: str | None,
 ) -> None:
     """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
-    os.environ.update(connection_options.environment(**connection))
+    os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
     if accept_code:
@@ -63,9 +67,13 @@ def main(
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     say(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
+    # The imports of the prepared process take as long as those of Celery.
+    fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))
+    fork_servers.prepare()
     # Imported late, because the application reads the environment, which is complete only now.
     from shadho_celery.celery import app
 
+    app.shadho_fork_servers = fork_servers
     arguments = ["worker", "-Q", name, "-l", "DEBUG" if verbose else loglevel, "--without-gossip", "--without-mingle"]
     app.worker_main(arguments + (["-c", str(slots)] if slots else []))
     # Celery returns no exit code.

@@ -97,7 +97,7 @@ def problem() -> Problem:
 
 
 class Machine:
-    """Holds a part of the rows and, for each, the gradient that it sent last. No other machine needs either."""
+    """Holds a part of the rows and, for each, the gradient that it sent last. No other machine needs them."""
 
     def __init__(self, a: Vector, b: Vector, *, table: bool) -> None:
         self.a, self.b = a, b

@@ -1,11 +1,11 @@
 """A U-Net that finds cells in pictures: SHADHO's second experiment, small enough for a laptop.
 
     shadho-celery run tasks.unet                   # embedded, or on the fleet; draws unet.png
-    shadho-celery run tasks.unet --demo            # three classes, played here: which depth went where
+    shadho-celery run tasks.unet --demo            # three simulated classes; shows which depth ran on which class
     python -m tasks.unet                                        # alone, in this process: a few trials, no picture
 
 The pictures are generated: touching cells in uneven light. During the search, the scheduler's process trains a
-standard: a smaller version of the network of Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image
+baseline: a smaller version of the network of Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image
 Segmentation", MICCAI 2015. Each new best model is compared with it. 30 trials take a few minutes on two cores. Source:
 Kinnison et al., "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization", WACV 2018.
 """
@@ -54,8 +54,8 @@ class Settings:
     held_out: int = 32
     #: seed of all pictures: the same for every trial, because losses could not be compared otherwise
     pictures_seed: int = 0
-    #: seed of the standard, which is the same in every study
-    standard_seed: int = 0
+    #: seed of the baseline, which is the same in every study
+    baseline_seed: int = 0
     #: pictures per gradient step
     batch: int = 4
     #: held-out pictures in unet.png
@@ -105,7 +105,7 @@ STUDY: dict[str, Any] = {"trials": 30, "pruner": {"how": "asha", "least": 3}}
 #: The paper's network with depth 3 and 8 filters instead of 4 and 64, padded convolutions, and the loss of all trials.
 #: The paper gives the momentum but no learning rate: of .001, .003, .01 and .03, this one gave the best loss without
 #: diverging.
-STANDARD: dict[str, Any] = {
+BASELINE: dict[str, Any] = {
     "network": {"network": "deep", "depth": 3, "growth": 2.0},
     "filters": 8,
     "kernel": 3,
@@ -195,7 +195,7 @@ def network(params: dict[str, Any], seed: int) -> nn.Module:
             return found
 
     model = nn.Sequential(Level(1, 0), nn.Conv2d(filters[0], 1, 1))
-    # He's weights, as in the paper. They have their own generator, because the standard's thread shares torch's.
+    # He's weights, as in the paper. They have their own generator, because the baseline's thread shares torch's.
     generator = torch.Generator().manual_seed(seed)
     for part in model.modules():
         if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
@@ -353,7 +353,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     import torch
 
     if context.device == "cpu":
-        # A slot is one core: more threads would wait for those of the other slots.
+        # A slot is one core: with more threads, the slots would slow each other down.
         torch.set_num_threads(1)
     train, train_masks, held_out, held_out_masks = (
         torch.from_numpy(part).to(context.device) for part in pictures(SETTINGS)
@@ -384,50 +384,50 @@ def save(training: Training, folder: Path) -> None:
 
 
 class Comparison:
-    """A study's models compared with the standard, whose training starts here in a thread of the scheduler's
+    """A study's models compared with the baseline, whose training starts here in a thread of the scheduler's
     process.
     """
 
     def __init__(self, study: RunningStudy) -> None:
-        self._folder = CHECKPOINTS / study.key / "standard"
-        self._standard: Future[dict[str, float]] = Future()
+        self._folder = CHECKPOINTS / study.key / "baseline"
+        self._baseline: Future[dict[str, float]] = Future()
         self._said: set[str] = set()
         self._drawn: int | None = None
         # Not a daemon, which Python cannot end properly while it is inside torch. It checks for the end after each
         # epoch.
-        threading.Thread(target=self._train, name="unet-standard").start()
+        threading.Thread(target=self._train, name="unet-baseline").start()
 
     def _train(self) -> None:
-        main, seed = threading.main_thread(), SETTINGS.standard_seed
+        main, seed = threading.main_thread(), SETTINGS.baseline_seed
         context = LocalContext(seed=seed, checkpoints=self._folder, stopped=lambda: not main.is_alive())
         try:
-            self._standard.set_result(objective(STANDARD, context))
+            self._baseline.set_result(objective(BASELINE, context))
         except Exception as error:
-            self._standard.set_exception(error)
+            self._baseline.set_exception(error)
 
     def tell(self, study: RunningStudy) -> None:
         """Print and draw the state of the study: at each complete trial, and at the last trial, which waits for the
-        standard.
+        baseline.
 
-        Raises what the training of the standard has raised.
+        Raises what the training of the baseline has raised.
         """
         is_last = study.count(*ENDED) >= (study.settings.get("trials") or STUDY["trials"])
-        if not (is_last or self._standard.done()):
+        if not (is_last or self._baseline.done()):
             return
-        standard, best = self._standard.result()["loss"], study.best_or_none
+        baseline, best = self._baseline.result()["loss"], study.best_or_none
         if best is None or best.loss is None:
             return
         losses = [trial.loss for trial in study.trials if trial.state == "COMPLETE" and trial.loss is not None]
         self._say(
-            f"unet: {sum(loss < standard for loss in losses)} of {len(losses)} complete models beat the standard "
-            f"(dice loss {standard:.3f}): best {best.loss:.3f} (trial {best.number})"
+            f"unet: {sum(loss < baseline for loss in losses)} of {len(losses)} complete models beat the baseline "
+            f"(dice loss {baseline:.3f}): best {best.loss:.3f} (trial {best.number})"
         )
         if best.number != self._drawn:
             self._drawn = best.number
             self._draw(study, best)
 
     def _draw(self, study: RunningStudy, best: TrialResult) -> None:
-        columns = {f"standard ({self._standard.result()['loss']:.3f})": found(STANDARD, self._folder)}
+        columns = {f"baseline ({self._baseline.result()['loss']:.3f})": found(BASELINE, self._folder)}
         folder = CHECKPOINTS / study.key / str(best.number)
         try:
             columns[f"trial {best.number} ({best.loss:.3f})"] = found(best.values, folder, best.metrics.get("epochs"))
@@ -451,7 +451,7 @@ _comparison = cache(Comparison)
 
 
 def on_trial(study: RunningStudy, trial: TrialResult) -> None:
-    """Compare the study with the standard."""
+    """Compare the study with the baseline."""
     _comparison(study).tell(study)
 
 

@@ -31,7 +31,6 @@ LONGEST = (
     "test_readme_long",
     "test_readme_training",
     "test_readme",
-    "test_benchmarks",
     "test_kills",
     "test_fleet",
     "test_outages",

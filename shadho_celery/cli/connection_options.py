@@ -16,7 +16,7 @@ from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport import urls
-from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
+from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
 from shadho_celery.transport.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -39,6 +39,22 @@ def options(command: F) -> F:
     ):
         command = decorate(command)
     return command
+
+
+def control_option(command: F) -> F:
+    """Add the option --allow-unsigned-control to a command that starts a process which obeys requests."""
+    return click.option(
+        "--allow-unsigned-control",
+        "unsigned_control",
+        is_flag=True,
+        help="Without a signing key: obey requests such as those of shadho-celery drain from anyone who can write to "
+        f"Redis.  [env: {UNSIGNED_CONTROL}=1]",
+    )(command)
+
+
+def allowed(unsigned_control: bool) -> dict[str, str]:
+    """Return the environment variables that the option --allow-unsigned-control sets."""
+    return {UNSIGNED_CONTROL: "1"} if unsigned_control else {}
 
 
 def environment(
@@ -112,7 +128,9 @@ def _read(path: Path) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
         mode = stat.S_IMODE(path.stat().st_mode)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
+        raise UsageError(
+            f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is not a text')}"
+        ) from None
     found = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         name, separator, value = map(str.strip, line.partition("="))

@@ -23,7 +23,17 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "logs": ("shadho_celery.cli.logs", "logs", "Print the output of a trial."),
     "best": ("shadho_celery.cli.results", "best", "Print the best values."),
     "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
+    "report": ("shadho_celery.cli.report", "report", "Write a study's report with charts as one HTML file."),
     "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),
+    "stop": ("shadho_celery.cli.control", "stop", "End a running study once its trials have finished."),
+    "pause": ("shadho_celery.cli.control", "pause", "Let a running study start no more trials for now."),
+    "unpause": ("shadho_celery.cli.control", "unpause", "Let a paused study start trials again."),
+    "cancel": ("shadho_celery.cli.control", "cancel", "Cancel one trial of a running study."),
+    "enqueue": ("shadho_celery.cli.control", "enqueue", "Let a running study run known points next."),
+    "set": ("shadho_celery.cli.control", "change", "Change settings of a running study."),
+    "drain": ("shadho_celery.cli.control", "drain", "Let a worker take no more trials."),
+    "undrain": ("shadho_celery.cli.control", "undrain", "Let a drained worker take trials again."),
+    "dashboard": ("shadho_celery.dashboard.command", "dashboard", "Show studies and machines on a web page."),
     "status": ("shadho_celery.cli.status", "status", "Show what runs: studies, workers, queues."),
 }
 

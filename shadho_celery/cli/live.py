@@ -23,7 +23,6 @@ from shadho_celery.cli.tables import (
     best_values,
     choice_lines,
     cut,
-    duration,
     failure_lines,
     last,
     preference_lines,
@@ -35,11 +34,12 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.core.units import duration
 from shadho_celery.results.report import Overview, overview_of, placed_by_params
-from shadho_celery.results.values import Values
+from shadho_celery.results.trial import Values
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.space import Space
-from shadho_celery.study.state import StudyState, listed
+from shadho_celery.study.state import StudyState, named
 from shadho_celery.transport.registry import Worker
 
 #: seconds between two lines of the plain view, between two pictures, and between two checks of recent placement
@@ -73,7 +73,8 @@ class Fleet:
         live = self.workers().values()
         taking = [worker for worker in live if not worker.draining]
         if not taking:
-            return "all live workers are draining" if live else "no live worker"
+            state = "drained" if all(worker.drained for worker in live) else "draining"
+            return f"all live workers are {state}" if live else "no live worker"
         able = any(map(self.has_module, taking))
         return "no live worker can run this study" if able else f"no live worker has {self.module}"
 
@@ -109,7 +110,7 @@ class LostTrials:
                 found[f"running again on {trial.host} ({trial.compute_class})"].append(number)
         for how, numbers in found.items():
             self.numbers.difference_update(numbers)
-            yield f"{listed(numbers)}, lost before, {'is' if len(numbers) == 1 else 'are'} {how}"
+            yield f"{named(numbers)}, lost before, {'is' if len(numbers) == 1 else 'are'} {how}"
 
     @property
     def lines(self) -> list[str]:
@@ -119,16 +120,16 @@ class LostTrials:
 
 def _were(numbers: Iterable[int]) -> str:
     found = sorted(numbers)
-    return f"{listed(found)} {'was' if len(found) == 1 else 'were'}"
+    return f"{named(found)} {'was' if len(found) == 1 else 'were'}"
 
 
 class _View:
     """Base class of both views, with what both need: the state of the run, its pace, and its lost trials."""
 
-    def __init__(self, scheduler: Scheduler, fleet: Fleet) -> None:
+    def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
         self._scheduler, self._fleet = scheduler, fleet
         self._began = self._shown_at = self._looked_at = scheduler.study.clock.now()
-        self._pace = Pace(scheduler.study, scheduler.limits)
+        self._pace = Pace(scheduler.study, lambda: scheduler.limits)
         self._lost = LostTrials(scheduler.study)
 
 
@@ -171,7 +172,7 @@ class LiveView(_View):
         """Return the picture of the current state."""
         study = self._scheduler.study
         self._pace.note()
-        self._progress.update(self._task, completed=study.counted)
+        self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
         lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
         if study.clock.now() - self._looked_at >= LOOK_SECONDS:
@@ -198,9 +199,6 @@ def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
 
 class PlainView(_View):
     """View without a terminal: one line every few seconds."""
-
-    def __init__(self, scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> None:
-        super().__init__(scheduler, fleet)
 
     def __enter__(self) -> PlainView:
         return self
@@ -261,6 +259,8 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
         rate += f", none for {duration(pace.since_last)}"
     if scheduler.stopping:
         return rate
+    if scheduler.paused:
+        return f"paused; {rate}"
     at_most = limits.seconds_left(began, study.clock.now())
     left = pace.seconds_left()
     if left is None:
@@ -351,8 +351,8 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
     """Return texts with the number of slots that run trials of each of the first few studies other than `ours`.
 
-    At most `most` slots are attributed to other studies: announcements are seconds old, but the study knows which slots
-    it uses itself.
+    The numbers add up to at most `most`: announcements are seconds old, but the study knows exactly which slots it
+    uses.
     """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:

@@ -42,7 +42,7 @@ Examples:
 @click.argument("number", metavar="TRIAL", type=click.IntRange(min=0))
 @click.option("-f", "--follow", is_flag=True, help="Go on until the trial ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
-@click.option("--raw", is_flag=True, help="Print it as it is, with what a terminal obeys, in place of escapes.")
+@click.option("--raw", is_flag=True, help="Print it unchanged: control codes, which a terminal obeys, are not escaped.")
 @store_option
 @connection_options.options
 def logs(

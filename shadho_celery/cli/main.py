@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-from shadho_celery.cli.interrupts import end_quietly
+from shadho_celery.cli.interrupts import end_quietly, ending_quickly
 
 
 def main() -> None:
@@ -15,6 +15,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
             stream.reconfigure(errors="backslashreplace")
-    from shadho_celery.cli.group import commands
+    with ending_quickly():
+        from shadho_celery.cli.group import commands
 
-    commands(prog_name="shadho-celery")
+        commands(prog_name="shadho-celery")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import fmean
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ class Durations(NamedTuple):
 class Pace:
     """Measures the pace of one run, from the moment at which its first trial began."""
 
-    def __init__(self, study: StudyState, limits: Limits) -> None:
+    def __init__(self, study: StudyState, limits: Callable[[], Limits]) -> None:
+        """`limits` returns the limits of the study, which may change."""
         self._study = study
         self._limits = limits
         #: moment of the start; and the numbers of results and of counted trials of earlier runs
@@ -98,7 +100,7 @@ class Pace:
         trials, and of those to come. Trials that run longer than the mean are samples too, because otherwise quick
         trials would bias the mean.
         """
-        left = self._limits.trials_left(self._study.counted)
+        left = self._limits().trials_left(self._study.counted)
         if math.isinf(left):
             return math.inf
         found = self._durations()

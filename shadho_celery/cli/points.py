@@ -1,4 +1,4 @@
-"""Known points in a file: JSON lines, or one JSON list."""
+"""Files of known points, which the commands `run` and `enqueue` read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shadho_celery.errors import UsageError
 FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them'
 
 
-def read_points(path: Path) -> list[object]:
-    """Return the points in a file. Raises UsageError, which names the file, and the line that is not JSON."""
+def points(path: Path) -> list[object]:
+    """Return the known points in a file. The error for an invalid file names it, and the line that is not JSON."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"the points in {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no text; {FORM}") from None
+        raise UsageError(f"{path} is not a text; {FORM}") from None
     if text.lstrip().startswith("["):
-        points = _parsed(text, str(path))
-        return points if isinstance(points, list) else [points]
-    # Not splitlines, because a JSON text may contain U+2028 and U+0085.
+        found = _parsed(text, str(path))
+        return found if isinstance(found, list) else [found]
+    # splitlines is not used, because a JSON text may contain U+2028 and U+0085.
     lines = enumerate(text.split("\n"), 1)
     return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
 
@@ -33,7 +33,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in one object")
     return found
 
 
@@ -41,5 +41,5 @@ def _parsed(text: str, where: str) -> object:
     try:
         parsed: object = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is no JSON ({one_line(error)}); {FORM}") from None
+        raise UsageError(f"{where} is not JSON ({one_line(error)}); {FORM}") from None
     return parsed

@@ -119,7 +119,7 @@ def _show(report: StudyReport) -> None:
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
         say(f"settings: {said}")
     if report.warm_start:
-        say(f"warm start: {report.warm_start} trials from elsewhere have taught it, which are none of these")
+        say(f"warm start: learned from {report.warm_start} trials of earlier studies, which are not counted here")
     in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
     say(f"running on {report.running_on}, {in_flight} trials in flight" if report.running_on else "ended")
 
@@ -151,7 +151,7 @@ Examples:
     type=click.Choice(["number", "loss", "seconds"]),
     default="number",
     show_default=True,
-    help="Least number or best loss first, or most seconds. Feasible trials have better losses, then higher budgets.",
+    help="Smallest number, best loss or most seconds first. By loss, feasible trials and higher budgets come first.",
 )
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]"
@@ -209,12 +209,13 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
     with opened(store, name) as study:
         found = study.trial(number)
         if as_json:
-            from shadho_celery.results.schema import trial_json
+            from shadho_celery.results.schema import attempt_json, trial_json
 
             reports = [
                 {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
             ]
-            print_json({"study": study.name, **trial_json(found), "reports": reports})
+            history = [attempt_json(each) for each in study.records.of_trial(number)]
+            print_json({"study": study.name, **trial_json(found), "history": history, "reports": reports})
             return
         for line in _description(study, found):
             say(line)
@@ -289,7 +290,8 @@ def _chosen(
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from rich.text import Text
 
-    from shadho_celery.cli.tables import NAME, brief, cut, make_console, took
+    from shadho_celery.cli.tables import NAME, brief, cut, make_console
+    from shadho_celery.core.units import took
 
     has_room = make_console().width >= NARROW
     # The version of the code shows which failures are from before a fix.
@@ -318,7 +320,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield all that is known about a trial, one fact per line."""
-    from shadho_celery.cli.tables import took
+    from shadho_celery.core.units import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
     if found.loss is not None and not found.losses:
@@ -328,19 +330,17 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield f"subspace: {found.subspace}"
     yield from _listed("values", found.values)
     yield from _listed("params as drawn", found.params)
+    yield f"sampler: {found.sampler or 'not recorded'}"
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
         yield from _on_rung(study, found, found.budget)
     if found.step is not None:
-        what = "the loss is that of its last report" if found.loss is not None else "its last report is no number"
+        what = "the loss is that of its last report" if found.loss is not None else "its last report is not a number"
         yield f"pruned: {what}, at step {found.step}"
     yield f"seed: {found.seed}"
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"
-    lost = f", {found.lost} of them lost with their workers" if found.lost else ""
-    yield f"attempts: {found.attempts}{lost}; code: {found.code or 'not recorded'}"
-    for each in found.live:
-        yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
+    yield from _attempts(study, found)
     yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"
     if found.seconds is not None:
         yield f"time: {took(found.seconds)}"
@@ -359,6 +359,49 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.log:
         yield f"last lines of its output (more by: shadho-celery logs {study.name} {found.number}):"
         yield found.log
+
+
+def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
+    """Yield lines on the attempts of a trial, and one on what was known when the last of them was placed."""
+    lost = f", {found.lost} of them lost with their workers" if found.lost else ""
+    yield f"attempts: {found.attempts}{lost}; code: {found.code or 'not recorded'}"
+    attempts = study.records.of_trial(found.number)
+    yield from map(_attempt, attempts)
+    if attempts:
+        yield from _why_here(attempts[-1])
+        return
+    # An earlier version has recorded only the live attempts.
+    for each in found.live:
+        yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
+
+
+def _attempt(each: Mapping[str, Any]) -> str:
+    """Return a line on an attempt: where it ran and how it ended."""
+    from shadho_celery.core.units import took
+
+    slot = "" if each["slot"] is None else f", slot {each['slot']}"
+    where = f" ({each['host']}{slot})" if each["host"] else ""
+    copy = " as a copy" if each["copy"] else ""
+    state = each["end"] or ("running" if each["started_at"] is not None else "queued")
+    begun = each["queued_at"] if each["started_at"] is None else each["started_at"]
+    has_times = begun is not None and each["ended_at"] is not None
+    after = f" after {took(max(0.0, each['ended_at'] - begun))}" if has_times else ""
+    return f"  attempt {each['attempt']} on {each['compute_class']}{where}{copy}: {state}{after}"
+
+
+def _why_here(each: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line on what was known of the compute classes when an attempt was placed, if anything was."""
+    from shadho_celery.core.units import took
+
+    known = {name: placed for name, placed in each["placed"].items() if placed.seconds is not None}
+    if not known:
+        return
+    words = []
+    for name, placed in sorted(known.items(), key=lambda item: item[1].seconds):
+        price = f", price {placed.price:.3g}" if placed.price is not None and len(known) > 1 else ""
+        queue = f", queue {took(placed.backlog)}" if placed.backlog else ""
+        words.append(f"{name} {took(placed.seconds)}{queue}{price}")
+    yield f"  predicted when it was placed: {'; '.join(words)}"
 
 
 def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from shadho_celery.cli import connection_options, tables
+from shadho_celery.cli.dashboard_beside import dashboard_beside
 from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.result_options import print_json
@@ -21,7 +23,7 @@ from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
 from shadho_celery.results.schema import study_json
-from shadho_celery.results.values import Values
+from shadho_celery.results.trial import Values
 from shadho_celery.session.session import Options, Session, View
 
 #: prints a line on standard error, because a script may read the results on standard output
@@ -37,6 +39,8 @@ class RunOptions(Options):
     #: True if the log lines of the embedded workers are to be printed
     verbose: bool = False
     as_json: bool = False
+    #: environment of the process that shows the study on a web page while it runs; None without one
+    dashboard: Mapping[str, str] | None = None
 
 
 def run_study(options: RunOptions) -> int:
@@ -46,6 +50,8 @@ def run_study(options: RunOptions) -> int:
         # A study file may print during its import, which must not be mixed with the JSON object.
         with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
             file = study_file.load(options.study)
+        # The objects of the libraries that it imports need no collections either (`without_collections`).
+        gc.freeze()
         if options.as_json:
             file = replace(file, on_trial=_beside(file.on_trial))
         console = tables.make_console(stderr=options.as_json)
@@ -55,9 +61,17 @@ def run_study(options: RunOptions) -> int:
             view: View = view_of(session, console)
             if options.show_output or options.verbose:
                 view = _WithOutput(view, session, options)
-            code = session.run(view)
+            with _pages(options, view):
+                code = session.run(view)
             _show_result(session, options, console)
         return code
+
+
+def _pages(options: RunOptions, view: View) -> AbstractContextManager[None]:
+    """Return what shows the study on a web page while it runs, if the options say so."""
+    if options.dashboard is None:
+        return nullcontext()
+    return dashboard_beside(options.store, options.dashboard, view.note)
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:

@@ -39,10 +39,24 @@ def options(command: F) -> F:
     return command
 
 
-def option(setting: Setting, *, multiple: bool = False) -> Callable[[F], F]:
-    """Return a decorator that adds the option of a setting. Its default is None, or an empty tuple if `multiple`."""
+def changes(command: F) -> F:
+    """Add to a command the options of the settings that may change in a running study.
+
+    The other ones are hidden, so that the command can say why it refuses them.
+    """
+    for setting in [*SETTINGS.values()][::-1]:
+        if setting.help:
+            command = option(setting, is_change=True)(command)
+    return command
+
+
+def option(setting: Setting, *, multiple: bool = False, is_change: bool = False) -> Callable[[F], F]:
+    """Return a decorator that adds the option of a setting. Its default is None, or an empty tuple if `multiple`.
+
+    With `is_change`, it is for a running study: help shows no default, and only options of settings that may change.
+    """
     default = setting.default if setting.shown_default is None else setting.shown_default
-    shown = "" if default in (None, "") else f"  [default: {default}]"
+    shown = "" if is_change or default in (None, "") else f"  [default: {default}]"
     flag = setting.words.command
     is_switch = isinstance(setting.default, bool)
     form: dict[str, Any] = {"type": click.Choice([*setting.choices]) if setting.choices else Value(setting)}
@@ -55,6 +69,7 @@ def option(setting: Setting, *, multiple: bool = False) -> Callable[[F], F]:
         **form,
         default=None,
         multiple=multiple,
+        hidden=is_change and not setting.is_changeable,
         metavar=setting.metavar,
         help=setting.help + shown,
     )

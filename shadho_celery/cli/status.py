@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +16,18 @@ from msgspec.structs import asdict
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import json_option, print_json
+from shadho_celery.cli.result_options import json_option, moment, print_json
 from shadho_celery.core.checks import mask, one_line
-from shadho_celery.errors import ServiceError
+from shadho_celery.core.folders import LOCK, is_locked
+from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.transport.registry import StudyWants, Worker
+    from shadho_celery.transport.registry import Progress, StudyWants, Worker
+    from shadho_celery.transport.signing import Signer
+
+#: seconds for which a study that starts or ends is waited for
+PASSING_SECONDS = 3.0
 
 #: number of trials shown for a worker; --json has more
 TRIALS = 8
@@ -47,12 +55,7 @@ def status(as_json: bool, **connection: str | None) -> None:
 
     If no fleet is named, show the studies that run in this folder with their own workers (embedded mode).
     """
-    named = connection_options.environment(**connection)
-    if urls.is_fleet(named):
-        found = _look(named)
-        places = [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | found]
-    else:
-        places = _embedded()
+    places = places_of(connection_options.environment(**connection))
     if as_json:
         print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
     elif places:
@@ -64,37 +67,83 @@ def status(as_json: bool, **connection: str | None) -> None:
         raise SystemExit(ServiceError.exit_code)
 
 
+def places_of(named: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the facts of the fleet at the URLs in the environment and in `named`.
+
+    If no fleet is named, return those of each study that runs in this folder with its own workers.
+    """
+    if not urls.is_fleet(named):
+        return _embedded()
+    with _overridden(named):
+        return [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | _look()]
+
+
 def _embedded() -> list[dict[str, Any]]:
     """Return the facts of each study that runs in this folder with its own workers."""
-    from shadho_celery.embedded.plan import reached, running
+    from shadho_celery.embedded.plan import running
 
-    found: list[dict[str, Any]] = []
+    found = []
     for folder in running():
-        place: dict[str, Any] = {"folder": str(folder)}
-        try:
-            with reached(folder) as named:
-                found.append(place | _look(named))
-        except ServiceError as error:
-            cause = one_line(error.__cause__)
-            silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
-            # The error's own remedy is left out, because it is about the servers of a fleet.
-            found.append(place | {"trouble": str(error) if error.__cause__ is None else silence})
+        place = _place(folder)
+        deadline = time.monotonic() + PASSING_SECONDS
+        while "trouble" in place and time.monotonic() < deadline and is_locked(folder / LOCK):
+            # It starts, or it ends.
+            time.sleep(0.1)
+            place = _place(folder)
+        if "trouble" not in place or is_locked(folder / LOCK):
+            found.append(place)
     return found
 
 
-def _look(named: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of the fleet at the URLs in the environment, which the URLs in `named` override."""
+def _place(folder: Path) -> dict[str, Any]:
+    """Return the facts of a study that runs with its own workers, or the reason why they cannot be read."""
+    from shadho_celery.embedded.plan import CONTROL_KEY, reached
+    from shadho_celery.transport.signing import Signer, read_key
+
+    place: dict[str, Any] = {"folder": str(folder)}
+    try:
+        with reached(folder) as named, _overridden(named):
+            return place | _look(Signer(read_key(folder / CONTROL_KEY)))
+    except UsageError as error:
+        return place | {"trouble": str(error)}
+    except ServiceError as error:
+        cause = one_line(error.__cause__)
+        silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
+        # The error's own remedy is left out, because it is about the servers of a fleet.
+        return place | {"trouble": str(error) if error.__cause__ is None else silence}
+
+
+@contextmanager
+def _overridden(named: Mapping[str, str]) -> Iterator[None]:
+    """Override variables of the environment meanwhile: a dashboard asks again and again, here and there."""
+    before = {name: os.environ.get(name) for name in named}
     os.environ.update(named)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _look(control: Signer | None = None) -> dict[str, Any]:
+    """Return the facts of the fleet at the URLs in the environment.
+
+    `control` is the signer of drains, if it is another one than that of announcements.
+    """
     # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
+    from shadho_celery.transport.drains import Drains
     from shadho_celery.transport.redis import connect, refusals
     from shadho_celery.transport.registry import Registry, StudyWants, Worker
     from shadho_celery.transport.signing import Signer
 
     client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
+    drains = Drains(client, signer if control is None else control)
     registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
     with refusals():
-        workers, studies = registry.living(), wanting.living()
+        workers, studies, drained = registry.living(), wanting.living(), drains.all()
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in study.wants}
     queues = {name: {name} for name in sorted(classes)}
@@ -104,7 +153,8 @@ def _look(named: Mapping[str, str]) -> dict[str, Any]:
     # Queues that do not exist are ignored. A class without any queue has None.
     known = {name: [waiting[each] for each in names if waiting[each] is not None] for name, names in queues.items()}
     in_class = {name: sum(filter(None, found)) if found else None for name, found in known.items()}
-    return _facts(workers, in_class, studies, registry.refused + wanting.refused)
+    facts = _facts(workers, in_class, studies, registry.refused + wanting.refused)
+    return facts | {"drained": [{"worker": place, **asdict(drain)} for place, drain in drained.items()]}
 
 
 def _facts(
@@ -119,8 +169,9 @@ def _facts(
             {
                 "key": key,
                 "name": one_line(study.name or key, 255),
+                "state": "running" if study.progress is None else one_line(study.progress.state, 20),
                 "weight": study.weight,
-                "trials": None if study.progress is None else asdict(study.progress),
+                "trials": None if study.progress is None else _numbers(study.progress),
                 "wants": study.wants,
             }
             for key, study in sorted(studies.items(), key=lambda each: (each[1].name, each[0]))
@@ -145,6 +196,11 @@ def _facts(
     }
 
 
+def _numbers(progress: Progress) -> dict[str, int | None]:
+    """Return the numbers of a study's trials by name."""
+    return {name: fact for name, fact in asdict(progress).items() if name != "state"}
+
+
 def _worker(name: str, worker: Worker) -> dict[str, Any]:
     """Return the facts of a worker, with the trials in its slots in order of their start."""
     now = time.time()
@@ -162,12 +218,19 @@ def _worker(name: str, worker: Worker) -> dict[str, Any]:
         "name": name,
         "class": worker.compute_class,
         "host": worker.machine.host,
-        "state": "draining" if worker.draining else "quarantined" if worker.quarantined else "serving",
+        "state": _state(worker),
         "slots": worker.slots,
         "busy": worker.busy,
         "ended": worker.ended,
         "runs": sorted(runs, key=lambda run: -run["seconds"]),
     }
+
+
+def _state(worker: Worker) -> str:
+    """Return a worker's state in one word. A drained worker whose trials have not ended yet is draining."""
+    if worker.draining:
+        return "drained" if worker.drained and not worker.busy else "draining"
+    return "quarantined" if worker.quarantined else "serving"
 
 
 def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
@@ -192,6 +255,10 @@ def _show(found: Mapping[str, Any]) -> None:
         _show_classes(found["classes"])
     else:
         say(f"no worker is live{'' if place else '; start one on a machine: shadho-celery worker --import my_study'}")
+    for drain in found["drained"]:
+        place = one_line(drain["worker"])
+        by = f"by {one_line(drain['by'])} at {moment(drain['at'])}"
+        say(f"{place} is drained, {by}; shadho-celery undrain {shlex.quote(place)} lets it take trials again")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
         say(f"{module} has {len(versions)} versions of its code, but a study uses only one: {'; '.join(parts)}")
@@ -212,11 +279,11 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
     if not studies:
         say("no study runs")
         return
-    table = Table("study", *map(right, ("weight", "trials", "running", "waiting")))
+    table = Table("study", "state", *map(right, ("weight", "trials", "running", "waiting")))
     for study in studies:
         trials = study["trials"]
         cells = ("-", "-", "-") if trials is None else (_of(trials), trials["running"], trials["waiting"])
-        table.add_row(Text(study["name"]), f"{study['weight']:.6g}", *map(str, cells))
+        table.add_row(Text(study["name"]), Text(study["state"]), f"{study['weight']:.6g}", *map(str, cells))
     make_console().print(table)
 
 
@@ -240,7 +307,7 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return text with the trials that have run the longest, grouped by study, and the number of further trials."""
-    from shadho_celery.cli.tables import duration
+    from shadho_celery.core.units import duration
 
     by_study: dict[str, list[str]] = defaultdict(list)
     for run in runs[:TRIALS]:

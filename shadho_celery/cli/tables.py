@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import dropwhile
 from typing import TypeVar
 
 from rich.console import Console
@@ -15,9 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shadho_celery.cli.console import PrintableConsole
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.actions import Action
+from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.trial import TrialState, violation_of
+from shadho_celery.core.units import took
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
@@ -54,6 +55,9 @@ PLAIN_WIDTH = 120
 #: styles of text about failures and standstill, and about what needs attention
 BAD, WARN = "red", "yellow"
 
+#: number of requests to a study that its report lists
+ACTIONS = 5
+
 _S = TrialState
 T = TypeVar("T")
 
@@ -65,7 +69,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def further_trials(asked: int | None, counted: int) -> int:
-    """Return the limit for the next run of a study: `asked`, or if that is reached twice the counted trials."""
+    """Return the limit for the next run of a study: `asked`, or twice the counted trials if `asked` is reached."""
     return asked if asked and asked > counted else 2 * max(1, counted)
 
 
@@ -79,24 +83,6 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
         words += ["--store", store]
     words += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
     return shlex.join([*words, "--trials", str(trials)])
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [*dropwhile(lambda part: not part[0], ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")))]
-    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
-
-
-def took(seconds: float | None) -> str:
-    """Return a duration with three digits in s or ms, or if it is longer in its two largest units."""
-    if not seconds:
-        return "-" if seconds is None else "0 s"
-    if seconds >= 99.95:
-        return duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def rate_text(a_minute: float) -> str:
@@ -129,7 +115,7 @@ def last(name: str) -> Column:
 
 
 def cut(text: str) -> Text:
-    """Return a cell of the last column. It is cut, not wrapped; `trial` and `trials --json` show all of it."""
+    """Return a cell of the last column. A long text is cut; `trial` and `trials --json` show all of it."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -168,6 +154,7 @@ def summary(
             for each in failures[:1]
         ),
         *notices,
+        *action_lines(report.actions),
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
         f"study {report.name}: {counts_line(report)}; {best_line(report)}",
         *front_lines(report),
@@ -180,6 +167,16 @@ def summary(
     for line in lines:
         # A soft wrap, because a user may copy commands from these lines.
         console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
+
+
+def action_lines(actions: Sequence[Action]) -> list[str]:
+    """Return a line for each of the latest actions of people on the study, and a line with the number of others."""
+    lines = [
+        f"{each.action}, asked by {one_line(each.by)}{'' if each.answer.is_done else ', refused'}: "
+        f"{one_line(each.answer.text)}"
+        for each in actions[-ACTIONS:]
+    ]
+    return lines + [f"and {len(actions) - ACTIONS} earlier requests; all: show --json"] * (len(actions) > ACTIONS)
 
 
 def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> list[str]:
@@ -219,11 +216,10 @@ def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
 def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterable[str] = ()) -> list[str]:
     """Return lines on the machines, with the number of trials on each, and on the versions of code and software."""
     named = [f"{host} ({count})" for host, count in sorted(hosts.items(), key=lambda pair: -pair[1])]
-    more = f" and {len(named) - HOSTS} more" if len(named) > HOSTS else ""
     code = [*codes]
     found = [*versions, *([f"code {', '.join(code[:HOSTS])}"] if code else [])]
     return [
-        *([f"trials by host: {', '.join(named[:HOSTS])}{more}"] if named else []),
+        *([f"trials by host: {listed(named, HOSTS)}"] if named else []),
         *([f"versions: {', '.join(found)}"] if found else []),
     ]
 
@@ -261,7 +257,8 @@ def front_lines(report: StudyReport) -> list[str]:
 
 
 def placement_table(report: StudyReport) -> Table:
-    """Return a table of subspaces by class: the number of complete trials, their median seconds, and of pruned trials.
+    """Return a table of subspaces by class: numbers of complete and of pruned trials, and median seconds of the
+    complete ones.
 
     The best subspaces come first.
     """
@@ -279,7 +276,8 @@ def placement_table(report: StudyReport) -> Table:
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
     """Return a table of budgets: complete trials by class, and the agreement of ranks with those at the next budget.
 
-    The agreement is Kendall's rank correlation, or 0 if that is negative. The fidelity `auto` trusts a budget so far.
+    The agreement is Kendall's rank correlation, or 0 if that is negative. It is how far the fidelity `auto` trusts a
+    budget.
     """
     rows = {}
     for rung in rungs:
@@ -313,7 +311,7 @@ def _placed(found: OnClass) -> str:
 
 
 def share_lines(report: StudyReport) -> list[str]:
-    """Return a line if the shares of the subspaces in the trials are not their probabilities in the space."""
+    """Return a line if the subspaces' parts of the trials differ from their probabilities in the space."""
     shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
@@ -350,7 +348,9 @@ def budget_lines(report: Overview) -> list[str]:
 
 
 def pruner_lines(report: StudyReport) -> list[str]:
-    """Return a line on the pruned trials by the step of their last report; none without a pruner and such trials."""
+    """Return a line on the pruned trials by the step of their last report; no line without a pruner and without pruned
+    trials.
+    """
     given = report.in_force.get("pruner")
     name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
     count, steps = report.counts[_S.PRUNED], report.last_steps

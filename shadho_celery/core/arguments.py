@@ -1,4 +1,4 @@
-"""Names of the arguments of a run that are not settings, as messages name them on each surface."""
+"""Names of a run's arguments that are not settings, for messages: options of the command, or arguments in Python."""
 
 from __future__ import annotations
 

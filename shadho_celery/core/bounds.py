@@ -40,7 +40,7 @@ STATEMENT_SECONDS, READ_SECONDS = 8.0, 30.0
 #: PostgreSQL: each statement that deletes or copies a whole study, while the study does not run
 MAINTENANCE_SECONDS = 3600.0
 
-#: PostgreSQL: seconds after a statement's limit at which the connection to a server that does not answer is closed
+#: PostgreSQL: seconds that a client waits beyond a statement's limit before it closes the connection to a silent server
 GRACE_SECONDS = 2.0
 
 #: PostgreSQL: idle time of a client within a transaction, which locks the study's row for other clients

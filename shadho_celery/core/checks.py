@@ -111,6 +111,12 @@ def short(value: object, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
+def listed(texts: Sequence[object], most: int) -> str:
+    """Return the first `most` texts, joined by commas, and the number of the others."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{', '.join(map(str, texts[:most]))}{more}"
+
+
 def line_of(error: BaseException, path: str) -> str:
     """Return the line of the file at `path` that led to `error`, or "" if there is none, as for a SyntaxError."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
@@ -238,7 +244,7 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
         wrong = next((short(key, 60) for key in value if not isinstance(key, str)), None)
         if not keys:
             return wrong or "", _no_such_key(kind)
-        return ".".join(keys), f"the key {wrong} is no text" if wrong else "one of its keys is not allowed"
+        return ".".join(keys), f"the key {wrong} is not a text" if wrong else "one of its keys is not allowed"
     return ".".join(keys), _in_words(what, value)
 
 
@@ -270,11 +276,11 @@ def _in_words(what: str, value: object) -> str:
         return f"{shown} is not allowed; its length must be {_BOUNDS[length['sign']]} {length['bound']}"
     for wanted, noun in (("object", "table"), ("array", "list")):
         if what.startswith(f"Expected `{wanted}"):
-            return f"this is no {noun} but {_KINDS.get(type(value), type(value).__name__)}"
+            return f"this is not a {noun} but {_KINDS.get(type(value), type(value).__name__)}"
     if what.startswith("Expected `int"):
-        return f"{shown} is no whole number"
+        return f"{shown} is not a whole number"
     if isinstance(value, int) and what == "Number out of range":
         return f"{shown} is more than a float can hold"
     if what.startswith("Expected `float"):
-        return f"{shown} is no number"
+        return f"{shown} is not a number"
     return f"{shown} is not allowed; {what[:1].lower()}{what[1:]}"

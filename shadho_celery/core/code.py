@@ -63,7 +63,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_usable(self, digest: str) -> bool:
         """Return whether a process with this version may be given trials of the code with `digest`.
 
-        It may also if `digest` or its own is unknown, because a process refuses trials of code that it does not have.
+        Return True, too, if one of the two digests is unknown: the process itself refuses trials of code that it does
+        not have.
         """
         return not digest or (not self.problem and self.digest in ("", digest))
 

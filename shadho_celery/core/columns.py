@@ -130,9 +130,9 @@ class TrialFacts:
 
     number = Fact(lambda t: t.number, needed(INTEGER), COUNT, _FRONT, "Position of the trial in its study, from 0.")
     state = Fact(lambda t: t.state, needed(SHORT), STATE, _FRONT,
-                 "WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; equal to that str.")
+                 "WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; each is a str.")
     loss = Fact(lambda t: t.outcome.loss, FLOAT, REAL, _FRONT,
-                "Loss as it is minimised, of several the first one, of a PRUNED trial that of its last report.")
+                "Loss in minimised form; the first of several losses. For a PRUNED trial, that of its last report.")
     losses = Fact(lambda t: t.outcome.losses, JSON, ASIDE, _JSON,
                   "Losses by name; empty in a study without `objectives`.")
     constraints = Fact(lambda t: t.outcome.constraints, JSON, ASIDE, _JSON,
@@ -142,7 +142,7 @@ class TrialFacts:
     subspace = Fact(lambda t: t.subspace, needed(TEXT), NAMED, _FRONT,
                     "Name of the subspace of the params, such as ``kernel=rbf``.")
     params = Fact(lambda t: dict(t.params), needed(JSON), None, _JSON,
-                  "Drawn value of each active label; of a choice the index of its option.")
+                  "Drawn value of each active label; for a choice, the index of its option.")
     budget = Fact(lambda t: t.budget, FLOAT, REAL, _FRONT, "Part of the fidelity; None for all of it.")
     rung = Fact(lambda t: t.rung, INTEGER, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
     origin = Fact(lambda t: t.origin, INTEGER, COUNT, _JSON,
@@ -157,6 +157,8 @@ class TrialFacts:
     host = Fact(lambda t: t.host, foreign(NAME), None, _FRONT, "Name of its present or last machine.")
     attempts = Fact(lambda t: t.attempt, needed(INTEGER), None, _FRONT,
                     "Number of times that it was sent to a worker.", column="attempt")
+    sampler = Fact(lambda t: t.sampler, NAME, None, _FRONT,
+                   "Sampler that chose the params; or start (of `auto`), promoted, enqueued or added.")
     lost = Fact(lambda t: t.lost, needed(INTEGER), ASIDE, _JSON,
                 "Number of attempts that were lost with their workers.")
     seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")

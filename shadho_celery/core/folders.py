@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+import uuid
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +24,13 @@ FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
 
 #: file that an embedded supervisor keeps locked while it lives
 LOCK = "lock"
+#: seconds to wait for that lock; a supervisor ends at most about three seconds after its scheduler
+LOCK_SECONDS = 15.0
+
+
+def new_key() -> str:
+    """Return the key of a new study: 16 random hexadecimal digits."""
+    return uuid.uuid4().hex[:16]
 
 
 def below(root: Path, *parts: str) -> Path:
@@ -52,8 +61,20 @@ def study_folder(root: Path, study: str) -> Path:
     return below(root, study, "logs").parent
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a live process holds the lock of a file. Return False if that cannot be found out."""
+def is_locked(path: Path, seconds: float = 0.0) -> bool:
+    """Return whether a live process still holds the lock of a file after `seconds`.
+
+    It returns as soon as the lock is free. Returns False if that cannot be found out.
+    """
+    deadline = time.monotonic() + seconds
+    while _is_locked(path):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _is_locked(path: Path) -> bool:
     try:
         # A link could lead elsewhere, and opening a pipe without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -1,18 +1,19 @@
-"""Hardware of a machine, and its compute class."""
+"""Hardware of a machine: its GPUs, the CPU cores that this process may use, and the compute class that follows."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.cores import usable_cores
 from shadho_celery.core.trial import Memory, Name
 
 #: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
@@ -27,6 +28,10 @@ LARGE_GPU_BYTES = 16 * 2**30
 #: variables that limit the threads of numerical libraries, which otherwise start one per core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+#: files in which Linux shows the running system, this process's control groups, and the limits of all groups
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 
 _Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -54,7 +59,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: processors on which this process may run, one bit for each, as a hexadecimal number; workers with an equal `pool`
     #: share them
     processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
-    #: as in `cores.Cores`; "" if it is not known
+    #: as in `Cores`; "" if it is not known
     pool: Name = ""
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
@@ -197,7 +202,7 @@ def detect() -> Machine:
     return Machine(
         host=os.environ.get("SHADHO_HOST") or socket.gethostname(),
         cores=cores.count,
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory=ram_bytes(),
         gpu_name=name,
         gpus=gpus,
         gpu_memory=gpu_memory,
@@ -205,6 +210,78 @@ def detect() -> Machine:
         pool=cores.pool,
         is_limited=cores.is_limited,
     )
+
+
+def ram_bytes() -> int:
+    """Return the bytes of RAM of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """The CPU cores that this process may use."""
+
+    count: int
+    #: numbers of the processors on which this process may run; it uses at most `count` of them at a time
+    processors: set[int]
+    #: digest that is equal for the processes that share these cores: of the running system, and of the control group
+    #: whose CPU quota limits this process. A host name is not suitable: containers on one system have different host
+    #: names, and containers on different systems may have the same one.
+    pool: str
+    #: True if ``SHADHO_CORES`` limits the count
+    is_limited: bool
+
+
+def usable_cores() -> Cores:
+    """Return the cores that this process may use. Never raises."""
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    # A larger quota does not limit anything.
+    quotas = [(quota, group) for quota, group in _quotas() if quota < len(processors)]
+    quota, group = min(quotas, default=(len(processors), ""))
+    usable = max(1, math.ceil(quota))
+    told = os.environ.get("SHADHO_CORES", "")
+    # Python refuses to convert thousands of digits. A number of ten digits is more than the cores of any machine.
+    limit = int(told) if told.isdecimal() and len(told) < 10 else 0
+    pool = hashlib.blake2b(f"{_running_system()} {group}".encode(), digest_size=8).hexdigest()
+    return Cores(count=min(usable, limit or usable), processors=processors, pool=pool, is_limited=bool(limit))
+
+
+def _running_system() -> str:
+    """Return the id of the running kernel, which is the same in all its containers; the host name without one."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text().strip()
+    return socket.gethostname()
+
+
+def _quotas() -> Iterator[tuple[float, str]]:
+    """Yield each CPU quota that applies to this process, in cores, with an id of its control group."""
+    for folder in _control_groups():
+        with suppress(OSError, ValueError):
+            if (quota := _quota(folder)) > 0:
+                # A container sees its own group as the root. The inode is the same everywhere.
+                yield quota, str(folder.stat().st_ino)
+
+
+def _control_groups() -> Iterator[Path]:
+    """Yield the folders of the control groups, of either version, that may limit this process's CPU time."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = _OWN_GROUPS.read_text().splitlines()
+    for line in lines:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not controllers or "cpu" in controllers.split(","):
+            root = _GROUPS / ("cpu" if controllers else "")
+            folder = root / path.lstrip("/")
+            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
+
+
+def _quota(folder: Path) -> float:
+    """Return the quota of a control group in cores. Raises OSError or ValueError if it has none."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except FileNotFoundError:
+        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    return int(quota) / max(1, int(period))
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:

@@ -23,12 +23,13 @@ def library_named(name: str) -> str | None:
 
 def installed_file(name: str) -> Path | None:
     """Return the file of an installed module, or None."""
-    for folder in _installed():
-        path = Path(folder, *name.split("."))
-        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-            if file.is_file():
-                return file
-    return None
+    return next((file for folder in _installed() if (file := module_in(folder, name))), None)
+
+
+def module_in(folder: str, name: str) -> Path | None:
+    """Return the file that an import of `name` gets if this folder is the first on the search path, or None."""
+    path = Path(folder, *name.split("."))
+    return next((file for file in (path / "__init__.py", path.with_name(f"{path.name}.py")) if file.is_file()), None)
 
 
 def is_installed(file: str | Path) -> bool:
@@ -36,6 +37,11 @@ def is_installed(file: str | Path) -> bool:
     # Paths are resolved, because an environment may be reached through links.
     path = Path(file).resolve()
     return any(path.is_relative_to(Path(folder).resolve()) for folder in (_STANDARD, *_installed()))
+
+
+def is_library_folder(folder: str) -> bool:
+    """Return whether a folder of Python's search path contains Python's own modules or installed packages."""
+    return bool(folder) and (is_installed(folder) or Path(folder).suffix == ".zip")
 
 
 def hides(file: str | Path, library: str) -> str:

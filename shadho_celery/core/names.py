@@ -20,6 +20,8 @@ SAMPLERS: Mapping[str, str] = {
     "cma": "samplers.cma:CmaSampler",
     "local": "samplers.local:LocalSampler",
 }
+#: samplers that learn in the whole space, and try no point of a finite subspace twice
+WHOLE_SAMPLERS = ("auto", "tpe", "gp")
 POLICIES: Mapping[str, str] = {
     "cost": "placement.policies:CostPolicy",
     "paper": "placement.paper:PaperPolicy",

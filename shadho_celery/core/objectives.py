@@ -18,7 +18,7 @@ Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=
 
 def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
     """Return losses in minimised form: those to maximise are negated. The same call restores the user's own losses."""
-    # Not -value, because that would turn 0.0 into -0.0.
+    # The value is subtracted from 0, because -value would turn 0.0 into -0.0.
     return {
         name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()
     }

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME
-from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES
+from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
 from shadho_celery.errors import StudyError, UsageError, Words
@@ -70,6 +70,8 @@ class Setting:
     in_force: bool = False
     #: True if it gives trials budgets; a study records such a setting if it is given
     is_budgets: bool = False
+    #: True if it may change while the study runs
+    is_changeable: bool = False
     #: True if `minimize` or `Study` has an argument of this name
     in_python: bool = False
 
@@ -81,7 +83,7 @@ class Setting:
 
     @property
     def words(self) -> Words:
-        """Names of the setting on each surface, as a user writes them and messages show them."""
+        """Names of the setting in each interface, as a user writes them and messages show them."""
         in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
         return Words(
             f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,
@@ -108,6 +110,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shown_default=str(DEFAULT_TRIALS),
             short="-n",
             in_python=True,
+            is_changeable=True,
         ),
     ] = None
     seconds: Annotated[
@@ -116,6 +119,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "limit on the seconds of one run, a number",
             help="Seconds after which no new trial is sent.",
             in_python=True,
+            is_changeable=True,
         ),
     ] = None
     target: Annotated[
@@ -124,6 +128,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "a loss that is good enough, a number",
             help="Stop at a feasible loss of at most this, or of at least this if it is maximised; for one loss.",
             in_python=True,
+            is_changeable=True,
         ),
     ] = None
     early_stop: Annotated[
@@ -134,6 +139,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "front.",
             metavar="N",
             in_python=True,
+            is_changeable=True,
         ),
     ] = None
     objectives: Annotated[
@@ -180,9 +186,9 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             "how trials are divided among subspaces",
             help="Division of trials among subspaces. uniform: by the probabilities of the space. even: the same, but "
-            "a tenth where all trials fail. promise: more where a better loss is likely. paper: by the ranks of "
-            "--policy paper, where the mix depends on timing and not only on the seed.",
-            shown_default="promise with the sampler auto, else even; with --policy paper: paper",
+            "a tenth of its share for a subspace whose trials all fail. promise: more for subspaces where a better "
+            "loss is likely. paper: by the ranks of --policy paper; the division then depends on timing, too.",
+            shown_default="promise with the samplers auto, gp and tpe, else even; with --policy paper: paper",
             choices=SHARES,
             in_force=True,
             in_python=True,
@@ -244,6 +250,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             help="Time limit of a trial. The objective then gets a TrialTimeout, and is killed five seconds later.",
             metavar="SECONDS",
             in_python=True,
+            is_changeable=True,
         ),
     ] = None
     max_failures: Annotated[
@@ -268,6 +275,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about("slots of one class that a trial takes: a number, a key of the params, or a function of them"),
     ] = 1
+    preload: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"\A[A-Za-z_][\w.]{0,199}\Z")], ...],
+        _about("libraries that workers import once and not again for each new process: a list such as ['torch']"),
+    ] = ()
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0
@@ -312,7 +323,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """
         if self.shares is not None:
             return self.shares
-        by_promise = self.sampler == "auto" and not self.has_several
+        by_promise = self.sampler in WHOLE_SAMPLERS and not self.has_several
         return "paper" if self.policy == "paper" else "promise" if by_promise else "even"
 
 
@@ -334,6 +345,8 @@ SETTINGS: Mapping[str, Setting] = _described()
 KEPT = tuple(name for name, each in SETTINGS.items() if each.help)
 #: settings that decide which trials a study runs, and where
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
+#: settings that may change while the study runs
+CHANGEABLE = tuple(name for name, each in SETTINGS.items() if each.is_changeable)
 #: settings that give trials budgets
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 

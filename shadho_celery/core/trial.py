@@ -255,6 +255,9 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     """
 
     state: TrialState = TrialState.WAITING
+    #: name of the sampler that chose its params, of several in `auto` the one; or how else they were chosen: `start`
+    #: (of `auto`, before it learns), `promoted`, `enqueued` or `added`. None in records of earlier versions
+    sampler: Name | None = None
     #: number of the latest attempt, from 1; 0 before the first
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
     #: number of attempts that were lost after a worker had claimed them
@@ -327,6 +330,8 @@ class Started(_Event, frozen=True, kw_only=True):
     at: Moment
     #: name of the worker that claimed it
     worker: Name = ""
+    #: number of the worker's slot that runs it, from 0; None if it is not known
+    slot: Annotated[int, Meta(ge=0, le=10**6)] | None = None
 
 
 class Report(_Event, frozen=True, kw_only=True):
@@ -366,7 +371,9 @@ class Result(_Event, frozen=True, kw_only=True):
     retry: Retry | None = None
 
     def is_of(self, params: Params) -> bool:
-        """Return whether these `params` gave this result. It may be of another store's trial with the same number."""
+        """Return whether these `params` gave this result. It may belong to a trial of another store that has the same
+        number.
+        """
         return self.digest is None or self.digest == digest_of(params)
 
 

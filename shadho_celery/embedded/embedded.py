@@ -12,44 +12,42 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import site
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import redis
 
 from shadho_celery.core.arguments import RESUME
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.folders import LOCK
+from shadho_celery.core.folders import LOCK, LOCK_SECONDS
 from shadho_celery.embedded.plan import (
+    CONTROL_KEY,
+    KEEP,
     REDIS_LOG,
-    REDIS_SECONDS,
-    WORKER_SECONDS,
     Plan,
     open_log,
+    remove_link,
     remove_socket,
     socket_path,
     urls_of,
     worker_log,
 )
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.registry import Registry, Worker
 
 #: log of the supervisor
 SUPERVISOR_LOG = "supervisor.log"
 
 #: seconds for Redis to answer
 START_SECONDS = 15.0
-
-#: seconds to wait for another supervisor of the folder to end, about three seconds after its scheduler's death
-LOCK_SECONDS = 15.0
 
 #: error numbers of file systems that do not support flock
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -58,16 +56,26 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 class Embedded:
     """An embedded fleet, as its scheduler's process sees it: starts the supervisor, and stops it."""
 
-    def __init__(self, directory: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        """Start the supervisor, which starts Redis and the workers. Wait until Redis answers.
+    def __init__(
+        self,
+        directory: Path,
+        workers: Mapping[str, int],
+        imports: Sequence[str],
+        cores: int,
+        *,
+        is_early: bool = False,
+    ) -> None:
+        """Start the supervisor, which starts Redis and the workers. `await_redis` waits for them.
 
         `directory` is the state folder, for Redis's files and the logs. `workers` are the slots by class. `cores` are
-        divided among the workers. Raises ServiceError if there is no Redis server, if it does not start, or if the
-        folder cannot be used.
+        divided among the workers. With `is_early`, the folder is a new one, and is removed at the end unless `keep` is
+        called. Raises ServiceError if there is no Redis server, or if the folder cannot be used.
         """
         self.directory = directory.absolute()
         #: number of slots by class
         self.workers = dict(workers)
+        self._is_early = is_early
+        self._environment = _environment()
         try:
             self._start(workers, imports, cores)
         except OSError as error:
@@ -75,7 +83,6 @@ class Embedded:
                 f"the state folder {self.directory} cannot be used: {error.strerror}; "
                 "make it writable, make room on its disk, or run in another folder"
             ) from error
-        self._await_redis()
 
     @property
     def logs(self) -> dict[str, Path]:
@@ -89,31 +96,84 @@ class Embedded:
                 "the embedded supervisor died; see its log in %s, and continue with %s", self.directory, RESUME
             )
 
-    def close(self) -> None:
-        """Stop everything and wait until it has stopped."""
+    def serves(self, workers: Mapping[str, int]) -> bool:
+        """Return whether the fleet has these slots by class, and was started in the environment of this moment."""
+        return self.workers == workers and self._environment == _environment()
+
+    def keep(self) -> None:
+        """Keep the state folder of an early fleet, because its study has begun."""
+        assert self._supervisor.stdin is not None
         with suppress(OSError):
-            if self._supervisor.stdin is not None:
-                self._supervisor.stdin.close()
+            self._supervisor.stdin.write(f"{KEEP}\n".encode())
+            self._supervisor.stdin.flush()
+
+    def await_redis(self) -> None:
+        """Wait until Redis answers. Raises ServiceError if it does not start."""
+        # Imported late: an early fleet is started before anything that takes long to import.
+        import redis
+
+        from shadho_celery.transport.registry import Registry, Worker
+
+        deadline = time.monotonic() + START_SECONDS
+        client = redis.Redis(unix_socket_path=self._plan.socket)
+        while True:
+            try:
+                client.ping()
+                if not self._is_early:
+                    # Workers of an earlier run may have announced themselves just before their end.
+                    Registry(client, Worker).clear()
+                client.close()
+                return
+            except redis.RedisError as error:
+                if time.monotonic() > deadline or self._supervisor.poll() is not None:
+                    self.close()
+                    raise ServiceError(self._why_not()) from error
+                time.sleep(0.02)
+
+    def end(self) -> None:
+        """Stop everything, and wait until it has stopped."""
+        self.close()
         with suppress(subprocess.TimeoutExpired):
-            if self._supervisor.wait(timeout=WORKER_SECONDS + REDIS_SECONDS + 5):
-                # The supervisor was killed before it could remove the socket itself.
-                remove_socket(self._plan)
+            self._supervisor.wait(LOCK_SECONDS)
+
+    def close(self) -> None:
+        """Let the supervisor stop everything. It takes a moment, during which this process may end.
+
+        The supervisor keeps the folder's lock until its processes have ended.
+        """
+        assert self._supervisor.stdin is not None
+        if self._supervisor.stdin.closed:
+            return
+        with suppress(OSError):
+            self._supervisor.stdin.close()
+        if self._supervisor.poll() is None:
+            threading.Thread(target=self._reap, name="shadho-supervisor", daemon=True).start()
+        else:
+            # The supervisor was killed before it could remove the socket itself.
+            remove_socket(self._plan)
+
+    def _reap(self) -> None:
+        """Wait for the supervisor's end, if this process lives longer. The supervisor would stay a zombie."""
+        if self._supervisor.wait():
+            # It was killed. The socket is left alone, because a new supervisor may have begun.
+            remove_link(self._plan.socket, self.directory)
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        for folder in (self.directory.parent.parent, self.directory.parent, self.directory):
-            # Not with `parents=True`, because `mode` would not apply to the parents, and other users could read them.
-            folder.mkdir(exist_ok=True, mode=0o700)
+        server = server_path()
+        _make_folder(self.directory)
         lock = _lock(self.directory)
         try:
+            _make_key(self.directory / CONTROL_KEY)
             total = sum(workers.values())
             self._plan = Plan(
-                server=server_path(),
+                server=server,
                 directory=str(self.directory),
                 socket=socket_path(self.directory),
                 workers=workers,
                 imports=list(imports),
                 cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
                 lock=lock,
+                is_early=self._is_early,
             )
             #: environment variables with the URLs of broker and Redis
             self.urls = urls_of(self._plan.socket)
@@ -153,21 +213,33 @@ class Embedded:
             f"make room there if the disk is full, or see its log in {self.directory}"
         )
 
-    def _await_redis(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        client = redis.Redis(unix_socket_path=self._plan.socket)
-        while True:
-            try:
-                client.ping()
-                # Workers of an earlier run may have announced themselves just before their end.
-                Registry(client, Worker).clear()
-                client.close()
-                return
-            except redis.RedisError as error:
-                if time.monotonic() > deadline or self._supervisor.poll() is not None:
-                    self.close()
-                    raise ServiceError(self._why_not()) from error
-                time.sleep(0.02)
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents, which only this user can read. Another run may remove empty parents meanwhile."""
+    try:
+        # `parents=True` is not used, because `mode` would not apply to the parents.
+        folder.mkdir(exist_ok=True, mode=0o700)
+    except FileNotFoundError:
+        if folder.parent.is_dir():
+            # As below /proc.
+            raise
+        _make_folder(folder.parent)
+        _make_folder(folder)
+
+
+def _make_key(path: Path) -> None:
+    """Write a new key to a file that only this user can read, in place of the key of the run before."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment variables that a worker reads itself. Others matter to the objective, which may set them.
+
+    A study file may set them when it is imported, which a worker does not do.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith(("SHADHO_", "CELERY_", "CUDA_"))}
 
 
 def python_path() -> str:

@@ -26,8 +26,14 @@ REDIS_SECONDS = 1.5
 
 REDIS_LOG = "redis.log"
 
+#: line to the supervisor of an early fleet: its study has begun, so the state folder is kept
+KEEP = "keep"
+
 #: name of Redis's socket in the state folder
 SOCKET = "redis.sock"
+
+#: name of the file in the state folder with the key that signs control requests; each run has another key
+CONTROL_KEY = "control.key"
 
 #: maximum length of a unix socket's path, less a margin
 MAX_SOCKET_PATH = 90
@@ -53,6 +59,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     cores: Mapping[str, int]
     #: descriptor of the folder's lock, which every process that writes there keeps open
     lock: int
+    #: True if the fleet is started before its study; the supervisor removes the folder at its end, unless it gets KEEP
+    is_early: bool = False
 
 
 def urls_of(socket: str) -> dict[str, str]:

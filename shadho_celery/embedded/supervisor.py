@@ -1,7 +1,8 @@
 """Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
 
 It reads its plan from standard input, a pipe from the scheduler. When the scheduler closes the pipe or dies, the
-supervisor stops Redis and the workers and removes the socket. The state folder is kept for the next start.
+supervisor removes the socket and stops the workers and Redis, without the terminal of the scheduler. The state folder
+is kept for the next start, unless the fleet was started for a study that has not begun.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import IO
 
 import msgspec
 
+from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.embedded.plan import (
+    CONTROL_KEY,
+    KEEP,
     REDIS_LOG,
     REDIS_SECONDS,
     WORKER_SECONDS,
@@ -31,11 +35,16 @@ from shadho_celery.embedded.plan import (
     urls_of,
     worker_log,
 )
+from shadho_celery.node.storage import TOKEN
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 from shadho_celery.transport import urls
+from shadho_celery.transport.signing import CONTROL_KEY_FILE
 
 #: minimum seconds between two starts of a worker
 RESTART_SECONDS = 5.0
+
+#: minimum seconds between the first starts of two workers
+NEXT_SECONDS = 1.0
 
 #: bytes above which a log is truncated; its last bytes, as many, are moved to a second file
 MAX_LOG = 10_000_000
@@ -52,9 +61,12 @@ class Supervisor:
         self._was_set_aside = False
         self._log_began = 0
         self._redis = self._start_redis()
-        self._workers = {name: self._start_worker(name) for name in plan.workers}
-        self._started_at = dict.fromkeys(plan.workers, time.monotonic())
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._started_at: dict[str, float] = {}
+        self._start_next_worker()
         self._stopping = False
+        self._is_kept = not plan.is_early
+        self._began = time.time()
 
     def watch(self, pipe: IO[str]) -> None:
         """Keep everything running until the pipe closes or a SIGTERM arrives; then stop everything."""
@@ -62,20 +74,56 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while not self._stopping:
             readable, _, _ = select.select([pipe], [], [], 0.5)
-            if readable and not pipe.readline():
-                break
+            if readable:
+                line = pipe.readline()
+                if not line:
+                    break
+                self._is_kept |= line.strip() == KEEP
+            self._start_next_worker()
             self._revive()
             self._cut_logs()
         self.stop()
 
     def stop(self) -> None:
-        """Stop the workers, then Redis, and remove the socket."""
-        _end(self._workers.values(), WORKER_SECONDS)
-        _end([self._redis], REDIS_SECONDS)
+        """Remove the socket, and stop the workers, then Redis. Trials that still run are lost.
+
+        If the study has not begun, nothing of it is left.
+        """
+        # First, so that other commands do not find a fleet that ends.
         remove_socket(self._plan)
+        _end(self._workers.values(), WORKER_SECONDS if self._is_kept else 0.0)
+        _end([self._redis], REDIS_SECONDS if self._is_kept else 0.0)
+        if not self._is_kept:
+            self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        """Remove the state folder, and the folders that were made for it and are empty."""
+        folder = Path(self._plan.directory)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            # The workers may have made the folder of checkpoints, with a token that no other worker has read before.
+            if [*CHECKPOINTS.iterdir()] == [token := CHECKPOINTS / TOKEN] and token.stat().st_mtime >= self._began:
+                token.unlink()
+                CHECKPOINTS.rmdir()
+        for parent in (folder.parent, folder.parent.parent):
+            with suppress(OSError):
+                parent.rmdir()
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
+
+    def _start_next_worker(self) -> None:
+        """Start a worker of a class that has none yet.
+
+        They start one after another: the imports of all at once would delay the first trial.
+        """
+        if time.monotonic() - max(self._started_at.values(), default=0.0) < NEXT_SECONDS:
+            return
+        for name in self._plan.workers:
+            if name not in self._workers:
+                self._workers[name] = self._start_worker(name)
+                self._started_at[name] = time.monotonic()
+                return
 
     def _revive(self) -> None:
         """Restart dead processes. If a worker dies again and again, its log gives the reason."""
@@ -134,12 +182,13 @@ class Supervisor:
             **urls_of(self._plan.socket),
             # A celeryconfig.py in the working directory is for the workers of a fleet or for another project.
             urls.IGNORE: "1",
+            urls.EMBEDDED: "1",
+            CONTROL_KEY_FILE: str(Path(self._plan.directory) / CONTROL_KEY),
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
         }
         slots = str(self._plan.workers[name])
-        arguments = ["-Q", name, "-c", slots, "-l", "INFO", "--without-gossip", "--without-mingle"]
-        command = [sys.executable, "-m", "celery", "-A", "shadho_celery", "worker", *arguments]
+        command = [sys.executable, "-m", "shadho_celery.worker", "--class", name, "--slots", slots]
         return self._spawn(command, worker_log(Path(self._plan.directory), name).name, environment)
 
     def _spawn(

@@ -10,17 +10,26 @@ from msgspec.structs import replace
 
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.folders import holds_files
-from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.hardware import ComputeClass, Machine, ram_bytes, usable_cores
+from shadho_celery.core.records import MachineRecord, Present, own_versions
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Params, Report, Result, Started, TrialState, whole
 from shadho_celery.executors.base import take
 from shadho_celery.objective.call import Objective, call
 from shadho_celery.objective.context import LocalContext
+from shadho_celery.study.recorder import Recorder
 
 INLINE_CLASS = "local"
 
 #: used in place of the machine's name, and of the id of its storage
 HOST = "this process"
 STORAGES = {HOST: "local"}
+
+
+def record_process(recorder: Recorder, at: float) -> None:
+    """Record that this process runs trials from now on, and on which machine it does."""
+    machine = Machine(host=HOST, cores=usable_cores().count, memory=ram_bytes())
+    present = Present(INLINE_CLASS, 1, MachineRecord.of(machine, own_versions()))
+    recorder.see({HOST}, at, lambda name: present)
 
 
 class LocalExecutor:
@@ -49,8 +58,8 @@ class LocalExecutor:
         self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))
 
     def _start(self, attempt: Attempt) -> None:
-        started = Started(number=attempt.number, attempt=attempt.attempt, host=HOST, at=self._clock.wall())
-        self._events.append(started)
+        at = self._clock.wall()
+        self._events.append(Started(number=attempt.number, attempt=attempt.attempt, host=HOST, at=at, worker=HOST))
 
     def _report(self, attempt: Attempt, step: int, loss: float) -> Report:
         at = self._clock.wall()

@@ -82,7 +82,7 @@ class _Bracket:
 
     @property
     def filling(self) -> int | None:
-        """The first rung that lacks trials, counted from `first`, or None."""
+        """Index of the lowest rung to which trials must still be added (0 is rung `first`), or None."""
         return next((place for place, size in enumerate(self.sizes) if self.added[place] < size), None)
 
     @property
@@ -98,7 +98,7 @@ class Dehb:
     In the first bracket, individuals are drawn and promoted as in successive halving. In the other brackets of
     Hyperband's first cycle, the lowest rung evolves. From the second cycle on, every trial is a step of the evolution,
     and its parents are the best of the next lower budget. A trial replaces its target at once if its loss is not
-    higher. A failed trial never does. While all started brackets wait for results, the next bracket starts.
+    higher. A failed trial replaces nothing. While all started brackets wait for results, the next bracket starts.
     """
 
     present = Round()
@@ -120,7 +120,8 @@ class Dehb:
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
         _, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
-        return [Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)]
+        budget = self._budgets[job.rung]
+        return [Wanted(budget=budget, rung=job.rung, origin=job.origin, params=params, sampler="dehb")]
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

@@ -64,7 +64,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         name = name or words("fidelity")
         if not isinstance(settings, Mapping):
-            raise UsageError("%s: %s is no dict of settings; %s", name, short(settings, 60), _FORM)
+            raise UsageError("%s: %s is not a dict of settings; %s", name, short(settings, 60), _FORM)
         refuse_foreign(settings, cls.__struct_fields__, _ELSEWHERE, "fidelity", _FORM)
         if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
             raise UsageError("%s: how: %s; %s", name, _unknown(how), _FORM)

@@ -160,7 +160,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
-        raise UsageError("%s: %s is not one; %s", words("pruner"), short(given, 60), _FORM)
+        raise UsageError("%s: %s is not a pruner; %s", words("pruner"), short(given, 60), _FORM)
     how = settings.get("how")
     if not isinstance(how, str) or how not in PRUNERS:
         raise UsageError("%s: %s; %s", words("pruner"), _unknown(how), _FORM)
@@ -170,7 +170,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
             raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
-        # Not `>=`, because a bound may be NaN.
+        # `>=` would accept NaN, which a bound may be.
         if not read.lower < read.upper:
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
         return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
@@ -336,7 +336,9 @@ class Pruning:
         return "no trial has reported a loss, so the pruner stops none: call context.report(step, loss)"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
-        """Record a report. Return whether its trial should stop; then each later report returns True, too."""
+        """Record a report. Return whether the trial should stop. After a first True, each later report of the trial
+        returns True, too.
+        """
         number, step = trial.number, report.step
         self._has_reports = True
         self._note_growth(report)

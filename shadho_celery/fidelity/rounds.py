@@ -25,6 +25,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     origin: int | None = None
     #: its params, if the rounds propose trials themselves; None to ask the sampler
     params: Params | None = None
+    #: name of the rounds that propose these params
+    sampler: str | None = None
     #: number of new draws of the search until the end of this round, including cancelled draws; None if it is not fixed
     drawn: int | None = None
     #: number of new draws that its round still needs, including this one; they may all be drawn at once

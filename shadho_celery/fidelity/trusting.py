@@ -13,7 +13,7 @@ from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.study.rungs import LATEST, agreement
 
-#: the first draws, this many, go through all rungs; and of the later draws, one in this many
+#: number of first draws that go through all rungs; of the later draws, one in this many also does
 PILOTS, PROBE = 4, 12
 #: no trial starts on a rung if the product of trust from there up to the top is below this
 ENOUGH = 0.3

@@ -32,8 +32,9 @@ MIN_SHARE = 0.1
 HOPELESS_AFTER = 2
 #: number of workers on which a trial may fail before its failure is accepted in any case
 MAX_OPINIONS = 3
-#: a failure is accepted if it took longer than this times the mean seconds of a successful trial: black holes fail fast
-PATIENCE = 3.0
+#: a failure is accepted if it took longer than both this times the mean seconds of a successful trial and this many
+#: seconds: black holes fail fast, but a busy machine may take a second to fail
+PATIENCE, FAST_SECONDS = 3.0, 5.0
 #: weight of the latest trial in the mean seconds of successful trials
 DECAY = 0.2
 
@@ -100,24 +101,28 @@ class CircuitBreaker:
         self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, able: Set[str]) -> bool:
-        """Record a failure. Return whether it is accepted as the trial's result, without a try on another worker."""
+        """Record a failure. Return True if the trial's result is this failure, and False if another worker should try
+        the trial.
+        """
         kind = kind_of(result.outcome.error)
         self._had[kind].add(result.worker)
-        if len(self._had[kind]) > 1 or not able - {result.worker}:
+        if len(self._had[kind]) > 1:
             self._known.add(kind)
+        is_alone = not able - {result.worker}
         earlier = self._doubted.get(result.number, [])
         # A trial returns to the same worker only if no other worker took it.
         has_returned = result.worker in {worker for worker, _ in earlier}
         failures = [*earlier, (result.worker, kind)]
         others = able - {worker for worker, _ in failures}
-        is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > PATIENCE * self._seconds
+        is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > max(PATIENCE * self._seconds, FAST_SECONDS)
         is_asked = bool(others) and not has_returned and len(failures) < MAX_OPINIONS
         if is_asked and not is_slow and kind not in self._known:
             self._doubted[result.number] = failures
             self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
             return False
         self._doubted.pop(result.number, None)
-        unexplained = {worker for worker, how in failures if how not in self._known}
+        # A worker that is alone goes on. Once another worker has joined, the next failure of this kind is tried there.
+        unexplained = set() if is_alone else {worker for worker, how in failures if how not in self._known}
         cleared = self._cleared(worker for worker, _ in failures)
         known = kind if kind in self._known else None
         self.unsaid += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]

@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 import redis
+from msgspec import structs
 
+from shadho_celery.core.actions import Answer
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import CodeVersion, Sources
@@ -25,9 +27,11 @@ from shadho_celery.fleet.dispatch import Dispatch, queue_of
 from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
+from shadho_celery.study.recorder import Recorder
 from shadho_celery.transport import broker, urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
+from shadho_celery.transport.control import Inbox, Request
 from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import ANY_CODE, Progress, of_other_protocols
@@ -52,7 +56,8 @@ class QueueExecutor:
     for attempts that an earlier scheduler left running. Without it, all workers are on this machine, and the workers of
     an earlier scheduler are gone. A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete
     after `gang_wait_seconds` gives its slots back and ends LOST. `fence` is the fencing number of the study's lock in
-    its store.
+    its store. `control` signs the requests to this scheduler, which `requests` returns; None to refuse them. `recorder`
+    is told which workers come and go.
 
     Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
     """
@@ -71,21 +76,34 @@ class QueueExecutor:
         gang_wait_seconds: float = GANG_WAIT_SECONDS,
         clock: Clock | None = None,
         signer: Signer = UNSIGNED,
+        control: Signer | None = None,
         fence: int = 0,
         name: str = "",
         progress: Callable[[], Progress | None] = lambda: None,
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
         objectives: Objectives | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._adopt, self._module, self._publisher = adopt, module, publisher
         #: counts the refused events, leases and keys (`forged`)
-        self.channel = channel = SchedulerChannel(client, study, signer, fence)
+        self._inbox = None if control is None else Inbox(client, study, fence, control)
+        self.channel = channel = SchedulerChannel(client, study, signer, fence, self._inbox)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
         #: live workers as of the last `poll`
-        self.workers = workers = Workers(client, study, module, weight, signer, code=code, name=name, progress=progress)
+        self.workers = workers = Workers(
+            *(client, study, module, weight, signer),
+            code=code,
+            name=name,
+            progress=progress,
+            fence=fence,
+            control=None if control is None else control.fingerprint,
+        )
+        self._recorder = recorder
+        #: workers that were present when the recorder was last told
+        self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
         live.on_end = self._note_end
         template = Payload(
@@ -209,6 +227,7 @@ class QueueExecutor:
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
+            self._record_workers()
             if unclaimed and self._dispatch.refusal is None:
                 # Their trials get new attempts, which do not count as retries. The old messages will be refused.
                 self._take_back(unclaimed, running=False)
@@ -253,6 +272,23 @@ class QueueExecutor:
             with outages_pass():
                 self._take_back(attempts, running=running, pruned=pruned)
 
+    def set_trial_timeout(self, seconds: float | None) -> None:
+        """Stop the trials that are sent from now on after this many seconds; None for never."""
+        self._dispatch.template = structs.replace(self._dispatch.template, timeout=seconds)
+
+    def requests(self) -> Sequence[Request]:
+        """Return the requests to this scheduler since the last call. `answer` must be called for each."""
+        if self._inbox is None:
+            return ()
+        found, self._inbox.waiting = self._inbox.waiting, []
+        return found
+
+    def answer(self, request: Request, answer: Answer) -> None:
+        """Send the answer to a request. While Redis is unavailable the answer is dropped, and the request expires."""
+        if self._inbox is not None:
+            with outages_pass():
+                self._inbox.answer(request, answer)
+
     def close(self) -> None:
         try:
             with suppress(redis.RedisError):
@@ -274,6 +310,13 @@ class QueueExecutor:
         with suppress(redis.RedisError):
             self.channel.unlock()
         self._publisher.close()
+
+    def _record_workers(self) -> None:
+        """Record the workers that have come or gone since the last call."""
+        present = self.workers.present
+        if self._recorder is not None and present is not self._recorded:
+            self._recorder.see(present, self._clock.wall(), self.workers.describe, self.workers.leaving)
+            self._recorded = present
 
     def _confirm(self) -> None:
         """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the lock."""

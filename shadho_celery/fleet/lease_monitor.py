@@ -14,6 +14,8 @@ from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 
 #: seconds between two looks at workers, leases and other studies
 LOOK_SECONDS = 1.0
+#: the same while there is no worker and no attempt in flight
+WAIT_SECONDS = 0.1
 
 #: maximum mean number of announcements and leases read per second: on a large fleet, looks are less frequent
 READ_PER_SECOND = 5000
@@ -57,13 +59,15 @@ class LeaseMonitor:
     _lease_seconds: float = field(default_factory=configured_lease)
 
     def look(self, now: float) -> list[tuple[int, int]]:
-        """Update the live workers and find lost attempts. Do nothing until the next look is due (LOOK_SECONDS).
+        """Update the live workers and find lost attempts. Do nothing until the next look is due.
 
         `now` is the time of the first request to Redis in this turn. Returns the (number, attempt) pairs that no worker
         claims and that should be taken back. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
-        if now - self._looked_at < max(LOOK_SECONDS, self._read / READ_PER_SECOND):
+        # A study without workers waits for the first one.
+        seconds = LOOK_SECONDS if self.workers.able or self.in_flight else WAIT_SECONDS
+        if now - self._looked_at < max(seconds, self._read / READ_PER_SECOND):
             return []
         self._looked_at = now
         self.channel.repair()

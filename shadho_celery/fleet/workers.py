@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
+from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import (
     ANNOUNCE_SECONDS,
@@ -77,6 +78,9 @@ class Workers:
     #: the study's name and progress, which are announced for people
     name: str = ""
     progress: Callable[[], Progress | None] = lambda: None
+    #: fence of the scheduler's lock, and fingerprint of the key of the requests that it obeys, or None
+    fence: int = 0
+    control: str | None = None
 
     def __post_init__(self) -> None:
         self._workers = Registry(self.client, Worker, self.signer)
@@ -91,6 +95,9 @@ class Workers:
         self.able: set[str] = set()
         #: names of workers that could run its trials but are quarantined
         self.quarantined: set[str] = set()
+        #: workers that may run its trials, and those of them that drain; a new set after each change
+        self.present: frozenset[str] = frozenset()
+        self._draining: set[str] = set()
         #: warning about a worker with another version of the code, and the time since which it has it, by name
         self._other_code: dict[str, tuple[str, float]] = {}
         #: compute classes of the able workers
@@ -115,6 +122,9 @@ class Workers:
         }
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
         self.able = ours.keys() - self.quarantined
+        self._draining = {name for name in self.present if name in self.announced and self.announced[name].draining}
+        if self.present != (present := self.able | self._draining):
+            self.present = frozenset(present)
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
             by_class[ours[name].compute_class][name] = ours[name]
@@ -143,11 +153,32 @@ class Workers:
             for host, busy in _busy_by_host(workers, in_flight[name]).items():
                 self._note((name, host), known.hosts[host] - busy, now)
         # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
-        announced = StudyWants(name=self.name, progress=self.progress(), weight=self.weight, wants=wants, turns=turns)
+        announced = StudyWants(
+            name=self.name,
+            progress=self.progress(),
+            fence=self.fence,
+            control=self.control,
+            weight=self.weight,
+            wants=wants,
+            turns=turns,
+        )
         is_new = self._studies.announce(self.study, announced)
         if is_new or self._is_late(now):
             self._known_since = now
         self._looked_at = now
+
+    def describe(self, name: str) -> Present:
+        """Return what is recorded of an announced worker."""
+        worker = self.announced[name]
+        return Present(worker.compute_class, worker.slots, MachineRecord.of(worker.machine, worker.versions))
+
+    def leaving(self, name: str) -> Leaving:
+        """Return why a worker is no longer present."""
+        if name in self.quarantined:
+            return Leaving.QUARANTINED
+        if name in self.announced:
+            return Leaving.UNFIT
+        return Leaving.STOPPED if self._workers.has_left(name) else Leaving.LOST
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
         """Return the classes with the current turns, which depend on the slot seconds that `sent` has used so far."""
@@ -333,7 +364,7 @@ class Turns:
         ]
         if len(beside) == len(turn.others):
             return None
-        # Studies that are ahead leave these slots to the studies that are not. If this is the only such study, it may
+        # These slots are for the studies that are not ahead of their shares. If this is the only such study, it may
         # also fill the gaps between the trials of the studies that are ahead.
         left = math.ceil(sum(turn.parts) - ROUNDING) - sum(part > 0 for part in beside)
         return max(left, 0 if beside else 1) or None

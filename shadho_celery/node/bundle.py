@@ -34,9 +34,16 @@ class Bundle:
     """
 
     def __init__(
-        self, channel: WorkerChannel, payload: Payload, attempts: Sequence[Attempt], clock: Clock, host: str
+        self,
+        channel: WorkerChannel,
+        payload: Payload,
+        attempts: Sequence[Attempt],
+        clock: Clock,
+        host: str,
+        *,
+        slot: int | None = None,
     ) -> None:
-        """`host` is the name of this machine."""
+        """`host` is the name of this machine, and `slot` the number of the slot that runs the attempts."""
         self.payload = payload
         #: random name of this delivery of the message, by which Redis recognises a repeated call
         self.delivery = uuid.uuid4().hex[:8]
@@ -45,6 +52,7 @@ class Bundle:
         self._channel = channel
         self._clock = clock
         self._host = host
+        self._slot = slot
         #: claimed attempts that are not started yet, and results that are not sent yet
         self._waiting: deque[Attempt] = deque()
         self._results: list[Result] = []
@@ -58,7 +66,8 @@ class Bundle:
         """
         with self._lock:
             asked = [*self.unclaimed][:count]
-            who: dict[str, Any] = {"host": self._host, "worker": self._channel.worker, "at": self._clock.wall()}
+            who: dict[str, Any] = {"host": self._host, "worker": self._channel.worker, "slot": self._slot}
+            who["at"] = self._clock.wall()
             answers = self._send([Started(number=each.number, attempt=each.attempt, **who) for each in asked])
             for attempt, answer in zip(asked, answers, strict=True):
                 self.unclaimed.popleft()

@@ -1,4 +1,4 @@
-"""Heartbeat: a worker announces itself, and takes messages only while no study has opened its circuit breaker."""
+"""Heartbeat: a worker announces itself, and takes messages while it is not drained and no circuit breaker is open."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.leases import Leases
+from shadho_celery.node.logs import tell
 from shadho_celery.transport.channel import Breaker, Quarantine
+from shadho_celery.transport.drains import Drain, Drains
 from shadho_celery.transport.refused_messages import AreRefused
-from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker
+from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
 #: seconds between two announcements
 ANNOUNCE_EVERY = 5.0
+
+#: seconds between two checks whether the worker is drained
+DRAIN_EVERY = 2.0
 
 #: milliseconds for which no other worker of a class starts to delete refused messages
 DROP_MS = 5000
@@ -33,9 +38,20 @@ class Heartbeat:
     """One worker's announcements and circuit breakers. `beat` is for one thread, other methods are for any thread."""
 
     def __init__(
-        self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock, *, signer: Signer = UNSIGNED
+        self,
+        client: redis.Redis,
+        name: str,
+        worker: Worker,
+        leases: Leases,
+        clock: Clock,
+        *,
+        signer: Signer = UNSIGNED,
+        control: Signer | None = None,
     ) -> None:
-        """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers."""
+        """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers.
+
+        `control` is the signer of the drains that this worker obeys; None to refuse them.
+        """
         self._client = client
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
@@ -44,6 +60,9 @@ class Heartbeat:
         #: other live workers that share this worker's cores, and whether this user of Redis may look for them
         self.neighbours: Collection[Worker] = ()
         self._may_look = True
+        self._drains = None if control is None else Drains(client, control)
+        #: who has drained this worker; None if it is not drained
+        self.drain_by: Drain | None = None
         self._name = name
         self._worker = worker
         self._leases = leases
@@ -52,7 +71,7 @@ class Heartbeat:
         self._is_draining = False
         #: number of trials that have ended on this worker
         self._ended = 0
-        self._announced_at = clock.now()
+        self._announced_at = self._drain_read_at = clock.now()
         #: receives the messages, once the worker is announced
         self.consumer: Consumer | None = None
         self._lock = threading.Lock()
@@ -62,6 +81,8 @@ class Heartbeat:
     def announce(self, consumer: Consumer | None = None) -> None:
         """Announce this worker to the schedulers until `withdraw`. `consumer` receives its messages."""
         self.consumer = consumer
+        if consumer is not None and self.drain_by is not None:
+            consumer.pause("drain")
         self._is_announced.set()
         self._announce_now()
         with suppress(redis.RedisError):
@@ -70,14 +91,15 @@ class Heartbeat:
     def check(self) -> None:
         """Try the commands of Redis that a worker needs: read announcements, and withdraw one that does not exist.
 
-        Raises redis-py's errors.
+        This also finds out whether the worker is drained, before it gets messages. Raises redis-py's errors.
         """
         self._studies.living()
+        self._follow_drain()
         self._meet_neighbours()
         self._workers.withdraw(self._name)
 
     def drain(self) -> None:
-        """Announce from now on that this worker takes no more messages."""
+        """Announce from now on that this worker takes no more messages because it ends."""
         self._is_draining = True
         if self._is_announced.is_set():
             self._announce_now()
@@ -86,6 +108,7 @@ class Heartbeat:
         """Withdraw this worker's announcement, so that schedulers send no new trials to it."""
         self._is_announced.clear()
         try:
+            self._workers.note_leaving(self._name)
             self._workers.withdraw(self._name)
             if self._may_look:
                 self._host.leave()
@@ -119,6 +142,9 @@ class Heartbeat:
         """
         if self._breakers:
             self._follow_breakers()
+        if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
+            self._follow_drain()
+            self._drain_read_at = self._clock.now()
         if self.consumer is not None and has_free_slot:
             self.consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
         if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
@@ -164,6 +190,32 @@ class Heartbeat:
             if not self._breakers and self.consumer is not None:
                 self.consumer.resume()
 
+    def _follow_drain(self) -> None:
+        """Read whether this worker is drained, and pause or resume its messages. Raises redis-py's errors."""
+        if self._drains is None:
+            return
+        try:
+            drain = self._drains.find(place_of(self._name))
+        except redis.exceptions.NoPermissionError:
+            self._drains, drain = None, None
+            with self._lock:
+                self._worker = replace(self._worker, control=None)
+            log.warning(
+                "this worker's Redis user may not read shadho:drains, so it cannot be drained; load "
+                "deploy/redis/users.acl again"
+            )
+        before, self.drain_by = self.drain_by, drain
+        if (before is None) == (drain is None):
+            return
+        if drain is None:
+            tell("undrained: this worker takes trials again")
+        else:
+            tell(f"drained by {drain.by}: running trials finish, and no others are taken until it is undrained")
+        if self.consumer is not None:
+            (self.consumer.resume if drain is None else self.consumer.pause)("drain")
+        if self._is_announced.is_set():
+            self._announce_now()
+
     def _meet_neighbours(self) -> None:
         """Look for other workers that share this worker's cores. If it is announced, make it visible to them.
 
@@ -185,13 +237,15 @@ class Heartbeat:
     def _announce(self) -> None:
         with self._lock:
             studies = self._leases.studies()
+            is_drained = self.drain_by is not None
             worker = replace(
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]),
                 studies=studies,
                 ended=self._ended,
-                quarantined=bool(self._breakers) or self._is_draining,
-                draining=self._is_draining,
+                quarantined=bool(self._breakers) or self._is_draining or is_drained,
+                draining=self._is_draining or is_drained,
+                drained=is_drained,
             )
         self._workers.announce(self._name, worker)
 

@@ -131,7 +131,7 @@ class Leases:
         # If the trial has ended since the request to Redis, there is nothing to stop.
         if self._while_live(lease, ask):
             interrupt = partial(lease.runner.stop_trial, Interrupt)
-            for seconds, act in ((INTERRUPT_SECONDS, interrupt), (STOP_SECONDS, lease.runner.kill)):
+            for seconds, act in ((INTERRUPT_SECONDS, interrupt), (STOP_SECONDS, lease.runner.replace)):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))
                 timer.daemon = True
                 timer.start()

@@ -85,7 +85,7 @@ class ShippedCode:
         for name, content in files.items():
             path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In one step, because a process may be reading it.
+            # The folder appears in one step, because a process may be reading it.
             with replacing(path) as file:
                 file.write(content)
 

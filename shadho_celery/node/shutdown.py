@@ -1,5 +1,7 @@
 """Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
 
+An embedded worker ends at once at any signal, because its broker ends with it.
+
 Celery's own handlers also let running tasks finish. But at a second signal they end tasks in ways that Celery's thread
 pool does not support, and they do not know the slots' processes and the claimed attempts.
 """
@@ -20,6 +22,7 @@ from celery.worker import state
 
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
+from shadho_celery.transport import urls
 
 #: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
 #: process then ends in any case, and the leases run out
@@ -32,20 +35,22 @@ THREAD = "shadho-shutdown"
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     """Handles SIGINT, SIGTERM and SIGQUIT, from before the worker connects until its process ends.
 
-    SIGQUIT, and SIGINT after any other signal, end the worker at once. Further signals change nothing.
+    SIGQUIT, SIGINT after any other signal, and each signal to an embedded worker end the worker at once. Further
+    signals change nothing.
     """
 
     def start(self, worker: Any) -> None:
         self._worker = worker
         self._slots: Slots = worker.app.shadho_slots
         self._is_stopping = self._is_ending = False
+        self._is_embedded = os.environ.get(urls.EMBEDDED) == "1"
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
         # If the worker has had a SIGHUP, Celery would restart it when it ends.
         atexit.unregister(_reload_current_worker)
-        is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping)
+        is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping) or self._is_embedded
         if is_second and not self._is_ending:
             self._is_stopping = self._is_ending = True
             self._stop(128 + number, self._end)
@@ -74,3 +79,6 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         running = len(self._slots.leases)
         tell("stopping at once" + (f"; running trials to give back: {running}" if running else ""))
         self._slots.close()
+        if self._is_embedded:
+            # Celery would take up to a second to notice, and return messages to a broker that ends.
+            os._exit(self._worker.exitcode)

@@ -24,6 +24,7 @@ from shadho_celery.core.failures import headline
 from shadho_celery.core.folders import study_folder
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.records import own_versions
 from shadho_celery.core.trial import (
     WELL,
     Attempt,
@@ -48,6 +49,7 @@ from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_path
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
+from shadho_celery.runner.starting import ForkServers
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, Shipping, WorkerChannel
 from shadho_celery.transport.logs import WorkerLogs
@@ -92,12 +94,16 @@ class Slots:
         checkpoints: Path,
         address: str,
         signer: Signer = UNSIGNED,
+        control: Signer | None = None,
         code_folder: Path | None = None,
+        fork_servers: ForkServers | None = None,
     ) -> None:
         """`imports` are the only modules whose objectives may run here, except code that studies ship.
 
+        `signer` signs messages and events. `control` signs the drains that this worker obeys, or is None.
         Shipped code is accepted only with a `code_folder`, and stored there. `address` is the one by which the fleet's
-        other machines reach this machine. Raises UsageError for a name that cannot be announced.
+        other machines reach this machine. `fork_servers` start the slots' processes, and are closed with this object.
+        Raises UsageError for a name that cannot be announced.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
@@ -108,10 +114,11 @@ class Slots:
         self._clock = SystemClock()
         self._lines = TrialLines()
         self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
-        environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
+        self._fork_servers = fork_servers or ForkServers()
         # Each warning about incomplete logs is logged once.
-        complain = cache(partial(log.warning, "%s"))
-        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, complain) for each in environments]
+        run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
+        environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
+        self._runners = [run({**each, "SHADHO_HOST": address}) for each in environments]
         self._core_share = CoreShare(machine, count)
         #: other workers that shared the host's cores at the last beat
         self._neighbours: Collection[Worker] | None = None
@@ -128,9 +135,7 @@ class Slots:
         self._declined: list[Callable[[], object]] = []
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
-        self._shipped_code = (
-            None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
-        )
+        self._shipped_code = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
         self.worker = _announced(
             key=signer.fingerprint,
             compute_class=compute_class,
@@ -138,9 +143,13 @@ class Slots:
             imports=imports,
             accepts_code=code_folder is not None,
             machine=asdict(machine),
+            versions=own_versions(),
             storage=storage_id(checkpoints),
+            control=None if control is None else control.fingerprint,
         )
-        self.heartbeat = Heartbeat(client, self.name, self.worker, self.leases, self._clock, signer=signer)
+        self.heartbeat = Heartbeat(
+            client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
+        )
 
     def check(self) -> None:
         """Try commands of Redis that a worker needs, without an effect. Raises ServiceError if Redis refuses them."""
@@ -159,6 +168,7 @@ class Slots:
         """End the processes and withdraw the announcement. The slots' threads give back attempts that still run."""
         self._closing.set()
         self.leases.close()
+        self._fork_servers.close()
         # In parallel, because each process takes a few hundredths of a second.
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
@@ -170,14 +180,14 @@ class Slots:
     def run(self, payload: Payload) -> None:
         """Run a message's attempts one after another, except those that this worker declines.
 
-        Raises NotMine if this worker stops, was not started with their module, has another version of the code, or has
-        an open circuit breaker.
+        Raises NotMine if this worker stops or is drained, was not started with their module, has another version of the
+        code, or has an open circuit breaker.
         """
         if self.heartbeat.consumer is not None:
             self.heartbeat.consumer.note_message()
         if self._closing.is_set():
             raise NotMine("this worker stops")
-        if reason := self._lacks(payload):
+        if reason := "this worker is drained" if self.heartbeat.drain_by is not None else self._lacks(payload):
             if self._is_void(payload):
                 return
             # The message returns to its queue for another worker. Without the pause, it would circulate fast.
@@ -192,7 +202,7 @@ class Slots:
             if payload.replica is not None:
                 self._run_replica(slot, payload, payload.replica, uuid.uuid4().hex[:8])
             else:
-                self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock, self._host))
+                self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock, self._host, slot=slot))
         except redis.RedisError as error:
             if not self._closing.is_set():
                 raise
@@ -432,18 +442,12 @@ class Slots:
         rank = 0 if payload.replica is None else payload.replica.rank
         shipped = self._shipped_code if payload.is_shipped else None
         return RunAttempt(
-            attempt=attempt,
-            study=payload.name,
-            module=payload.module,
-            code=payload.code,
+            payload=replace(payload, attempts=[attempt]),
             folder="" if shipped is None else str(shipped.folder(payload)),
             checkpoint_dir=f"{study_folder(self._checkpoints, payload.study)}/{whose}",
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self.worker.compute_class,
             slot=slot,
-            timeout=payload.timeout,
-            replica=payload.replica,
-            objectives=payload.objectives,
             encrypted=bool(self.signer.fingerprint),
         )
 

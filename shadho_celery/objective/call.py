@@ -122,7 +122,7 @@ def _is_suspended(objective: Any) -> bool:
 
 
 def wants_context(objective: Objective) -> bool:
-    """Return whether `objective` gets the context: its second positional argument is called so, or has no default."""
+    """Return whether `objective` gets the context: its second argument is called context, or has no default."""
     try:
         parameters = inspect.signature(objective).parameters.values()
     except (TypeError, ValueError):

@@ -14,6 +14,8 @@ from typing import Any
 from shadho_celery.core.trial import Memory
 
 _RESET = Path("/proc/self/clear_refs")
+_ROLLUP = Path("/proc/self/smaps_rollup")
+_SHARED = re.compile(rb"^Shared_Dirty: *(\d+) kB$", re.MULTILINE)
 _VMSTAT = Path("/proc/vmstat")
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -36,7 +38,9 @@ class PeakMemory:
     Memory of child processes is not counted. Of GPU memory, only that of torch's tensors is counted. Never raises.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: int = 0) -> None:
+        """`shared` are bytes that are not counted, because this process shares them with others."""
+        self._shared = shared
         # If a trial has broken torch or its GPU, the next trial's own error describes it better.
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
@@ -44,7 +48,7 @@ class PeakMemory:
         # The system sets the peak to the current resident memory (Linux).
         self._was_reset = False
         with suppress(OSError):
-            # Not with `open`, which takes several times as long for each trial.
+            # `os.open` is used, because `open` takes several times as long for each trial.
             descriptor = os.open(_RESET, os.O_WRONLY)
             try:
                 os.write(descriptor, b"5")
@@ -58,13 +62,26 @@ class PeakMemory:
         That is so for GPU memory without a GPU, and for RAM if the system cannot reset the peak of the process.
         """
         if memory is Memory.HOST:
-            return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if self._was_reset else None
+            if not self._was_reset:
+                return None
+            return max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._shared)
         with suppress(Exception):
-            # Not the reserved memory, which the allocator keeps from trial to trial. For the first trial on the GPU
-            # no peak was reset, but no earlier trial has contributed to it either.
+            # The peak of reserved memory would be wrong, because the allocator keeps that memory from trial to trial.
+            # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
             if (cuda := _cuda()) is not None:
                 return int(cuda.max_memory_allocated()) or None
         return None
+
+
+def shared_memory() -> int:
+    """Return the bytes that this process has in common with the process from which it was forked; 0 if unknown.
+
+    Programs and libraries on disk are not included.
+    """
+    with suppress(OSError):
+        found = _SHARED.search(_ROLLUP.read_bytes())
+        return 1024 * int(found[1]) if found else 0
+    return 0
 
 
 def _cuda() -> Any:

@@ -100,7 +100,7 @@ def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | N
     facts: dict[str, Any] = _losses(returned, objectives) if objectives else {"loss": _loss(returned)}
     if "constraints" in returned:
         facts["constraints"] = _numbers(returned["constraints"], "constraints")
-    # Not by its length: this also ends for a mapping with a wrong length or without an end.
+    # The mapping's own length is not used: it may be wrong, or the mapping may never end.
     keys = list(islice(returned, MAX_KEYS + 1))
     metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key in facts)}
     kept, dropped = _fitting(metrics)

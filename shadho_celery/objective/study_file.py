@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import line_of, one_line, short
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.late_import import OF_HYPEROPT, load_late
+from shadho_celery.core.late_import import load_hyperopt_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
-from shadho_celery.core.settings import SETTINGS, StudySettings, read_settings
+from shadho_celery.core.settings import SETTINGS, read_settings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective
@@ -44,11 +44,6 @@ class StudyFile:
     #: version of its sources, without the space
     code: CodeVersion = field(default_factory=CodeVersion)
 
-    @property
-    def settings(self) -> StudySettings:
-        """The settings in STUDY, with defaults for those that it does not have."""
-        return StudySettings(**self.stated)
-
 
 def load(module: str) -> StudyFile:
     """Import `module` and read its names. Raises UsageError with cause and remedy if it is not a study file."""
@@ -66,7 +61,7 @@ def load(module: str) -> StudyFile:
             f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
         )
     here = Path.cwd()
-    load_late(OF_HYPEROPT)
+    load_hyperopt_late()
     try:
         with within(f"the import of {name}"):
             imported = importlib.import_module(name)
@@ -82,7 +77,7 @@ def load(module: str) -> StudyFile:
     finally:
         # Store and state are in the folder of the command, even if the file changes the working directory for its data.
         os.chdir(here)
-    # Not with hasattr: a module may compute its attributes and fail.
+    # hasattr is not used: a module may compute its attributes and fail.
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
         raise UsageError(f"{name} is not a study file: it lacks {' and '.join(missing)}; see the README's first study")
@@ -129,7 +124,7 @@ def refuse_nested(module: str = "") -> None:
     if what:
         raise NestedStart(
             f"a study on workers is started within {what}, where each trial would start its own workers; start it "
-            "outside, or search within the trial without workers"
+            "outside, or use no workers for a search within a trial"
         )
 
 
@@ -164,14 +159,41 @@ def module_name(given: str) -> str:
 
 
 def cores_per_trial(modules: Iterable[str]) -> int:
-    """Return the largest STUDY["cores"] of `modules`, at least 1. It is read from their text, without an import.
+    """Return the largest STUDY["cores"] of `modules`, at least 1. It is read from their text."""
+    return max([1, *(value for value in _written(modules, "cores") if isinstance(value, int))])
+
+
+def preloaded(modules: Iterable[str]) -> list[str]:
+    """Return the installed modules that STUDY["preload"] of `modules` names. They are read from their text."""
+    lists = [value for value in _written(modules, "preload") if isinstance(value, (list, tuple))]
+    names = dict.fromkeys(name for each in lists for name in each if isinstance(name, str))
+    return [name for name in names if name.replace(".", "_").isidentifier() and _is_library(name)]
+
+
+def _written(modules: Iterable[str], key: str) -> list[object]:
+    """Return the values of one key in `literal_settings` of `modules`.
 
     A worker's own process imports no study, to save the memory and start-up time of torch and similar libraries.
     """
-    origins = [spec.origin for spec in map(_spec, modules) if spec is not None]
-    paths = [Path(origin) for origin in origins if origin and origin.endswith(".py")]
-    stated = [pair for path in paths for pairs in _literal_studies(path) for pair in pairs]
-    return max([1, *(value for key, value in stated if key == "cores" and isinstance(value, int))])
+    return [stated[key] for stated in map(literal_settings, modules) if stated and key in stated]
+
+
+def _is_library(name: str) -> bool:
+    """Return whether the import of a module gets an installed one."""
+    top = _spec(name.partition(".")[0])
+    return top is not None and top.origin is not None and (top.origin == "built-in" or is_installed(top.origin))
+
+
+def literal_settings(module: str) -> dict[str, object] | None:
+    """Return the settings in a study's STUDY that are literals, read from its text, without an import.
+
+    Returns None if the study file cannot be found.
+    """
+    spec = _found(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    pairs = [pair for pairs in _literal_studies(Path(spec.origin)) for pair in pairs]
+    return {key: value for key, value in pairs if isinstance(key, str) and value is not None}
 
 
 def _refuse_twice(path: Path) -> None:
@@ -185,7 +207,7 @@ def _refuse_twice(path: Path) -> None:
 def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
     """Yield the pairs of key and value of each dict that a file assigns to STUDY.
 
-    They are read from the text of the file; None stands for a key or a value that is not a constant.
+    They are read from the text of the file; None stands for a key or a value that is not a literal.
     """
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -200,10 +222,14 @@ def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
             case _:
                 continue
         if any(isinstance(target, ast.Name) and target.id == "STUDY" for target in targets):
-            yield [
-                (getattr(key, "value", None), getattr(value, "value", None))
-                for key, value in zip(study.keys, study.values, strict=True)
-            ]
+            yield [(_literal(key), _literal(value)) for key, value in zip(study.keys, study.values, strict=True)]
+
+
+def _literal(node: ast.expr | None) -> object:
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def failed_sources(module: str, error: BaseException) -> CodeVersion:
@@ -234,7 +260,7 @@ def _refuse_no_module(name: str) -> None:
 
 
 def refuse_libraries(modules: Iterable[str]) -> None:
-    """Raise UsageError for a study with the name of a library, because one of them would be imported for the other."""
+    """Raise UsageError for a study with the name of a library, because Python may import one in place of the other."""
     for name in modules:
         top = name.partition(".")[0]
         if (library := library_named(top)) and (file := _own_file(name)) and not _is_copy(name, file):
@@ -292,6 +318,11 @@ def _checked(name: str, stated: object) -> dict[str, object]:
         refusal = UsageError("%s: %s", name, error)
         refusal.stated = frozenset(SETTINGS)
         raise refusal from None
+    if own := [library for library in settings.preload if not _is_library(library)]:
+        raise UsageError(
+            f'{name}: STUDY["preload"]: {short(own[0], 60)} is not an installed library; name libraries that the study '
+            "imports, not its own modules"
+        )
     # `read_settings` has replaced `direction` by `objectives`.
     keys = ["objectives" if key == "direction" else key for key in stated]
     return {key: getattr(settings, key) for key in keys}

@@ -19,7 +19,7 @@ class Load(Protocol):
         """Return the number of slots of a class that live attempts use."""
 
     def running(self) -> Mapping[str, int]:
-        """Return by machine the number of slots that live attempts use, or may only use there."""
+        """Return for each machine the number of slots of live attempts that run there, or that may only run there."""
 
 
 class Slot(NamedTuple):
@@ -70,7 +70,7 @@ class Policy(Protocol):
         """
 
     def wants(self) -> Mapping[str, int]:
-        """Return by subspace, or for WHOLE, how many trials should be drawn ahead now."""
+        """Return for each subspace, or for WHOLE, how many trials should be drawn ahead now."""
 
     def offer(self, trials: Sequence[Trial]) -> None:
         """Add trials drawn ahead, from which `pick` may choose. They are of one subspace or WHOLE, in drawn order."""

@@ -43,7 +43,8 @@ class CostPolicy:
     The greatest index is taken. A subspace without trials in the pool is represented by its next trial. If one sampler
     draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
 
-    Backlogs and prices converge to the dual variables of the linear program of the best placement. Sources: MaxWeight,
+    Backlogs approach the dual variables of the shares in the linear program of the best placement, and prices those
+    of the classes' time. Sources: MaxWeight,
     Tassiulas and Ephremides, IEEE TAC 37, 1992, where k reduces the effect of noise; for the prices, dual subgradient
     steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: the price of a class rises if there is more
     demand than it can serve.
@@ -117,8 +118,18 @@ class CostPolicy:
         trial = self._pool.trials[drawn]
         return Choice(trial, overdue=self._pool.take(drawn))
 
+    def prices(self, subspace: str) -> Mapping[str, float]:
+        """Return the price of a second on each live class for the trials of a subspace, 1 on geometric average.
+
+        A single class has no price.
+        """
+        if len(self._classes) < 2:
+            return {}
+        row = self._prices[0 if self._pool.is_whole else self._model.row_of[subspace]]
+        return dict(zip(self._classes, np.exp(row).tolist(), strict=True))
+
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
-        """Return by row the logarithms of the subspaces' indices on a class; -inf for a subspace without a backlog."""
+        """Return the logarithms of the subspaces' indices on a class, by row; -inf for a subspace without a backlog."""
         if self._known != (known := (self._model.durations.version, self._budget)):
             self._known = known
             seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)

@@ -85,7 +85,7 @@ class Pool:
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
-        """Return by part how many trials should be drawn now. Parts that need none are left out."""
+        """Return for each part how many trials should be drawn now. Parts that need none are left out."""
         missing = {name: size - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
@@ -139,7 +139,7 @@ class Pool:
         trial = self.trials.pop(place)
         self.in_part[self._parts[place]] -= 1
         del self._parts[place], self._functions[place], self._sent_before[place]
-        # In place, because `np.delete` takes five times as long.
+        # The arrays are changed in place, because `np.delete` takes five times as long.
         for each in (self._departures, self.rows):
             each[place:-1] = each[place + 1 :]
         self._departures, self.rows = self._departures[:-1], self.rows[:-1]

@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 HOPELESS = 5
 #: fraction of its share that a failing subspace, or the least promising one, keeps
 FLOOR = 0.1
+#: fraction of all trials that is divided by the probabilities alone when the shares follow a sampler's outlook
+LED_FLOOR = 0.1
 #: number of losses before a subspace can be judged; number of latest losses used; and the fraction of them that is the
 #: lower tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
@@ -51,6 +53,12 @@ class Shares(Protocol):
 
         The unit is a trial of a subspace with an average share. The next subspace in turn comes first.
         """
+
+    #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
+    follows: bool
+
+    def follow(self, outlook: Mapping[str, float]) -> None:
+        """Divide the next trials by this outlook (`WholeSampler.outlook`)."""
 
     def quotas(self, trials: int) -> dict[str, int]:
         """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
@@ -85,6 +93,7 @@ class UniformShares:
     """
 
     fixed = True
+    follows = False
     #: True if a subspace whose trials all fail gets fewer trials
     lowers_failing = False
 
@@ -129,6 +138,9 @@ class UniformShares:
             part.progress = had / (part.weight * len(self._parts))
             part.turn = -part.weight / (2 * had + 1)
 
+    def follow(self, outlook: Mapping[str, float]) -> None:
+        """Ignore the outlook: these shares do not depend on losses."""
+
     def quotas(self, trials: int) -> dict[str, int]:
         if self._quotas[0] != trials or not self._quotas[1]:
             self._quotas = trials, self._dealt_by_rule(trials)
@@ -164,16 +176,18 @@ class PaperShares(UniformShares):
 
 
 class PromiseShares(UniformShares):
-    """Shares by promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share.
+    """Shares by promise: a subspace that will probably not beat the best loss gets less, down to a tenth of its share.
 
     A subspace's promise is the probability that its next trial has the best loss so far at its budget, see `promise`.
     Counts of past trials decay, so that a change of promise soon takes effect.
     """
 
-    fixed = False
+    fixed, follows = False, True
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
+        #: latest outlook, which replaces the promises; empty if there is none
+        self._outlook: Mapping[str, float] = {}
         self._even = np.array(list(probabilities.values()), dtype=float)
         #: latest losses by subspace, each with its trial's budget
         self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in probabilities}
@@ -190,7 +204,14 @@ class PromiseShares(UniformShares):
         self._count(*self._parts.values())
 
     def tell(self, trial: Trial) -> None:
+        part = self._parts.get(trial.subspace)
+        was_failing = part is not None and part.only_fails
         super().tell(trial)
+        if self._outlook:
+            # A resumed study, which gets all results before the outlook, must have the same shares.
+            if part is not None and part.only_fails is not was_failing:
+                self.follow(self._outlook)
+            return
         # Failed and pruned trials, and those that violate a constraint, count with an infinite loss, so that failing
         # subspaces are judged, too. With several losses, the first one is used.
         if trial.state in COUNTED and trial.subspace in self._losses:
@@ -200,6 +221,15 @@ class PromiseShares(UniformShares):
             self._new += 1
             if self._new >= RENEW_RESULTS:
                 self._weigh()
+
+    def follow(self, outlook: Mapping[str, float]) -> None:
+        self._outlook = outlook
+        gains = [0.0 if part.only_fails else outlook[name] for name, part in self._parts.items()]
+        # The square root makes shares less extreme: a model may be wrong about a subspace of which it has seen few
+        # trials.
+        wanted = self._even * np.sqrt(gains)
+        wanted = wanted if wanted.any() else self._even
+        self._use(LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum())
 
     def _weigh(self) -> None:
         self._new = 0
@@ -216,7 +246,10 @@ class PromiseShares(UniformShares):
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         relative = np.where([part.only_fails for part in self._parts.values()], 0.0, relative)
-        weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
+        self._use(self._even * (FLOOR + (1.0 - FLOOR) * relative))
+
+    def _use(self, weights: Array) -> None:
+        """Divide the next trials by these weights."""
         for part, weight in zip(self._parts.values(), (weights / weights.sum()).tolist(), strict=True):
             part.weight = weight
         self._count(*self._parts.values())

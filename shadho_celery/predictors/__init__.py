@@ -2,7 +2,7 @@
 
 May use: core, space, store. Other rooms use `cost_model`. `durations`, `budgets`, `param_effects` and `neighbours`
 predict seconds, and `feasibility` predicts failures and memory. `declared_cost` reads the study file's costs.
-`features` converts params to numbers, and `likeness` compares them.
+`features` converts params to numbers and compares them.
 
 Speeds must be learned from few trials. Log seconds are a sum of effects of the subspace, the class, the pair of both,
 and the params. Each effect is estimated closer to 0 the less evidence there is. Memory depends on params and class.

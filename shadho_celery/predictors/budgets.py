@@ -195,8 +195,8 @@ class OwnRuns:
     def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:
         """Learn the log seconds per unit of work of a run on a class.
 
-        `expected` are the log seconds predicted without the trial's own runs, by column. They are needed if there are
-        earlier runs.
+        `expected` are the log seconds predicted without the trial's own runs, by column. `expected` must be given for a
+        trial that has earlier runs.
         """
         if expected is not None and origin in self._runs:
             self._pairs.append((work - float(expected[column]), self._mean(origin, expected)))

@@ -23,8 +23,6 @@ from shadho_celery.space.split import Subspace
 #: function of subspace and params that returns a number to which the seconds are assumed to be proportional
 DeclaredCost = Callable[[str, Params], float]
 
-QUANTILES = (0.1, 0.5, 0.9)
-
 #: shorter trials count as this many seconds, because their differences do not matter to a scheduler
 LEAST_SECONDS = 1e-3
 #: seconds of the most complex subspace divided by those of the simplest one, assumed if no cost is declared
@@ -213,32 +211,37 @@ class CostModel:
         value = min(max(centre + departure / part, highest + math.log(LEAST_PART)), highest)
         return _Timing(row, column, value, max(part, LEAST_PART) ** 2, centre + departure)
 
-    def seconds(
-        self,
-        subspace: str,
-        compute_class: str,
-        params_list: Sequence[Params],
-        *,
-        quantiles: Sequence[float] = QUANTILES,
-        budget: float | None = None,
-        behind: float = 0.0,
-    ) -> Array:
-        """Return quantiles of the predicted seconds of n sets of params on a class, shape (n, q).
+    @property
+    def has_learned(self) -> bool:
+        """True once the model has learned from a trial."""
+        return any(self.durations.by_column)
 
-        `behind` is the budget that checkpoints cover. Raises KeyError for an unknown subspace. Before there are trials,
-        the median is one second at a declared cost and a budget of 1.
+    def seconds(
+        self, subspace: str, compute_class: str, params_list: Sequence[Params], *, budget: float | None = None
+    ) -> Array:
+        """Return the median of the predicted seconds of n sets of params on a class, shape (n,).
+
+        Raises KeyError for an unknown subspace. Before there are trials, the median is one second at a declared cost
+        and a budget of 1.
         """
-        row, column = self.row_of[subspace], self._column_of(compute_class)
+        return self.seconds_on(subspace, [compute_class], params_list, budget=budget)[:, 0]
+
+    def seconds_on(
+        self, subspace: str, classes: Sequence[str], params_list: Sequence[Params], *, budget: float | None = None
+    ) -> Array:
+        """Return what `seconds` returns for each of several classes, shape (n, classes)."""
+        row, columns, past = self.row_of[subspace], [self._column_of(n) for n in classes], self._past[subspace]
         estimate = self.durations.estimate()
-        spread = math.hypot(estimate.noise, float(estimate.deviation[row, column]))
-        departures = self._past[subspace].departures(
-            self._rows(subspace, params_list, [budget]), np.asarray(quantiles), estimate.mean[row], spread
-        )
-        units = budget and (budget - behind if budget > behind else budget)
-        centre = estimate.mean[row, column] + np.array([self._offset(subspace, each, units) for each in params_list])
-        if budget and (startup := self.budgets.startup(subspace, compute_class)) > 0:
-            centre = np.logaddexp(centre, math.log(startup))
-        return np.asarray(np.exp(centre[:, None] + departures))
+        rows = self._rows(subspace, params_list, [budget])
+        offsets = np.array([self._offset(subspace, each, budget) for each in params_list])[:, None]
+        logs = estimate.mean[row, columns] + offsets
+        if budget and self.budgets:
+            logs = np.logaddexp(logs, self._log_startups(classes)[row])
+        spreads = np.hypot(estimate.noise, estimate.deviation[row, columns]).tolist()
+        # The spread, which differs between classes, matters only while there are few trials.
+        spreads = spreads[:1] if past.are_enough else spreads
+        departures = [past.departures(rows, estimate.mean[row], spread) for spread in spreads]
+        return np.asarray(np.exp(logs + np.array(departures).T))
 
     def memory(
         self,
@@ -247,7 +250,6 @@ class CostModel:
         classes: Sequence[str],
         memory: Memory = Memory.HOST,
         *,
-        quantile: float = 0.5,
         budget: float | None = None,
     ) -> Array | None:
         """Return the predicted peak bytes of n sets of params, shape (n,), or None without measurements on `classes`.
@@ -258,10 +260,8 @@ class CostModel:
         pasts = [self._memory[key] for key in keys if key in self._memory]
         if not pasts:
             return None
-        rows, levels = self._rows(subspace, params_list, [budget]), np.array([quantile])
-        logs = [
-            past.middle + past.departures(rows, levels, np.array([past.middle]), _MEMORY_SPREAD)[:, 0] for past in pasts
-        ]
+        rows = self._rows(subspace, params_list, [budget])
+        logs = [past.middle + past.departures(rows, np.array([past.middle]), _MEMORY_SPREAD) for past in pasts]
         return np.asarray(np.exp(np.max(logs, axis=0)))
 
     def tell_out_of_memory(self, trial: Trial, compute_class: str, memory: Memory) -> None:
@@ -294,6 +294,11 @@ class CostModel:
             return logs
         offsets = self._typical_offsets(budget)
         return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
+
+    def typical_seconds(self, classes: Sequence[str]) -> Array:
+        """Return the predicted seconds of typical trials without a budget, shape (subspaces, classes)."""
+        total, count = self._declared_logs
+        return np.asarray(np.exp(self.log_seconds(classes) + (total / np.maximum(count, 1.0))[:, None]))
 
     def _typical_offsets(self, budget: float) -> Array:
         """Return the log of the budget times the geometric mean of the declared costs, shape (subspaces, 1)."""

@@ -79,7 +79,9 @@ class Durations:
         self._trials, self._estimated_at, self._estimate = 0, -1, None
 
     def tell(self, row: int, column: int, log_seconds: float, weight: float = 1.0) -> None:
-        """Learn from a trial of a pair, with its log seconds. The variance of its noise is divided by `weight`."""
+        """Learn from a trial of the subspace `row` on the class `column`, which took this many log seconds. The
+        variance of its noise is divided by `weight`.
+        """
         estimate = self.estimate()
         count = int(self._told[0, row, column])
         if count >= 5:

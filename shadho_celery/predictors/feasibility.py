@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
-from scipy.special import expit, logit
+import scipy
 
 from shadho_celery.core.trial import Params
-from shadho_celery.predictors.features import Array, features
-from shadho_celery.predictors.likeness import likeness
+from shadho_celery.predictors.features import Array, features, likeness
 from shadho_celery.space.domains import Domain
 
 #: prior variances in the log odds: of the constant, of the sum over single labels, and of the sum over pairs of labels
@@ -46,7 +45,7 @@ class FailureModel:
         """`prior` is the probability of the outcome before there are trials."""
         self._domains = domains
         self._is_numeric = [domain.is_numeric for domain in domains.values()]
-        self._level = float(logit(prior))
+        self._prior = prior
         self._rows: list[Array] = []
         self._outcomes: list[bool] = []
         #: rows of the last fit, and the effect of each trial on the log odds
@@ -55,6 +54,11 @@ class FailureModel:
         self.any = False
         self._new = 0
         self._due = False
+
+    @cached_property
+    def _level(self) -> float:
+        """Prior mean of the log odds."""
+        return float(scipy.special.logit(self._prior))
 
     def tell(self, params: Params, outcome: bool) -> None:
         """Learn from an ended trial. `outcome` is True if it had the outcome."""
@@ -73,7 +77,7 @@ class FailureModel:
         if self._due:
             self._fit()
         rows, pulls = self._fitted
-        return np.asarray(expit(self._level + self._kernel(self._features(params_list), rows) @ pulls))
+        return np.asarray(scipy.special.expit(self._level + self._kernel(self._features(params_list), rows) @ pulls))
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
@@ -84,11 +88,11 @@ class FailureModel:
         kernel = self._kernel(rows, rows)
         odds = pulls = np.zeros(len(rows))
         for _ in range(STEPS):
-            chances = expit(self._level + odds)
+            chances = scipy.special.expit(self._level + odds)
             roots = np.sqrt(chances * (1.0 - chances))
             target = roots**2 * odds + values - chances
-            factor = cho_factor(np.eye(len(rows)) + roots[:, None] * kernel * roots, lower=True)
-            pulls = target - roots * cho_solve(factor, roots * (kernel @ target))
+            factor = scipy.linalg.cho_factor(np.eye(len(rows)) + roots[:, None] * kernel * roots, lower=True)
+            pulls = target - roots * scipy.linalg.cho_solve(factor, roots * (kernel @ target))
             step = kernel @ pulls - odds
             odds = odds + step
             if np.abs(step).max(initial=0.0) < SMALL_STEP:

@@ -17,7 +17,7 @@ MIN_TRIALS = 2 * NEIGHBOURS
 EXAMINED, EXAMINED_LATER = 200, 8
 #: weight of the newest error in the moving average of errors
 DECAY = 0.02
-#: normal quantiles that are added to the departures while there are few trials
+#: quantiles of a normal distribution that are added to the departures while there are few trials
 STANDING_IN = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
 #: number of trials from which on they are no longer added
 ENOUGH = 20
@@ -39,7 +39,7 @@ class Neighbours:
         self._groups = np.empty(MEMORY, dtype=np.intp)
         self._told = 0
         #: last query about all trials and its answer: the same query is made for each waiting trial in each turn
-        self._typical: tuple[object, Array] | None = None
+        self._typical: tuple[object, float] | None = None
         #: mean absolute errors of recent predictions from the neighbours, and from all trials
         self._errors = np.zeros(2)
 
@@ -50,6 +50,11 @@ class Neighbours:
     def are_useful(self) -> bool:
         """Predictions from the neighbours are better than those from all trials."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
+
+    @property
+    def are_enough(self) -> bool:
+        """There are so many trials that no spread is assumed."""
+        return self._told >= ENOUGH
 
     @property
     def middle(self) -> float:
@@ -67,24 +72,23 @@ class Neighbours:
         self._told += 1
         self._typical = None
 
-    def departures(self, rows: Array, quantiles: Array, centres: Array, spread: float) -> Array:
-        """Return quantiles of the departures from the centre that are expected at `rows`, shape (n, q).
+    def departures(self, rows: Array, centres: Array, spread: float) -> Array:
+        """Return the median departure from the centre that is expected at each of `rows`, shape (n,).
 
         `rows` have shape (n, d). `spread` is the standard deviation that is assumed while there are few trials.
         """
         if not self.are_useful:
-            return np.tile(self._typical_departures(quantiles, centres, spread), (len(rows), 1))
-        near: Array = np.quantile(self._departures(centres)[self._nearest(rows)], quantiles, axis=1).T
-        return near
+            return np.full(len(rows), self._typical_departure(centres, spread))
+        return np.asarray(np.quantile(self._departures(centres)[self._nearest(rows)], 0.5, axis=1))
 
-    def _typical_departures(self, quantiles: Array, centres: Array, spread: float) -> Array:
-        """Return quantiles of the departures of all trials, shape (q,)."""
-        asked = quantiles.tobytes(), centres.tobytes(), spread
+    def _typical_departure(self, centres: Array, spread: float) -> float:
+        """Return the median departure of all trials."""
+        asked = centres.tobytes(), None if self.are_enough else spread
         if self._typical is None or self._typical[0] != asked:
             known = self._departures(centres)
-            if len(known) < ENOUGH:
+            if not self.are_enough:
                 known = np.concatenate([known, STANDING_IN * spread])
-            self._typical = asked, np.quantile(known, quantiles)
+            self._typical = asked, median(known)
         return self._typical[1]
 
     def _departures(self, centres: Array) -> Array:

@@ -1,7 +1,7 @@
 """Effects of params on the seconds of a subspace's trials, which differ between compute classes.
 
 Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, and g_c belongs to
-class c. If g_c is flat for all c, the classes differ only in speed. f and g_c are Gaussian processes with the kernel in
+class c. If g_c is flat for all c, the classes differ only in speed. f and g_c are Gaussian processes with the kernel
 `likeness`, written as linear models in a few basis functions. The variances of f, of g_c and of the noise are estimated
 from the trials (empirical Bayes), so params without effect have almost no weight. Sources: Williams, Seeger, "Using the
 Nyström Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006,
@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
-from shadho_celery.predictors.features import Array, features
-from shadho_celery.predictors.likeness import likeness
+from shadho_celery.predictors.features import Array, features, likeness
 from shadho_celery.space.split import Subspace
 
 #: number of draws from the subspace from which the basis functions are made; fraction of the kernel's variance that the
@@ -96,19 +95,17 @@ class Basis:
 class Regression:
     """Bayesian linear regression with a part common to all groups and a part for each group. Data are kept as sums."""
 
-    def __init__(self, functions: int, groups: int) -> None:
+    def __init__(self, functions: int) -> None:
         size = functions + 1
         #: by group: sums of products of functions, of functions times value, of squared values; and number of trials
-        self._products = np.zeros((groups, size, size))
-        self._sums = np.zeros((groups, size))
-        self._squares = np.zeros(groups)
-        self._counts = np.zeros(groups)
+        self._products = np.zeros((0, size, size))
+        self._sums = np.zeros((0, size))
+        self._squares, self._counts, self._centres = np.zeros((3, 0))
         self._shared, self._own, self._noise = SHARED, OWN, NOISE
         #: coefficients by group, shape (groups, functions + 1), the constant first
-        self._coefficients = np.zeros((groups, size))
+        self._coefficients = np.zeros((0, size))
         #: the common part of the coefficients
         self._common = np.zeros(size)
-        self._centres = np.zeros(groups)
 
     def add_groups(self, groups: int) -> None:
         """Add groups until there are this many. For a new group, only the common part is known."""
@@ -191,7 +188,7 @@ class ParamEffects:
     def __init__(self, subspace: Subspace) -> None:
         self._subspace = subspace
         self._basis: Basis | None = None
-        self._regression = Regression(0, 0)
+        self._regression = Regression(0)
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
@@ -206,7 +203,7 @@ class ParamEffects:
 
     def forget(self) -> None:
         """Forget all trials."""
-        self._regression = Regression(self._basis.size if self._basis is not None else 0, 0)
+        self._regression = Regression(self._basis.size if self._basis is not None else 0)
         self._untold.clear()
         self._told = 0
 
@@ -217,7 +214,7 @@ class ParamEffects:
         """
         if self._basis is None:
             self._basis = Basis(self._subspace)
-            self._regression = Regression(self._basis.size, 0)
+            self._regression = Regression(self._basis.size)
         return self._basis.functions(self._basis.rows(params_list))
 
     def read(self, centres: Array) -> None:

@@ -30,10 +30,10 @@ from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
-from shadho_celery.samplers import unrepeated
 from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.samplers.hyperopt import new_document
 from shadho_celery.samplers.tpe import TpeSampler
+from shadho_celery.samplers.unrepeated import MakeUnrepeated
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete
 from shadho_celery.space.split import split
@@ -97,7 +97,7 @@ class Algorithm:
             raise UsageError(f"algo: {self._sampler} has no option {next(iter(options))}; only tpe.suggest has options")
         given = asdict(as_record(options, TpeOptions, "algo", _TPE_FORM))
         del given["verbose"]
-        return unrepeated(partial(TpeSampler, **{name: each for name, each in given.items() if each is not UNSET}))
+        return MakeUnrepeated(partial(TpeSampler, **{name: each for name, each in given.items() if each is not UNSET}))
 
 
 # The grid is missing, because an algorithm of hyperopt's cannot end the search.
@@ -271,8 +271,8 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
     for name, hint in space.items():
         if not isinstance(hint, Apply):
             raise InvalidAnnotatedParameter(
-                f"the annotation of {name!r} is no hp expression; write {name}: hp.uniform({name!r}, 0, 1), or pass "
-                "a space"
+                f"the annotation of {name!r} is not an hp expression; write {name}: hp.uniform({name!r}, 0, 1), or "
+                "pass a space"
             )
     return lambda values: fn(**values), space
 
@@ -352,5 +352,5 @@ def _save(trials: hyperopt.Trials, save_file: str) -> None:
             file.write(content)
     except OSError as error:
         raise UsageError(
-            f"trials_save_file {save_file} cannot be written: {error.strerror}; what it had before is whole"
+            f"trials_save_file {save_file} cannot be written: {error.strerror}; its earlier content is intact"
         ) from None

@@ -21,8 +21,8 @@ from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, Surface, UsageError, told
 from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
+from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.results.on_trial import OnTrial
-from shadho_celery.results.study import StudyResults
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.signals import STOPPED
 from shadho_celery.transport import urls
@@ -39,7 +39,7 @@ def search_on_workers(
     broker: str | None,
     redis: str | None,
     silent: bool,
-) -> StudyResults:
+) -> ShownStudy:
     """Run a study on workers to its end. The arguments are those of `minimize`."""
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     given = _given(settings)
@@ -74,7 +74,7 @@ def search_on_workers(
             )
 
 
-def _run(options: Options) -> StudyResults:
+def _run(options: Options) -> ShownStudy:
     file = study_file.load(options.study)
     with (
         told(Surface.WORKERS, {*file.stated}.difference(options.given)),
@@ -85,7 +85,7 @@ def _run(options: Options) -> StudyResults:
         # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)
     opened = session.opened
-    results = StudyResults(opened.store, opened.study.record, opened.plan.space.evaluate)
+    results = ShownStudy(opened.store, opened.study.record, opened.plan.space.evaluate)
     if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results
@@ -155,5 +155,7 @@ def _slots(workers: object) -> Mapping[str, int]:
     for name, slots in (workers or {}).items():
         is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
         if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):
-            raise UsageError(f'workers: {short({name: slots}, 60)} is no class with its slots; such as {{"cpu": 4}}')
+            raise UsageError(
+                f'workers: {short({name: slots}, 60)} is not a class with its number of slots; write {{"cpu": 4}}'
+            )
     return workers or {}

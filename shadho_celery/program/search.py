@@ -8,9 +8,9 @@ from typing import Any
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.objective.call import Objective, check_objective
+from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.program.study import Study
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.study import StudyResults
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.base import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
@@ -50,7 +50,7 @@ def minimize(
     trial_timeout: float | None = None,
     on_trial: OnTrial | None = None,
     warm_start: WarmStartSource | None = None,
-) -> StudyResults:
+) -> ShownStudy:
     """Search for the params with the least loss.
 
     `objective` is a function of a point of `space` (a hyperopt expression). Trials run one after another in this
@@ -89,7 +89,7 @@ def _search_here(
     *,
     on_trial: OnTrial | None,
     progress: bool | None,
-) -> StudyResults:
+) -> ShownStudy:
     """Search in this process. Arguments are checked before a study is recorded."""
     check_objective(objective, "the objective")
     if settings["trial_timeout"] is not None:

@@ -14,20 +14,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import listed, short
 from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, Surface, UsageError, told
-from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor
+from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.notices import warn
+from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.study import StudyResults
+from shadho_celery.results.report import overview_of
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.base import MakeSampler
@@ -59,7 +60,7 @@ class AskedTrial:
     study: str
 
 
-class Study(StudyResults):
+class Study(ShownStudy):
     """A study in your own program: `ask` for trials and `tell` their results, or `run` an objective in this process.
 
     ::
@@ -137,6 +138,7 @@ class Study(StudyResults):
         self._study, self._plan = opened.study, opened.plan
         super().__init__(opened.store, self._study.record, self._plan.space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
+        record_process(self._study.recorder, self._study.clock.wall())
         #: thinning of the reports of each trial that was asked for, by the trial's number
         self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
         #: scheduler for `ask` and `tell`, created at the first `ask`
@@ -165,7 +167,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # The next `ask` creates a scheduler again, because shares and samplers count the trials at that time.
             self._loop = None
-            return known_points.enqueue(self._study, self._plan, points)
+            return len(known_points.enqueue(self._study, self._plan, points))
 
     @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
@@ -410,9 +412,7 @@ class Study(StudyResults):
     @property
     def _asked(self) -> str:
         """Text that names the trials that were asked for and have no result."""
-        numbers = sorted(self._by_hand.fetched)
-        more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
-        return f"trial {', '.join(map(str, numbers[:5]))}{more}"
+        return f"trial {listed(sorted(self._by_hand.fetched), 5)}"
 
     def _scheduler(self) -> Scheduler:
         """Return the scheduler of the trials that the caller evaluates."""
@@ -464,17 +464,36 @@ def _listed(points: object) -> list[Any]:
 
 
 def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
-    # rich is slow to import, and a search without a bar does not need it.
     is_seen = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
     if progress is False or (progress is None and not is_seen):
         scheduler.run(on_turn)
         return
-    from shadho_celery.program.progress import ProgressBar
-
-    with ProgressBar(scheduler) as update:
+    with _progress_bar(scheduler) as update:
 
         def shown() -> None:
             update()
             on_turn()
 
         scheduler.run(shown)
+
+
+@contextmanager
+def _progress_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
+    """Show a bar of the trials of a run, with the best loss so far. Yield the function that updates it."""
+    # rich is slow to import, and a search without a bar does not need it.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from shadho_celery.cli.console import PrintableConsole
+
+    words, study = TextColumn("{task.description}", markup=False), scheduler.study
+    console = PrintableConsole(stderr=True)
+    with Progress(words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task(study.name, total=scheduler.limits.trials)
+
+        def update() -> None:
+            bar.update(task, completed=study.counted, description=f"{study.name}: {overview_of(study).best_words}")
+
+        try:
+            yield update
+        finally:
+            update()

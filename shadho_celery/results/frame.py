@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shadho_celery.core.columns import Shown, names
 from shadho_celery.errors import UsageError
-from shadho_celery.results.trial import TrialResult
-from shadho_celery.results.values import Values
+from shadho_celery.results.trial import TrialResult, Values
 
 if TYPE_CHECKING:
     import pandas as pd

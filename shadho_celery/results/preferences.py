@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from shadho_celery.core.checks import listed
 from shadho_celery.core.trial import Params, Trial, TrialState
 
 #: minimum number of trials of a subspace before its params are examined
@@ -178,8 +179,7 @@ def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes
 
 def _in_words(found: Sequence[tuple[Any, ...]]) -> str:
     if len(found[0]) == 1:
-        more = f" and {len(found) - OPTIONS} more" if len(found) > OPTIONS else ""
-        return ", ".join(option for (option,) in found[:OPTIONS]) + more
+        return listed([option for (option,) in found], OPTIONS)
     least, most = (
         str(int(number)) if number.is_integer() and abs(number) < 1e9 else f"{number:.3g}"
         for number in (found[0][0], found[-1][-1])

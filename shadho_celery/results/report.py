@@ -14,13 +14,13 @@ from typing import Any
 from msgspec import Struct
 
 from shadho_celery import __version__
+from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
-from shadho_celery.results.trial import TrialResult
-from shadho_celery.results.values import Values
+from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import FailureCount, Failures
@@ -153,6 +153,8 @@ class StudyReport(Overview):
     #: number of trials by machine, and by version of the code
     hosts: Mapping[str, int]
     codes: Mapping[str, int]
+    #: what people have asked of it while it ran, with the answers
+    actions: Sequence[Action]
     #: seconds in which trials ran, without the pauses between runs
     active_seconds: float
     #: number of trials of earlier studies from which the study learned
@@ -218,6 +220,7 @@ def report_of(
         notices=[*_warnings(trials), *_faults(known, is_running=running_on is not None)],
         hosts=dict(sorted(store.tally(key, "host").items())),
         codes=store.tally(key, "code"),
+        actions=store.actions(key),
         active_seconds=trials.active_seconds(),
         warm_start=len(known.warm_start),
     )

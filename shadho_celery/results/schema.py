@@ -28,6 +28,11 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
     return {"number": trial.number, "values": _values(trial), **found, "loss": loss}
 
 
+def attempt_json(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an attempt of `Records.of_trial` as plain values for JSON."""
+    return {**attempt, "placed": {name: each._asdict() for name, each in attempt["placed"].items()}}
+
+
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
     """Return a study as plain values for JSON. Only the process that has run the study has a `run`."""
     record, counts = report.record, report.counts
@@ -67,6 +72,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "notices": [*report.notices, *(() if run is None else run.notices)],
         "hosts": dict(report.hosts),
         "codes": dict(report.codes),
+        "actions": [*map(to_builtins, report.actions)],
     }
 
 

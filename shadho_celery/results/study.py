@@ -5,22 +5,22 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below, is_locked
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, Surface, UsageError, told
+from shadho_celery.core.trial import MAX_COUNT, Params, Report, Trial, TrialState
+from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
+from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of
-from shadho_celery.results.trial import TrialResult, TrialResults
-from shadho_celery.results.values import Evaluate, Values
+from shadho_celery.results.trial import Evaluate, TrialResult, TrialResults, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -124,6 +124,11 @@ class StudyResults:
         return self._record.space
 
     @property
+    def tree(self) -> Mapping[str, Any] | None:
+        """The search space in the machine-readable form of `space.stored`, or None if the store has none."""
+        return self._record.tree
+
+    @property
     def store(self) -> str:
         """URL of its store, without a password."""
         return self._store.safe_url
@@ -150,13 +155,35 @@ class StudyResults:
 
     def trial(self, number: int) -> TrialResult:
         """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
-        for trial in self._store.trials(self.key, [number]):
+        # A database refuses numbers that are larger than its integers.
+        for trial in self._store.trials(self.key, [number] if 0 <= number <= MAX_COUNT else []):
             return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
         if number in numbers:
             raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
         known = f"its trials go from {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
+
+    @property
+    def records(self) -> Records:
+        """The attempts of its trials, and the workers and machines that have run them, as columns."""
+        return Records(self._store, self.key)
+
+    def rows(self, names: Sequence[str], numbers: Collection[int] | None = None) -> Iterator[Sequence[Any]]:
+        """Yield columns of all trials, or of those of `numbers`, as the store has them, in the order of their numbers.
+
+        The first column must be ``number``. Nothing is checked, so a value may be of any type.
+        """
+        return self._store.rows(self.key, names, numbers)
+
+    def reports(self, numbers: Collection[int] | None = None) -> list[Report]:
+        """Return the reports of all trials, or of those of `numbers`, by trial, attempt and step.
+
+        Their losses are in minimised form.
+        """
+        if numbers is None:
+            return self._store.reports(self._record.key)
+        return [report for number in sorted(numbers) for report in self._store.reports(self._record.key, number)]
 
     def below(self, trial: TrialResult) -> TrialResult | None:
         """Return the trial on the next lower rung that a promoted `trial` continues, or None."""
@@ -283,14 +310,15 @@ class StudyResults:
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
-        Raises StudyLocked if the study runs. The result lists the folders on the disks of other machines. A fleet may
-        still have messages of its trials, which `fleet.executor` and `rm` remove.
+        It waits for workers of this folder that are still ending. Raises StudyLocked if the study runs. The result
+        lists the folders on the disks of other machines. A fleet may still have messages of its trials, which
+        `fleet.executor` and `rm` remove.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
             if (where := store.holder(self.key, time.time())) is not None:
                 raise StudyLocked(f"study {self.name!r} is run by the scheduler on {where}; stop it first")
-            if is_locked(EMBEDDED / self.key / LOCK):
+            if is_locked(EMBEDDED / self.key / LOCK, LOCK_SECONDS):
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in a few seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
@@ -332,23 +360,3 @@ class RunningStudy(StudyResults):
         """End the study as if it had reached a limit: no further trial is sent, and running trials finish."""
         self.is_stopped = True
         self._end()
-
-
-@told(Surface.PYTHON)
-def load_study(store: str, name: str) -> StudyResults:
-    """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
-
-    The study may run meanwhile: each access reads what is recorded at that moment. Raises StudyNotFound, which names
-    the candidates if there are several, or StoreError.
-    """
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"a study's name is a text, not {short(name, 60)}")
-    opened = SqlStore(store, read_only=True)
-    return StudyResults(opened, opened.find(name))
-
-
-@told(Surface.PYTHON)
-def list_studies(store: str) -> list[StudyResults]:
-    """Return the studies of the store at a URL, the latest first. Raises StoreError."""
-    opened = SqlStore(store, read_only=True)
-    return [StudyResults(opened, record) for record in opened.records()]

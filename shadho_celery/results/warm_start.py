@@ -24,19 +24,20 @@ import numpy as np
 from hyperopt import STATUS_OK, base
 
 from shadho_celery.core.arguments import RESUME, WARM_START
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.compile import find_function
+from shadho_celery.space.describe import outermost_calls
 from shadho_celery.space.domains import Categorical
 from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
-from shadho_celery.space.stored import RestoredSpace, to_json
+from shadho_celery.space.stored import shown_options
+from shadho_celery.space.tree import evaluate
 from shadho_celery.store.sql import SqlStore
 
 #: for each trial, its params by label, and its loss as the objective returned it
@@ -131,12 +132,12 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
     total = len(source.trials) + sum(source.left_out.values())
     if not found:
         why = f": {_listed(left_out)}" if left_out else ""
-        raise UsageError(f"nothing of {source.name} can teach this study, of {total} trials{why}; give another source")
-    words = f"warm start: {len(found)} of {total} trials of {source.name} taught"
+        raise UsageError(f"none of {total} trials of {source.name} fits this study{why}; give another source")
+    words = f"warm start: learned from {len(found)} of {total} trials of {source.name}"
     parts = [
         _listed(left_out),
-        f"dropped, as the space lacks them: {_labels(dropped)}" if dropped else "",
-        f"drawn, as trials lack them: {_labels(drawn)}" if drawn else "",
+        f"dropped because the space lacks them: {listed(sorted(map(str, dropped)), _LISTED)}" if dropped else "",
+        f"drawn because trials lack them: {listed(sorted(map(str, drawn)), _LISTED)}" if drawn else "",
         source.note,
     ]
     words = "; ".join([words, *filter(None, parts)])
@@ -192,12 +193,6 @@ def _listed(left_out: Mapping[str, int]) -> str:
     more = f" and {sum(count for _, count in most[_LISTED:])} for other reasons" if len(most) > _LISTED else ""
     said = ", ".join(f"{count} {reason}" for reason, count in most[:_LISTED])
     return f"left out {said}{more}" if said else ""
-
-
-def _labels(labels: Mapping[str, int]) -> str:
-    names = sorted(map(str, labels))
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def read_source(
@@ -377,12 +372,8 @@ class _Reader:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._restored = RestoredSpace(to_json(space), find_function)
-        self._options = {
-            label: _Options(known.options, known.alike)
-            for label, known in self._restored.labels.items()
-            if known.options is not None
-        }
+        self._calls = outermost_calls(space.root)
+        self._options = {label: _Options(*shown_options(label, switch)) for label, switch in space.switches.items()}
         #: number of cells that were read as indexes of options, by label
         self._indexed = Counter[str]()
 
@@ -414,8 +405,21 @@ class _Reader:
         """
         if label in self._options:
             return self._options[label].of_value(shown)
-        is_same = label not in self._space.domains or _are_equal(self._restored.shown({label: drawn}, label), shown)
+        is_same = label not in self._space.domains or _are_equal(self._shown(label, drawn), shown)
         return drawn if is_same else str(shown)
+
+    def _shown(self, label: str, drawn: Any) -> Any:
+        """Return what the objective gets for a drawn value: that of the label's only expression, if there is one.
+
+        Return None if the expression fails.
+        """
+        calls = {*self._calls.get(label, ())}
+        if len(calls) != 1:
+            return drawn
+        with suppress(Exception):
+            value = evaluate(calls.pop(), {label: drawn}, {})
+            return value.item() if isinstance(value, np.generic) else value
+        return None
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -34,7 +34,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
-from shadho_celery.objective.memory import PeakMemory
+from shadho_celery.objective.memory import PeakMemory, shared_memory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
@@ -82,6 +82,8 @@ class Child:
         self._cleanup: Cleanup | None = None
         #: version of each module's imported code, or the reason why it could not be imported
         self._codes: dict[str, CodeVersion] = {}
+        #: bytes of memory that this process shares with the process from which it was forked
+        self._shared = 0
 
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe is closed."""
@@ -95,6 +97,7 @@ class Child:
             with suppress(BaseException):
                 self._study(name)
         self._cleanup = Cleanup()
+        self._shared = shared_memory()
         self._send(protocol.Ready(codes=self._codes))
         goes_on = True
         while goes_on:
@@ -122,7 +125,7 @@ class Child:
             # From now on, the new number of threads is restored after each trial.
             cleanup.note()
         if not self._has(order):
-            self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
+            self._send(protocol.Refused(order=order.order, code=self._codes[order.payload.module]))
             return False
         cleanup.divide_output(protocol.boundary(self._mark, order.order))
         outcome = self._outcome(order, cleanup.spares[2])
@@ -189,7 +192,7 @@ class Child:
         raise TrialStopped("the trial was cancelled or pruned")
 
     def _context(self, order: protocol.RunAttempt) -> LocalContext:
-        attempt, seat = order.attempt, order.replica
+        attempt, payload, seat = order.attempt, order.payload, order.payload.replica
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
@@ -221,7 +224,7 @@ class Child:
                 self._send(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
         return LocalContext(
-            study=order.study,
+            study=payload.name,
             trial=attempt.number,
             attempt=attempt.attempt,
             seed=attempt.seed,
@@ -231,9 +234,9 @@ class Child:
             slot=order.slot,
             budget=whole(attempt.budget),
             on_report=report,
-            objectives=order.objectives,
+            objectives=payload.objectives,
             stopped=self._stop.is_set,
-            timeout=order.timeout,
+            timeout=payload.timeout,
             timed_out=self._timed_out.is_set,
             slots=attempt.slots,
             replica=seat,
@@ -245,14 +248,15 @@ class Child:
 
     def _outcome(self, order: protocol.RunAttempt, output: int) -> Outcome:
         """Run an attempt to its end. `output` is a copy of the descriptor of standard error."""
-        attempt, timeout, is_replica = order.attempt, order.timeout, order.replica is not None
+        attempt, payload, is_replica = order.attempt, order.payload, order.payload.replica is not None
+        timeout = payload.timeout
         try:
-            objective, space = self._study(order.module)
+            objective, space = self._study(payload.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
         context = self._context(order)
         continued = None if attempt.origin is None else holds_files(Path(order.checkpoint_dir))
-        peak = PeakMemory()
+        peak = PeakMemory(self._shared)
         _seed(attempt.seed)
         if timeout is not None:
             # This traceback shows where a trial hangs, even in C code, where Python cannot raise an exception.
@@ -268,14 +272,14 @@ class Child:
                     context,
                     fatal=(ReplicaDone,) if is_replica else (),
                     # A replica's loss is not used: its coordinator returns the trial's loss.
-                    objectives=None if is_replica else order.objectives,
+                    objectives=None if is_replica else payload.objectives,
                 )
         except ReplicaDone:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang does not need it any more", seconds=0.0)
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
-        facts = {"memory": memory, "gpu_memory": gpu_memory, "code": self._codes[order.module].digest}
+        facts = {"memory": memory, "gpu_memory": gpu_memory, "code": self._codes[payload.module].digest}
         return replace(outcome, continued=continued, **facts)
 
     def _interruptible(self, objective: Objective) -> Objective:
@@ -301,11 +305,12 @@ class Child:
         if order.folder and order.folder != sys.path[0]:
             # A process uses one folder. It is searched before the working directory, which may contain an old copy.
             sys.path.insert(0, order.folder)
-        if not order.code:
+        module, code = order.payload.module, order.payload.code
+        if not code:
             return True
         with suppress(BaseException):
-            self._study(order.module)
-        return self._codes[order.module].digest == order.code
+            self._study(module)
+        return self._codes[module].digest == code
 
     def _study(self, module: str) -> _Study:
         """Return the interruptible objective of `module` and its compiled space."""
@@ -376,6 +381,8 @@ def change_threads(before: str, after: str) -> None:
     `before` is the number that was set before. A library with another number keeps it, because the study has set it.
     OpenMP stores its number per thread, so call this in the thread that runs the trials.
     """
+    if after == before:
+        return
     os.environ.update({name: told for name, told in thread_variables(after).items() if os.environ.get(name) == before})
     for library in [sys.modules[name] for name in _THREADED if name in sys.modules]:
         # Another version of the library may lack these functions.
@@ -391,4 +398,7 @@ def change_threads(before: str, after: str) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Serve on the socket whose descriptor is the first argument. The other arguments are the modules."""
+    if threads := os.environ.get(THREAD_VARIABLES[0]):
+        # What a prepared process has imported has one thread.
+        change_threads("1", threads)
     Child(socket.socket(fileno=int(arguments[0]))).serve(arguments[1:])

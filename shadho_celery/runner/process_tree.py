@@ -14,6 +14,8 @@ from contextlib import suppress
 
 #: environment variable that marks a trial's processes, so that they can be found if their reaper was killed
 MARK = "SHADHO_RUNNER"
+#: value of MARK in a prepared process, with the length of other values
+UNMARKED = "0" * 32
 
 #: seconds after which killing is given up: only processes that hang in the kernel or belong to another user live on
 KILL_SECONDS = 10.0

@@ -10,9 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import decoder
-from shadho_celery.core.code import CodeVersion, Digest
-from shadho_celery.core.objectives import Objectives
-from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome
 
 #: seconds after a trial's time limit at which its process is killed, if the trial has not returned
 HARD_SECONDS = 5.0
@@ -25,6 +25,12 @@ AHEAD_BYTES = 64_000
 
 #: maximum bytes of a record
 MAX_RECORD = 16_000_000
+
+#: exit code of a prepared process that cannot be forked
+UNFIT = 75
+
+#: maximum bytes of a request to start a process by a fork
+MAX_START = 64_000
 
 #: number that stands for no order; orders are counted from 1
 NO_ORDER = 0
@@ -42,12 +48,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     """To the process: run an attempt, after the attempts that were sent before."""
 
     order: int = NO_ORDER
-    attempt: Attempt
-    #: name of its study
-    study: str = ""
-    module: str
-    #: digest of the code that it needs; "" for any
-    code: Digest = ""
+    #: the message that the worker has got, with this attempt alone
+    payload: Payload
     checkpoint_dir: str
     #: folder of its code; "" for the working directory and PYTHONPATH
     folder: str = ""
@@ -55,14 +57,13 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     log: str = ""
     compute_class: str
     slot: int
-    #: its time limit in seconds
-    timeout: float | None = None
-    #: seat of the replica to run; None to run the attempt itself
-    replica: ReplicaSeat | None = None
-    #: losses of its study by name, with their directions; None for one loss without a name
-    objectives: Objectives | None = None
     #: True if the fleet has a signing key, so that the gang's connections are encrypted
     encrypted: bool = False
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt."""
+        return self.payload.attempts[0]
 
 
 class Recall(_Record, frozen=True, kw_only=True):

@@ -14,12 +14,13 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
 
 #: signals that must not end the reaper: when a service is stopped, all of its processes get them
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _notice_children() -> tuple[int, int]:
@@ -35,7 +36,7 @@ def _notice_children() -> tuple[int, int]:
 def _start_session(reaper: int) -> None:
     """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, *_IGNORED[1:]):
+    for number in (signal.SIGCHLD, *IGNORED[1:]):
         # SIGINT stays ignored: Ctrl-C at a terminal is for the scheduler.
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -49,8 +50,12 @@ def _start_session(reaper: int) -> None:
 
 def _wait(child: int, lifeline: int, noticed: int) -> int | None:
     """Wait for the child. Return its wait status, or None if the lifeline closed first."""
+    # select is not used, because it cannot wait for descriptors above 1,023.
+    poll = select.poll()
+    for each in (lifeline, noticed):
+        poll.register(each, select.POLLIN)
     while True:
-        readable, _, _ = select.select([lifeline, noticed], [], [])
+        readable = [each for each, _ in poll.poll()]
         with suppress(BlockingIOError):
             os.read(noticed, 4096)
         # This also collects the exit status of orphans that this process has adopted.
@@ -80,43 +85,52 @@ def _end_children(child: int) -> None:
         time.sleep(0.002)
 
 
-def _end_like(status: int | None) -> None:
+def _end_like(code: int) -> None:
     """End this process as the child ended: with its exit code, or by the same signal."""
-    if status is not None and os.WIFSIGNALED(status):
+    if code < 0:
         import resource
 
-        number = os.WTERMSIG(status)
         # A core dump of the child is useful, but one of this process is not.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF)
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
 
 
-def main() -> None:
-    """Run the `main` of the module named by the second argument. The first argument is the lifeline's descriptor."""
-    lifeline, module, *arguments = sys.argv[1:]
-    for number in _IGNORED:
+def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[int] = ()) -> int:
+    """Run `main` of a module in a child process, and end its process tree when it ends or the lifeline closes.
+
+    Return the child's exit code, or the negative number of the signal that ended it; 0 if the lifeline closed. In the
+    child itself, exit as a program does. `spare` are further descriptors of this process.
+    """
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     noticed, note = _notice_children()
     adopt_orphans()
+    own = {lifeline, noticed, note, *spare}
     reaper = os.getpid()
     child = os.fork()
     if child == 0:
-        for descriptor in (int(lifeline), noticed, note):
+        for descriptor in own:
             os.close(descriptor)
         _start_session(reaper)
         sys.argv = [module, *arguments]
         importlib.import_module(module).main(arguments)
-        return
+        sys.exit(0)
     # The child's descriptors must not be open in another process, or their readers would not see its end.
-    for descriptor in {*range(3, 256)} - {int(lifeline), noticed, note}:
+    for descriptor in {*range(3, 256)} - own:
         with suppress(OSError):
             os.close(descriptor)
-    status = _wait(child, int(lifeline), noticed)
+    status = _wait(child, lifeline, noticed)
     _end_children(child)
-    _end_like(status)
+    return 0 if status is None else os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    """Run `main` of the module named by the second argument. The first argument is the lifeline's descriptor."""
+    lifeline, module, *arguments = sys.argv[1:]
+    _end_like(run(int(lifeline), module, arguments))
 
 
 if __name__ == "__main__":

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-import os
-import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from urllib.parse import urlsplit
+from contextlib import suppress
 
-import msgspec
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import thread_variables
-from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState
-from shadho_celery.objective.memory import system_kills
+from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner import protocol
-from shadho_celery.runner.output import Output, unstamped
-from shadho_celery.runner.process_tree import MARK, kill_marked
+from shadho_celery.runner.output import unstamped
+from shadho_celery.runner.starting import Start, execute
+from shadho_celery.runner.trial_process import BrokenRecord, TrialProcess
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +34,6 @@ IMPORT_SECONDS = 300.0
 
 #: seconds to collect the ends of short trials while the process has more trials to run
 GATHER_SECONDS = 0.001
-
-
-#: prefixes of environment variables that trials do not get: our settings, and those with which clients of PostgreSQL,
-#: Redis and RabbitMQ log in
-_OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
-#: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
-_ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
-#: variable that names further variables for trials, joined by commas
-PASS = "SHADHO_PASS"
-
-#: seconds that a reaper has to kill its process tree
-END_SECONDS = 5.0
-
-#: Python's arguments for the reaper; -u (unbuffered) makes a trial's output complete even if it crashes
-_REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 
 
 class OtherCode(Exception):
@@ -79,11 +55,13 @@ class Runner:
         modules: Sequence[str],
         environment: Mapping[str, str],
         complain: Callable[[str], None] = log.warning,
+        start: Start = execute,
     ) -> None:
         """Import `modules` before the first trial, and add `environment` to the environment of the process.
 
-        `complain` is called with the reason why a trial's log is incomplete.
+        `complain` is called with the reason why a trial's log is incomplete. `start` starts the process.
         """
+        self._start_reaper = start
         self._modules = modules
         self._environment = dict(environment)
         self._complain = complain
@@ -113,11 +91,14 @@ class Runner:
         """
         if not orders:
             return
+        # If no process can be started, `run` will raise the error again.
+        with suppress(OSError):
+            self._send_ahead(self._started(orders[0].folder), orders)
+
+    def _send_ahead(self, process: TrialProcess, orders: Sequence[protocol.RunAttempt]) -> None:
         with self._lock:
-            try:
-                process = self._living(orders[0].folder)
-            except OSError:
-                # `run` will raise it again.
+            if process is not self._process:
+                # It was killed meanwhile.
                 return
             numbered, size = [], 0
             for order in orders:
@@ -128,7 +109,7 @@ class Runner:
                     numbered.pop()
                     break
             self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
-        # Not under the lock: stopping the trial or killing the process must not wait for the pipe.
+        # The lock is not held here: stopping the trial or killing the process must not wait for the pipe.
         process.send(*numbered)
 
     def recall(self) -> None:
@@ -169,7 +150,8 @@ class Runner:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
         limit, ended, reason = None, None, ""
         try:
-            limit = None if order.timeout is None else _TimeLimit(order.timeout, process, number)
+            timeout = order.payload.timeout
+            limit = None if timeout is None else _TimeLimit(timeout, process, number)
             ended = _converse(process, number, limit, on_report, on_gang, has_more=has_more)
         except BrokenRecord as error:
             reason = str(error)
@@ -198,7 +180,7 @@ class Runner:
             seconds=max(0.0, SystemClock().now() - began),
             out_of_memory=out_of_memory,
             log=last_lines or None,
-            code=order.code or None,
+            code=order.payload.code or None,
         )
 
     def codes(self) -> Mapping[str, CodeVersion]:
@@ -237,6 +219,14 @@ class Runner:
         if process is not None:
             process.kill()
 
+    def replace(self) -> None:
+        """Kill the process and its process tree, and start the next one meanwhile."""
+        with self._lock:
+            process = self._process
+            self._start_next()
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """Kill the process and its process tree, and never start another one."""
         with self._lock:
@@ -250,14 +240,27 @@ class Runner:
                 self._is_running = True
                 self._current, _ = self._ahead.popleft()
                 return self._process, self._current, bool(self._ahead)
-            process = self._living(order.folder)
+        process = self._started(order.folder)
+        with self._lock:
             self._last += 1
             self._is_running, self._current, number = True, self._last, self._last
         process.send(replace(order, order=number))
         return process, number, False
 
+    def _started(self, folder: str) -> TrialProcess:
+        """Return a process as `_living` does, and wait until it has started. Raises OSError."""
+        while True:
+            with self._lock:
+                process = self._living(folder)
+            if process.await_start():
+                return process
+            # The next one will be started in another way.
+            process.kill()
+
     def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:
-        """Note the end of an order. Kill the process if it cannot run another, or may run one that was taken back."""
+        """Note the end of an order. Kill the process if it cannot run another order, or may run an order that was taken
+        back.
+        """
         is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._is_running = False
@@ -267,8 +270,17 @@ class Runner:
             elif isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
             is_over = ended is not None and (is_unfit or self._is_recalled)
+            if (is_over or ended is None) and self._process is process:
+                self._start_next()
         if is_over:
             process.kill()
+
+    def _start_next(self) -> None:
+        """Start a process for the next trial, which need not wait until the current process has ended."""
+        self._process = None
+        # If it cannot be started, `run` will raise the error.
+        with suppress(OSError):
+            self._living(self._folder)
 
     def _living(self, folder: str) -> TrialProcess:
         """Return a process for the code in a folder that has nothing to run. Start a new process if needed.
@@ -287,7 +299,7 @@ class Runner:
             self._folder = folder
             # A process for shipped code imports its module at the first order, and none of this machine's modules.
             arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
-            self._process = TrialProcess(arguments, self._environment, self._complain)
+            self._process = TrialProcess(arguments, self._environment, self._complain, self._start_reaper)
         return self._process
 
 
@@ -328,7 +340,8 @@ class _TimeLimit:
                     left -= time.monotonic() - began
             is_over = self._over.is_set()
         if not is_over:
-            # Not inside the condition: if the process does not read, sending blocks, and `end` must not wait for that.
+            # The condition is released here: if the process does not read, sending blocks, and `end` must not wait for
+            # that.
             process.send(protocol.TimeUp(order=number))
         if self._over.wait(protocol.HARD_SECONDS):
             return
@@ -366,194 +379,3 @@ def _converse(
         else:
             return record
     return None
-
-
-class BrokenRecord(Exception):
-    """A slot's process sent something that is not a record."""
-
-
-class TrialProcess:
-    """One process of a slot, with its reaper, pipe and output. It starts when the object is created."""
-
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        complain: Callable[[str], None] = log.warning,
-    ) -> None:
-        """Start a process that runs `main` of the module ``arguments[0]``.
-
-        `main` gets the pipe's descriptor and the other arguments. `complain` is called with the reason why a trial's
-        log is incomplete. Raises OSError.
-        """
-        self.was_killed = False
-        #: version of each study module that the process has imported; empty until it is ready
-        self.codes: Mapping[str, CodeVersion] = {}
-        self._code: int | None = None
-        self._ready = threading.Event()
-        self._received = bytearray()
-        self._sending = threading.Lock()
-        self._ending = threading.Lock()
-        self._system_kills = system_kills()
-        self._mark = uuid.uuid4().hex
-        with ExitStack() as ours, ExitStack() as theirs:
-            self.output = Output(self._mark, complain)
-            ours.callback(self.output.close)
-            theirs.callback(self.output.end.close)
-            self._pipe, pipe = socket.socketpair()
-            ours.callback(self._close)
-            theirs.callback(pipe.close)
-            lifeline, self._lifeline = os.pipe()
-            ours.callback(os.close, self._lifeline)
-            theirs.callback(os.close, lifeline)
-            self._reaper = subprocess.Popen(
-                [sys.executable, *_REAPER, str(lifeline), arguments[0], str(pipe.fileno()), *arguments[1:]],
-                pass_fds=[lifeline, pipe.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.output.end,
-                stderr=subprocess.STDOUT,
-                env={**without_credentials(os.environ), **environment, MARK: self._mark},
-                # In a new session, Ctrl-C at the terminal does not reach the process.
-                start_new_session=True,
-            )
-            # It has started: our ends stay open.
-            ours.pop_all()
-        self.output.start()
-
-    def is_idle(self) -> bool:
-        """Return whether the process is alive and has sent no record, except that it is ready."""
-        if self.was_killed or self._code is not None or self._reaper.poll() is not None:
-            return False
-        with suppress(BrokenRecord, OSError, ValueError):
-            while self._received or select.select([self._pipe], [], [], 0)[0]:
-                if self._ready.is_set() or self.receive() is None:
-                    return False
-            return True
-        return False
-
-    def send(self, *records: protocol.ToChild) -> None:
-        """Send records to the process, or do nothing if it has died.
-
-        This blocks while the pipe is full. A few records always fit beside those that were sent ahead (AHEAD_BYTES).
-        """
-        for record in records:
-            if isinstance(record, protocol.RunAttempt) and record.log:
-                self.output.expect(record.order, record.log)
-        with self._sending, suppress(OSError):
-            self._pipe.sendall(b"".join(map(protocol.encode, records)))
-
-    def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
-        """Return the process's next record, or None after it has ended. Raises BrokenRecord.
-
-        If no record has been received yet, first wait `gather` seconds so that several arrive.
-        """
-        searched = 0
-        while (end := self._received.find(b"\n", searched)) < 0:
-            searched = len(self._received)
-            if searched > protocol.MAX_RECORD:
-                raise BrokenRecord("the trial's process sent an incomplete record")
-            if gather:
-                time.sleep(gather)
-            try:
-                part = self._pipe.recv(1 << 16)
-            except OSError:
-                part = b""
-            if not part:
-                return None
-            self._received += part
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        try:
-            record = protocol.decode_from_child(line)
-        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise BrokenRecord(
-                f"the trial's process sent something that is not a record ({type(error).__name__})"
-            ) from error
-        if isinstance(record, protocol.Ready) and not self._ready.is_set():
-            self.codes = record.codes
-            self._ready.set()
-        return record
-
-    def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until the process is ready, `over` is set, or the time is up."""
-        for _ in range(int(seconds / 0.05)):
-            if self._ready.is_set() or over.wait(0.05):
-                return
-
-    def kill(self) -> None:
-        """Kill the process and its process tree."""
-        self.was_killed |= self._code is None
-        self._end()
-
-    def death(self) -> tuple[str, Memory | None]:
-        """Wait for the end of the process. Return how it ended, and which memory ran out if that was the cause."""
-        self._reaper.send_signal(signal.SIGCONT)
-        with suppress(subprocess.TimeoutExpired):
-            self._reaper.wait(timeout=END_SECONDS)
-        code = self._end()
-        if self.was_killed:
-            return "the trial's process was killed", None
-        if code == protocol.PIPE_LOST:
-            return "the trial closed the pipe between its process and the worker", None
-        if code >= 0:
-            return f"the trial's process ended with exit code {code}", None
-        # Real-time signals have numbers but no names.
-        name = next((each.name for each in signal.Signals if each == -code), -code)
-        text = f"the trial's process ended with signal {name}"
-        if code != -signal.SIGKILL:
-            return text, None
-        if system_kills() > self._system_kills:
-            return f"{text}: the system killed it because memory ran out", Memory.HOST
-        return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
-
-    def _end(self) -> int:
-        """End the process and its reaper, in any state they are in. Return the reaper's exit code."""
-        with self._ending:
-            if self._code is None:
-                os.close(self._lifeline)
-                # A trial may have stopped its reaper.
-                self._reaper.send_signal(signal.SIGCONT)
-                try:
-                    self._code = self._reaper.wait(timeout=END_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self.was_killed = True
-                    self._reaper.kill()
-                    self._code = self._reaper.wait()
-                if self._code < 0:
-                    # The reaper ends by its child's signal. If a trial has killed the reaper, the tree may be alive.
-                    kill_marked(self._mark)
-                self.output.join()
-                self._close()
-            return self._code
-
-    def _close(self) -> None:
-        with suppress(OSError):
-            # With this, a thread that waits for a record notices the end of the pipe.
-            self._pipe.shutdown(socket.SHUT_RDWR)
-        self._pipe.close()
-
-
-def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a trial: the worker's environment without our settings and other credentials.
-
-    The few settings that a trial needs are kept, and those named in SHADHO_PASS. Any variable that contains one of the
-    removed passwords is removed too.
-    """
-    passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
-    ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
-    secrets = {secret for name, value in ours.items() for secret in _passwords(name, value)}
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in passed or not (name in ours or value in secrets or secrets.intersection(_passwords("", value)))
-    }
-
-
-def _passwords(name: str, value: str) -> set[str]:
-    """Return the passwords in a variable: those in its URLs, and its whole value if its name ends like a password's."""
-    found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
-    # Several URLs of one broker are joined by semicolons.
-    for part in value.split(";") if "://" in value else ():
-        with suppress(ValueError):
-            found.add(urlsplit(part).password or "")
-    return found - {""}

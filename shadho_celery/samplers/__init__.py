@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from shadho_celery.core.checks import check_name
-from shadho_celery.core.names import SAMPLERS, named
+from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
 from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import MakeSampler, Sampler
@@ -22,11 +22,9 @@ from shadho_celery.samplers.hyperopt import HYPEROPT, make_hyperopt_sampler
 from shadho_celery.samplers.hyperopt import NAMES as HYPEROPT_NAMES
 from shadho_celery.samplers.optuna import make_optuna_sampler
 from shadho_celery.samplers.own import MakeOwnSampler
-from shadho_celery.samplers.unrepeated import Unrepeated
+from shadho_celery.samplers.unrepeated import MakeUnrepeated
 from shadho_celery.space.split import Subspace
 
-#: samplers that try no point of a finite subspace twice; `grid` avoids it itself, and the others follow a distribution
-UNREPEATED = ("auto", "tpe", "gp")
 #: samplers that learn the losses of each budget separately, as those of other libraries do
 BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
 #: samplers that cannot learn several losses
@@ -47,6 +45,8 @@ def find_sampler(
     With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A user's own class is
     its own factory. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
+    if isinstance(name, MakeUnrepeated):
+        return name
     if not isinstance(name, str):
         return MakeOwnSampler(name)
     if objectives > 1 and name in OF_ONE_LOSS:
@@ -59,12 +59,7 @@ def find_sampler(
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
     make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make
-    return unrepeated(make) if name in UNREPEATED else make
-
-
-def unrepeated(make: MakeSampler) -> MakeSampler:
-    """Return a factory of samplers that try no point of a finite subspace twice while there are untried points."""
-    return lambda subspace, entropy: Unrepeated(make(subspace, entropy), subspace, entropy)
+    return MakeUnrepeated(make) if name in WHOLE_SAMPLERS else make
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:

@@ -1,36 +1,40 @@
-"""Choice of a sampler by the space and the history: `gp`, `tpe`, or both alternating. The start covers the space.
+"""Choice of a sampler by the space and the history: `gp`, `tpe`, or both in turn. The start covers the space.
 
-A Gaussian process learns fastest if losses are a smooth function of few labels. Before every proposal, its
-leave-one-out predictions of the losses are checked. Density estimates work with more labels, discontinuities, noise and
-long histories, and cost less. With many short trials, the process would keep the machines waiting. The choice depends
-on the limit, the counts and the recorded seconds, never on the clock.
+A Gaussian process learns fastest if losses are a smooth function of few labels. Before its proposals, its leave-one-out
+predictions of the losses are checked. Density estimates work with more labels, discontinuities, noise and long
+histories, and cost less. With short trials, the process would take longer than the trials. The choice depends on the
+limit, the counts and the decade of the trials' seconds, never on a clock.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
+from shadho_celery.core.checks import printable
 from shadho_celery.core.trial import Params, Trial
+from shadho_celery.samplers.decade import FIRST, QUICK_MS, Decade, allows_outlook, turn_of_gp
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Subspace, parts_of
 
-#: maximum number of labels for a Gaussian process
+#: maximum number of labels of a subspace for a Gaussian process
 MOST_LABELS = 30
 #: a Gaussian process is used, however short the trials are, in studies of up to MOST_TRIALS trials, and for the first
 #: AT_FIRST trials of longer studies; running trials are included
 MOST_TRIALS, AT_FIRST = 500, 100
-#: afterwards: least seconds of a trial for each running or waiting trial, so that no slot waits for a proposal
-SECONDS = 1.0
-#: number of latest trials whose seconds are used
-LATEST = 50
+#: afterwards: least seconds of a trial for each running or waiting trial, so that no slot waits for a proposal; and the
+#: seconds of a typical trial, in those of its decade
+SECONDS, TYPICAL = 1.0, 6.0
 #: leave-one-out R² of the process below which every second proposal comes from the Parzen estimator
 LEAST_R_SQUARED = 0.1
+#: maximum number of labels that a line names, and of letters of each
+NAMED, MOST_LETTERS = 3, 30
 
 
 class AutoSampler:
-    """Uses a Gaussian process, a Parzen estimator, or both alternating. Both learn from every trial."""
+    """Uses a Gaussian process, a Parzen estimator, or both in turn. Both learn from every trial."""
 
     adaptive = True
 
@@ -39,41 +43,57 @@ class AutoSampler:
         self._gp = GpSampler(subspace, entropy)
         self._tpe = TpeSampler(subspace, entropy)
         self._labels = len(subspace.domains)
+        #: number of labels of the subspace with most of them
+        self._widest = max(len(part.domains) for part in parts_of(subspace))
+        self._sharing = _Sharing(subspace)
         self._limit = limit
-        self._told = 0
-        #: number of losses of a trial: more than one in a study of several objectives
-        self._losses = 1
-        self._seconds: list[float] = []
+        #: number of trials passed to `tell`, and of those before the first one with seconds: trials of a warm start
+        self._told = self._earlier = 0
+        #: number of losses of a trial, more than one in a study of several objectives; and of its constraints
+        self._losses, self._constraints = 1, 0
+        #: decade of the trials' seconds; the scheduler sets one that is shared by all subspaces of a study
+        self.decade = Decade()
+        #: for each of the latest params: the name of the sampler that proposed them, or `start`
+        self.proposed_by: Sequence[str] = ()
         #: which sampler proposed the latest params, and why
         self.choice = "the first trials cover the space"
 
-    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+    def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
+        self.proposed_by = ["start"] * n
         if not self._labels:
             self.choice = "there is nothing to choose"
-            return self._gp.ask(n, pending)
+            return self._gp.ask(n, pending, within)
         if not self._gp.is_started:
-            return self._gp.ask(n, pending)
+            return self._gp.ask(n, pending, within)
         if why := self._why_not_gp(pending):
             self.choice = f"tpe: {why}"
-            return self._tpe.ask(n, pending)
-        r_squared = self._gp.r_squared or 0.0
-        words = f"predicts {max(r_squared, 0.0):.0%} of the variance of the losses"
-        if r_squared >= LEAST_R_SQUARED:
-            self.choice = f"gp: it {words}"
-            return self._gp.ask(n, pending)
-        self.choice = f"gp and tpe alternating: gp {words}"
-        turn = (self._told + len(pending)) % 2
-        first = (n + 1 - turn) // 2
-        asked = self._gp.ask(first, pending)
-        return asked + self._tpe.ask(
-            n - first, [*pending, *(Trial(number=-1, subspace="", params=params) for params in asked)]
-        )
+            self.proposed_by = ["tpe"] * n
+            return self._tpe.ask(n, pending, within)
+        every, self.choice = self._share_of_gp()
+        first = self._told + len(pending)
+        by_gp = sum(place % every == 0 for place in range(first, first + n))
+        asked = self._gp.ask(by_gp, pending, within) if by_gp else []
+        self.proposed_by = ["gp"] * len(asked) + ["tpe"] * (n - by_gp)
+        if by_gp == n:
+            return asked
+        waiting = [*pending, *(Trial(number=-1, subspace="", params=params) for params in asked)]
+        return asked + self._tpe.ask(n - by_gp, waiting, within)
+
+    def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
+        functions = 1 + self._constraints
+        may_use_gp = allows_outlook(self.decade.allowed_ms, len(parts), self._labels, self._told, functions)
+        if self._gp.is_started and (not may_use_gp or self._why_not_gp(())):
+            return self._tpe.outlook(parts, pending)
+        self._set_pace()
+        return self._gp.outlook(parts, pending)
 
     def tell(self, trials: Sequence[Trial]) -> None:
+        self.decade.tell(trials)
+        if self._told == self._earlier:
+            self._earlier += sum(1 for _ in takewhile(lambda trial: trial.outcome.seconds is None, trials))
         self._told += len(trials)
         self._losses = max([self._losses, *(len(trial.outcome.losses) for trial in trials)])
-        self._seconds += [trial.outcome.seconds for trial in trials if trial.outcome.seconds is not None]
-        del self._seconds[:-LATEST]
+        self._constraints = max([self._constraints, *(len(trial.outcome.constraints) for trial in trials)])
         self._gp.tell(trials)
         self._tpe.tell(trials)
 
@@ -81,12 +101,57 @@ class AutoSampler:
         """Return the reason not to use a Gaussian process, or None if it may be used."""
         if self._losses > 1:
             return f"it learns {self._losses} losses at once"
-        if self._labels > MOST_LABELS:
-            return f"{self._labels} hyperparameters are more than {MOST_LABELS}"
+        if self._widest > MOST_LABELS:
+            return f"{self._widest} hyperparameters are more than {MOST_LABELS}"
         is_short = self._limit is not None and self._limit <= MOST_TRIALS
-        if self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST):
+        is_early = self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST)
+        typical = TYPICAL * (self.decade.seconds or 0.0)
+        if (is_early or typical >= SECONDS * (1 + len(pending))) and self._allowed_turn():
             return None
-        seconds = statistics.median(self._seconds) if self._seconds else 0.0
-        if seconds < SECONDS * (1 + len(pending)):
-            return f"a trial takes {seconds:.2g} s, which is too short for gp's proposals"
-        return None
+        return f"trials take {self.decade}, which is too short for gp's proposals"
+
+    def _allowed_turn(self) -> int:
+        return turn_of_gp(self.decade.allowed_ms, self._labels, self._told, 1 + self._constraints)
+
+    def _share_of_gp(self) -> tuple[int, str]:
+        """Return k if the process proposes the params of every k-th trial, and the words for it."""
+        self._set_pace()
+        every = self._allowed_turn()
+        if every > 1:
+            return every, f"gp and tpe in turn: trials take {self.decade}, which is too short for gp alone"
+        r_squared = self._gp.r_squared or 0.0
+        words = f"predicts {max(r_squared, 0.0):.0%} of the variance of the losses"
+        shared = self._sharing.words(is_shared=self._gp.is_shared)
+        if r_squared >= LEAST_R_SQUARED:
+            return 1, f"gp{shared}: it {words}"
+        return 2, f"gp and tpe alternating{shared}: gp {words}"
+
+    def _set_pace(self) -> None:
+        """Let the process make quick proposals if trials are short."""
+        self._gp.is_quick, self._gp.rare_from = self.decade.allowed_ms < QUICK_MS, self._earlier + FIRST
+
+
+class _Sharing:
+    """Which labels the subspaces share, in words."""
+
+    def __init__(self, subspace: Subspace) -> None:
+        found = parts_of(subspace)
+        used = Counter(label for part in found for label in part.domains)
+        self._parts = len(found) if len(found) > 1 else 0
+        self._labels = [label for label, count in used.items() if count > 1]
+        are_everywhere = all(used[label] == self._parts for label in self._labels)
+        self._sources = f"all {self._parts}" if are_everywhere else f"several of the {self._parts}"
+
+    def words(self, *, is_shared: bool) -> str:
+        """Return a comma and what the subspaces learn from each other, or "" for one subspace."""
+        if not self._parts:
+            return ""
+        if not is_shared:
+            return f", each of the {self._parts} subspaces by itself, because they differ too much"
+        named = [printable(label)[:MOST_LETTERS] for label in self._labels[:NAMED]]
+        if len(self._labels) > NAMED:
+            named.append(f"{len(self._labels) - NAMED} more labels")
+        if not named:
+            return f", which compares the {self._parts} subspaces"
+        listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+        return f", {listed} learnt from {self._sources} subspaces"

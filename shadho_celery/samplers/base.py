@@ -6,7 +6,7 @@ learn from each trial.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,6 +39,31 @@ class Sampler(Protocol):
 
         `loss` is the first of several `losses`, which are all minimised. A constraint is violated if `violation` is
         above 0.
+        """
+
+
+class WholeSampler(Protocol):
+    """Learns from the trials of the whole space, and proposes params within one of its subspaces.
+
+    It is created for the whole space as one subspace. By itself it is a `Sampler` of that subspace.
+    """
+
+    adaptive: bool
+
+    def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
+        """Return the params of the next `n` trials of a subspace, as `Sampler.ask` does. None is the whole space.
+
+        `pending` are the unfinished trials of the whole space.
+        """
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Learn from finished trials, as `Sampler.tell` does, in the order of their results."""
+
+    def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
+        """Return for each subspace how much its next trial is expected to gain, relative to the best one, which has 1.
+
+        `pending` is the number of unfinished trials. Until there are enough results, the only subspace with a gain is
+        that of the next point of a sequence that covers the whole space. Returns the same object while nothing changes.
         """
 
 

@@ -56,23 +56,32 @@ class FailureAvoidance:
         self._read()
         return self._failures.any
 
-    def draw(self, generator: np.random.Generator) -> Params:
-        """Return a draw from the prior. Draws that are likely to fail are accepted less often."""
+    def draw(self, generator: np.random.Generator, within: Subspace | None = None) -> Params:
+        """Return a draw from the prior of a subspace, by default of the whole.
+
+        Draws that are likely to fail are accepted less often.
+        """
         self._read()
+        subspace = within or self._subspace
         if not self._failures.any:
-            return self._subspace.sample(generator, 1)[0]
-        draws = self._subspace.sample(generator, DRAWS)
+            return subspace.sample(generator, 1)[0]
+        draws = subspace.sample(generator, DRAWS)
         chances = self._failures.chances(draws)
         taken = np.flatnonzero(generator.random(DRAWS) >= chances)
         return draws[int(taken[0]) if len(taken) else int(chances.argmin())]
 
-    def weights(self, candidates: Sequence[Params], generator: np.random.Generator) -> Array:
-        """Return the terms, shape (n,), that account for failures in the log expected improvement of candidates."""
+    def weights(
+        self, candidates: Sequence[Params], generator: np.random.Generator, within: Subspace | None = None
+    ) -> Array:
+        """Return the terms, shape (n,), that account for failures in the log expected improvement of candidates.
+
+        These are params of one subspace, by default of the whole.
+        """
         self._read()
         weights = np.zeros(len(candidates))
         if not self._failures.any:
             return weights
-        usual = float(self._failures.chances(self._subspace.sample(generator, DRAWS)).mean())
+        usual = float(self._failures.chances((within or self._subspace).sample(generator, DRAWS)).mean())
         random_failures = usual * self._guessed
         if self._failed + 1 > BOLD * random_failures:
             chances = self._failures.chances(candidates)

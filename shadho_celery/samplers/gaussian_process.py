@@ -6,6 +6,12 @@ labels, as in Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs
 section 4. Everything else follows Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1
 and equation 5.9.
 
+A label that is inactive in a trial stands at the middle of its range. Lévesque, Durand, Gagné, Sabourin, "Bayesian
+Optimization for Conditional Hyperparameter Spaces", IJCNN 2017, compare this and other treatments. How much the
+branches of a choice differ is the length scale of the choice. The distances are Euclidean, as in the arc kernel of
+Hutter, Osborne, "A Kernel for Hierarchical Parameter Spaces", arXiv 1310.5738, so the kernel is positive definite. It
+would not be if inactive labels were left out of the distance.
+
 The probability that params are feasible has one process for each constraint. Source: Gardner, Kusner, Xu, Weinberger,
 Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014: the expected improvement is multiplied by
 that probability (equation 6), the product over constraints.
@@ -14,12 +20,13 @@ that probability (equation 6), the product over constraints.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cholesky, solve_triangular
-from scipy.special import log_ndtr
+
+from shadho_celery.predictors.features import INACTIVE
 
 Array = NDArray[np.float64]
 
@@ -38,16 +45,25 @@ ROOT_5 = math.sqrt(5.0)
 class GaussianProcess:
     """Gaussian process over rows of features. Values are not scaled, so they should be standardised."""
 
-    def __init__(self, is_numeric: Sequence[bool]) -> None:
-        """`is_numeric` is False for a label whose values have no order: two of its options are either equal or not."""
+    def __init__(self, is_numeric: Sequence[bool], apart: Collection[int] = (), active: int | None = None) -> None:
+        """`is_numeric` is False for a label whose values have no order: two of its options are either equal or not.
+
+        Trials with different options of the labels at the places `apart` are unrelated. `active` is the number of
+        labels that a trial has, by default all.
+        """
+        self._apart = sorted(apart)
         self._is_numeric = list(is_numeric)
         labels = len(self._is_numeric)
-        self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels, 1))
-        #: logarithms of the length scales, of the variance and of the noise variance
-        self._logs = np.array([self._length_mean] * labels + [0.0, -6.0])
+        self._has_options = not all(self._is_numeric)
+        self._middles = np.where(self._is_numeric, INACTIVE, -1.0)
+        self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels if active is None else active, 1))
         self._is_fitted = False
-        self.rows = np.empty((0, labels))
+        #: rows of the known trials, with NaN for inactive labels, and the same rows as `_placed`
+        self.rows = self._known = np.empty((0, labels))
         self.values = np.empty(0)
+        logs = np.array([self._length_mean] * labels + [0.0, -6.0])
+        logs[self._apart] = LENGTHS[0]
+        self._estimate(logs)
 
     def fit(self, rows: Array, values: Array) -> None:
         """Estimate length scales and variances from n trials, shapes (n, labels) and (n,), starting from the last
@@ -55,9 +71,12 @@ class GaussianProcess:
         """
         from scipy.optimize import minimize  # slow to import, and not every search needs it
 
+        rows = self._placed(rows)
         squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
         squares = squares.reshape(rows.shape[1], len(rows), len(rows))
         bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]
+        for place in self._apart:
+            bounds[place] = (LENGTHS[0], LENGTHS[0])
         found = minimize(
             self._cost,
             self._logs,
@@ -67,7 +86,8 @@ class GaussianProcess:
             bounds=bounds,
             options={"maxiter": STEPS if self._is_fitted else FIRST_STEPS},
         )
-        self._logs, self._is_fitted = found.x, True
+        self._estimate(found.x)
+        self._is_fitted = True
 
     def learn(self, rows: Array, values: Array) -> None:
         """Learn the function from n trials, shapes (n, labels) and (n,), and forget earlier ones."""
@@ -89,9 +109,9 @@ class GaussianProcess:
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of the function at n rows, each of shape (n,)."""
-        kernel = self._kernel(self._distances(rows, self.rows))
+        kernel = self._kernel(self._distances(self._placed(rows), self._known))
         explained = kernel @ self._inverse
-        variance = math.exp(self._logs[-2]) - (explained * kernel).sum(axis=1)
+        variance = self._variance - (explained * kernel).sum(axis=1)
         return kernel @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
     def slopes(self, row: Array) -> tuple[float, float, Array, Array]:
@@ -99,17 +119,31 @@ class GaussianProcess:
 
         The derivative by a label that is not numeric is 0.
         """
-        lengths = np.exp(self._logs[:-2])
-        distances = self._distances(row[None], self.rows)[0]
-        kernel = self._kernel(distances)
+        differences = self._placed(row[None]) - self._known
+        # The same sums as in `_distances`, for all labels at once: a local maximisation calls this hundreds of times.
+        squares = np.square(differences.T, order="C")
+        if self._has_options:
+            options = np.logical_not(self._is_numeric)
+            squares[options] = differences.T[options] != 0.0
+            differences[:, options] = 0.0
+        squares *= self._by_length[:, None]
+        scaled = ROOT_5 * np.sqrt(np.add.reduce(squares, axis=0))
+        # The functions `_matern` and `_steepness`, which share the exponential.
+        decay, linear = np.exp(-scaled), 1.0 + scaled
+        kernel = self._variance * ((linear + scaled**2 / 3.0) * decay)
+        steep = 5.0 / 3.0 * linear * decay * self._variance
         explained = self._inverse @ kernel
-        deviation = math.sqrt(max(math.exp(self._logs[-2]) - float(explained @ kernel), 1e-12))
-        steep = _steepness(distances) * math.exp(self._logs[-2])
-        # If a label is inactive in one of two trials, their distance does not depend on its value.
-        steps = -np.nan_to_num(np.where(self._is_numeric, row - self.rows, 0.0)) / lengths**2
+        deviation = math.sqrt(max(self._variance - float(explained @ kernel), 1e-12))
+        steps = -differences / self._squared_lengths
         by_mean = (self._weights * steep) @ steps
         by_deviation = -((explained * steep) @ steps) / deviation
         return float(kernel @ self._weights), deviation, by_mean, by_deviation
+
+    def _estimate(self, logs: Array) -> None:
+        """Use these logarithms of the length scales, of the variance and of the noise variance."""
+        self._logs = logs
+        self._squared_lengths = np.exp(logs[:-2]) ** 2
+        self._by_length, self._variance = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2])
 
     def _cost(self, logs: Array, squares: Array, values: Array) -> tuple[float, Array]:
         """Return the negative logarithm of likelihood times prior, and its gradient."""
@@ -119,10 +153,12 @@ class GaussianProcess:
         )
         kernel = variance * _matern(distances)
         try:
-            factor = cholesky(kernel + (noise + JITTER) * np.eye(len(values)), lower=True, check_finite=False)
-        except LinAlgError:
+            factor = scipy.linalg.cholesky(
+                kernel + (noise + JITTER) * np.eye(len(values)), lower=True, check_finite=False
+            )
+        except scipy.linalg.LinAlgError:
             return 1e12, np.zeros_like(logs)
-        half = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
+        half = scipy.linalg.solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
         inverse = half.T @ half
         pulls = inverse @ values
         # Rasmussen, Williams, equation 5.9: half the trace of this times the kernel's derivative.
@@ -139,43 +175,45 @@ class GaussianProcess:
         return cost, gradient + off / spreads
 
     def _condition(self) -> None:
-        kernel = self._kernel(self._distances(self.rows, self.rows))
+        self._known = self._placed(self.rows)
+        kernel = self._kernel(self._distances(self._known, self._known))
         noise = math.exp(self._logs[-1]) + JITTER
         while True:
             try:
-                factor = cholesky(kernel + noise * np.eye(len(kernel)), lower=True, check_finite=False)
+                factor = scipy.linalg.cholesky(kernel + noise * np.eye(len(kernel)), lower=True, check_finite=False)
                 break
-            except LinAlgError:
+            except scipy.linalg.LinAlgError:
                 noise *= 10.0
-        half = solve_triangular(factor, np.eye(len(kernel)), lower=True, check_finite=False)
+        half = scipy.linalg.solve_triangular(factor, np.eye(len(kernel)), lower=True, check_finite=False)
         self._inverse = half.T @ half
         self._weights = self._inverse @ self.values
 
     def _kernel(self, distances: Array) -> Array:
-        return math.exp(self._logs[-2]) * _matern(distances)
+        return self._variance * _matern(distances)
 
     def _distances(self, left: Array, right: Array) -> Array:
         """Return the distances between rows in units of the length scales, shape (left, right)."""
         found = np.zeros((len(left), len(right)))
-        for place, length in enumerate(np.exp(-2.0 * self._logs[:-2])):
+        for place, length in enumerate(self._by_length):
             found += length * self._squares(left, right, place)
         return np.sqrt(found)
 
     def _squares(self, left: Array, right: Array, place: int) -> Array:
-        """Return squared distances in one label. It is 1 for two options, and if one of the rows lacks the label."""
+        """Return squared distances in one label. It is 1 for two options."""
         one, two = left[:, place, None], right[None, :, place]
-        found = np.square(one - two) if self._is_numeric[place] else (one != two).astype(float)
-        missing = np.isnan(one), np.isnan(two)
-        if missing[0].any() or missing[1].any():
-            found = np.where(missing[0] | missing[1], (missing[0] != missing[1]).astype(float), found)
-        return np.asarray(found)
+        return np.asarray(np.square(one - two) if self._is_numeric[place] else (one != two).astype(float))
+
+    def _placed(self, rows: Array) -> Array:
+        """Return rows in which each inactive label has a place: the middle of its range, or an option of its own."""
+        missing = np.isnan(rows)
+        return np.where(missing, self._middles, rows) if missing.any() else rows
 
 
 class ConstraintModel:
     """Probability that params are feasible, from a process for each constraint. It is 1 until a constraint is known."""
 
-    def __init__(self, is_numeric: Sequence[bool]) -> None:
-        self._is_numeric = is_numeric
+    def __init__(self, is_numeric: Sequence[bool], active: int | None = None) -> None:
+        self._is_numeric, self._active = is_numeric, active
         #: by name of a constraint: its process, and the scaled value up to which a trial is feasible
         self._processes: dict[str, tuple[GaussianProcess, float]] = {}
 
@@ -191,18 +229,21 @@ class ConstraintModel:
         for name in dict.fromkeys(name for constraints in told for name in constraints):
             known = np.array([name in constraints for constraints in told])
             values, limit = scaled(np.array([constraints[name] for constraints in told if name in constraints]))
-            process = self._processes[name][0] if name in self._processes else GaussianProcess(self._is_numeric)
+            process = self._processes[name][0] if name in self._processes else self._new()
             self._processes[name] = process, limit
             if fit:
                 process.fit(rows[known], values)
             process.learn(rows[known], values)
+
+    def _new(self) -> GaussianProcess:
+        return GaussianProcess(self._is_numeric, active=self._active)
 
     def log_chances(self, rows: Array) -> Array:
         """Return the log probability that n rows of features are feasible, shape (n,)."""
         total = np.zeros(len(rows))
         for process, limit in self._processes.values():
             means, deviations = process.predict(rows)
-            total += log_ndtr((limit - means) / deviations)
+            total += scipy.special.log_ndtr((limit - means) / deviations)
         return total
 
     def slopes(self, row: Array) -> tuple[float, Array]:
@@ -211,7 +252,7 @@ class ConstraintModel:
         for process, limit in self._processes.values():
             mean, deviation, by_mean, by_deviation = process.slopes(row)
             z = (limit - mean) / deviation
-            level = float(log_ndtr(z))
+            level = float(scipy.special.log_ndtr(z))
             total += level
             # The derivative of log Phi(z) is phi(z) / Phi(z).
             steep = math.exp(min(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - level, 700.0))

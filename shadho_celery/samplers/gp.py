@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import islice
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import erfcx, log_ndtr
 from threadpoolctl import ThreadpoolController
 
 from shadho_celery.core.trial import Params, Trial, TrialState
@@ -25,7 +26,7 @@ from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import ConstraintModel, GaussianProcess
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Domain
-from shadho_celery.space.split import Key, Subspace
+from shadho_celery.space.split import Key, Subspace, parts_of
 
 Array = NDArray[np.float64]
 
@@ -49,30 +50,59 @@ LIKELY = math.log(0.5)
 MOVED = 0.3
 #: a label hardly matters if another value lowers the log improvement by less than this
 LITTLE = 0.05
+#: deviations above the best loss beyond which the improvement has another formula, so that it does not vanish
+NEAR_Z = -1.0
+#: mixed into the seed for the candidates of an outlook
+_OUTLOOK = 0x6F
 #: number of best candidates from which a local maximisation starts, and its maximum number of steps
 CLIMBS, CLIMB_STEPS = 4, 40
+#: the same for quick proposals: growth between two fits, draws from the prior, and number of local maximisations
+QUICK_GROWTH, QUICK_DRAWS, QUICK_CLIMBS = 3.0, 100, 1
 
 
 class GpSampler(Learner):
-    """Bayesian optimisation within one subspace. From failed trials it learns only where trials fail."""
+    """Bayesian optimisation of the whole space or a subspace. From failed trials it learns only where trials fail."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
         self._domains: Mapping[str, Domain] = subspace.domains
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         is_numeric = [domain.is_numeric for domain in self._domains.values()]
-        self._process, self._constraints = GaussianProcess(is_numeric), ConstraintModel(is_numeric)
+        parts = parts_of(subspace)
+        pinned = {label for part in parts for label in part.fixed} & {*self._domains}
+        active = max(len(part.domains) + len(pinned & {*part.fixed}) for part in parts)
+        self._constraints = ConstraintModel(is_numeric, active)
+        uses = Counter(label for part in parts for label in part.domains)
+        #: labels of a single branch of the space
+        self._only_here = {label for label, count in uses.items() if count == 1}
+        structure = [place for place, label in enumerate(self._domains) if label in pinned]
+        #: one process that learns from the results of all subspaces together, and one that learns each subspace by
+        #: itself
+        self._processes = [GaussianProcess(is_numeric, active=active)]
+        if structure:
+            self._processes.append(GaussianProcess(is_numeric, structure, active))
+        #: the one that predicts better
+        self._process: GaussianProcess = self._processes[0]
         continuous = [each.is_numeric and each.cardinality(UNIT_MASS) is None for each in self._domains.values()]
         self._climbed = np.array(continuous, dtype=bool)
         self._sequence = QmcSampler(subspace, entropy)
         self._avoidance = FailureAvoidance(subspace)
+        #: features of the results, and params of the latest ones, whose features are computed before they are used
         self._rows: list[Array] = []
+        self._new: list[Params] = []
         self._losses = array("d")
         #: for each of them, 1 if its trial was pruned, and 1 if it violated a constraint
         self._pruned, self._broken = array("b"), array("b")
         #: constraints of the trials with these losses
         self._told_constraints: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
+        #: True if proposals should be quick; fits are then rare once there was one to `rare_from` results or more. A
+        #: resumed study must make the same fits, so this number is at least that of the results before the first such
+        #: proposal
+        self.is_quick, self.rare_from = False, 0
+        #: latest outlook, and the number of trials told at that time
+        self._outlook: Mapping[str, float] = {}
+        self._looked_at = -1
         #: number of results to which the process was fitted; and number that it has learned, -1 if it must learn again
         self._fitted, self._learned = 0, -1
 
@@ -80,6 +110,11 @@ class GpSampler(Learner):
     def is_started(self) -> bool:
         """True once there are enough results for a proposal by the model."""
         return len(self._losses) >= self._random
+
+    @property
+    def is_shared(self) -> bool:
+        """True if results in one subspace change the predictions in another one."""
+        return self._process is self._processes[0]
 
     @property
     def r_squared(self) -> float | None:
@@ -90,13 +125,18 @@ class GpSampler(Learner):
             self._learn_history()
             return self._process.r_squared
 
-    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+    def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
+        part = within or self._subspace
         if not self._domains or not self.is_started:
-            return [self._start(place) for place in self._places(n, pending)]
+            begun = [*self._new, *self._failed, *(trial.params for trial in pending)]
+            asked: list[Params] = []
+            for place in self._places(n, pending):
+                asked.append(self._start(place, part, [*begun, *asked]))
+            return asked
         with _threads().limit(limits=1, user_api="blas"):
-            return self._guesses(n, pending)
+            return self._guesses(n, pending, part)
 
-    def _guesses(self, n: int, pending: Collection[Trial]) -> list[Params]:
+    def _guesses(self, n: int, pending: Collection[Trial], part: Subspace) -> list[Params]:
         self._learn_history()
         waiting = [trial.params for trial in pending]
         # The losses of failed and pending trials are not known, and repeating these trials adds no information.
@@ -106,7 +146,7 @@ class GpSampler(Learner):
         taken = {self._subspace.key(params) for params in waiting}
         asked: list[Params] = []
         for place in self._places(n, pending):
-            params = self._guess(self._generator(place), taken)
+            params = self._guess(self._generator(place), taken, part)
             asked.append(params)
             taken.add(self._subspace.key(params))
             if len(asked) < n:
@@ -119,37 +159,51 @@ class GpSampler(Learner):
             self._failed.append(trial.params)
         loss = trial.outcome.loss
         if loss is not None and not math.isnan(loss):
-            self._rows.append(self._features([trial.params])[0])
+            self._new.append(trial.params)
             self._losses.append(float(loss))
             self._pruned.append(trial.state is TrialState.PRUNED)
             self._broken.append(trial.outcome.violation > 0)
             self._told_constraints.append(trial.outcome.constraints)
 
-    def _start(self, place: int) -> Params:
-        """Return the centre at place 0, then quasi-random points.
+    def _start(self, place: int, part: Subspace, begun: Sequence[Params]) -> Params:
+        """Return the centre of the part at place 0, then quasi-random points.
 
-        Once trials have failed, return a draw that is unlikely to fail.
+        In the first trial of a branch, labels that no other branch has are at their medians, so that the branches can
+        be compared. `begun` are the params of earlier trials. Once trials have failed, return a draw that is unlikely
+        to fail.
         """
         if self._avoidance.any:
-            return self._avoidance.draw(self._generator(place))
-        return self._sequence.centre() if place == 0 else self._sequence.point(place)
+            return self._avoidance.draw(self._generator(place), part)
+        if place == 0:
+            return self._sequence.centre(part)
+        is_first = part is not self._subspace and not any(map(part.contains, begun))
+        return self._sequence.point(place, part, self._only_here if is_first else ())
 
     def _learn_history(self) -> None:
         """Fit the process to the history if it has grown enough, then learn all of it.
 
         Fits use the first trials of the history, in fixed numbers, so a resumed study makes the same fits.
         """
-        while (number := max(self._fitted + 1, math.ceil(GROWTH * self._fitted))) <= len(self._losses):
+        while (number := self._next_fit()) <= len(self._losses):
             number = max(number, self._random)
             rows, losses, told = self._history(number)
-            self._process.fit(rows, losses)
+            for process in self._processes:
+                process.fit(rows, losses)
+                process.learn(rows, losses)
+            self._process = max(self._processes, key=lambda each: each.r_squared)
             self._constraints.learn(rows, told, fit=True)
-            self._fitted = number
+            # They have learned only so many results.
+            self._fitted, self._learned = number, -1
         if self._learned != len(self._losses):
             rows, losses, told = self._history(len(self._losses))
             self._process.learn(rows, losses)
             self._constraints.learn(rows, told, fit=False)
             self._learned = len(self._losses)
+
+    def _next_fit(self) -> int:
+        """Return the number of results to which the process will be fitted next."""
+        growth = QUICK_GROWTH if self.is_quick and self._fitted >= self.rare_from else GROWTH
+        return max(self._fitted + 1, math.ceil(growth * self._fitted))
 
     def _suppose(self, params_list: Sequence[Params]) -> None:
         self._process.suppose(self._features(params_list))
@@ -160,6 +214,8 @@ class GpSampler(Learner):
 
         Of too many results, only the best and the latest are used. Among the best, feasible ones come first.
         """
+        self._rows += [*self._features(self._new)]
+        self._new.clear()
         losses = np.frombuffer(self._losses)[:number]
         pruned = np.frombuffer(self._pruned, np.bool_)[:number]
         if pruned.any() and not pruned.all():
@@ -174,37 +230,73 @@ class GpSampler(Learner):
         rows = np.array([self._rows[place] for place in kept])
         return rows, standardised(losses[kept]), [self._told_constraints[place] for place in kept]
 
-    def _guess(self, generator: np.random.Generator, taken: set[Key]) -> Params:
+    def _guess(self, generator: np.random.Generator, taken: set[Key], part: Subspace) -> Params:
         order, best = self._known()
-        candidates, rows = self._candidates(generator, self._process.rows[order[:NEAR]])
-        worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator)
+        candidates, rows = self._candidates(generator, self._process.rows[self._nearest(order, part)], part)
+        worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator, part)
         order = np.argsort(-worth, kind="stable")
         climbed: list[tuple[float, Params]] = []
         if self._climbed.any():
-            for place in order[:CLIMBS]:
+            for place in order[: QUICK_CLIMBS if self.is_quick else CLIMBS]:
                 params = self._climb(candidates[place], rows[place], best)
-                value = self._worth(self._features([params]), best) + self._avoidance.weights([params], generator)
+                value = self._worth(self._features([params]), best) + self._avoidance.weights([params], generator, part)
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
         most, params = next((each for each in climbed if self._is_new(each[1], taken)), climbed[0])
-        return self._spread(params, most, best, generator)
+        return self._spread(params, most, best, generator, part)
 
-    def _spread(self, params: Params, value: float, best: float | None, generator: np.random.Generator) -> Params:
+    def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
+        """Return the expected improvement of each part's best candidate, relative to that of the best part."""
+        if not self._domains or not self.is_started:
+            return self._sequence.outlook(parts, self._told + pending)
+        if self._told != self._looked_at:
+            self._looked_at = self._told
+            with _threads().limit(limits=1, user_api="blas"):
+                self._outlook = self._gains(parts)
+        return self._outlook
+
+    def _gains(self, parts: Sequence[Subspace]) -> Mapping[str, float]:
+        self._learn_history()
+        generator = np.random.default_rng([*self._entropy, _OUTLOOK, self._told])
+        order, best = self._known()
+        values = []
+        for part in parts:
+            near = self._process.rows[self._nearest(order, part)]
+            candidates, rows = self._candidates(generator, near, part, DRAWS // len(parts) + EACH)
+            worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator, part)
+            values.append(float(worth.max()))
+        gains = np.exp(np.array(values) - max(values)) if max(values) > -math.inf else np.ones(len(values))
+        return dict(zip((part.name for part in parts), gains.tolist(), strict=True))
+
+    def _nearest(self, order: NDArray[np.intp], part: Subspace) -> NDArray[np.intp]:
+        """Return the indexes of the rows near which candidates are drawn: the best of the part, and the best of all."""
+        if part is self._subspace:
+            return order[:NEAR]
+        rows = self._process.rows[order]
+        own = np.ones(len(rows), dtype=bool)
+        for column, label in enumerate(self._domains):
+            if label in part.fixed:
+                own &= rows[:, column] == self._domains[label].to_unit([part.fixed[label]])[0]
+        return np.concatenate([order[own][:NEAR], order[:NEAR][~own[:NEAR]]])
+
+    def _spread(
+        self, params: Params, value: float, best: float | None, generator: np.random.Generator, part: Subspace
+    ) -> Params:
         """Return the params, with worth `value`, with a new draw of those labels that hardly affect it.
 
         Otherwise many trials in a row would get the same value of such a label. Spread over its distribution they teach
         more, and machines with different costs by such a label all find suitable trials.
         """
-        draw = self._subspace.sample(generator, 1)[0]
-        # Not the options, which may activate other labels.
-        numbers = (label for label, domain in self._domains.items() if domain.is_numeric)
+        draw = part.sample(generator, 1)[0]
+        # Options are not redrawn, because they may activate other labels.
+        numbers = (label for label, domain in part.domains.items() if domain.is_numeric)
         labels = [label for label in numbers if label in params and label in draw]
         if not labels:
             return params
 
         def worth(several: Sequence[Params]) -> Array:
-            return self._worth(self._features(several), best) + self._avoidance.weights(several, generator)
+            return self._worth(self._features(several), best) + self._avoidance.weights(several, generator, part)
 
         found = worth([{**params, label: draw[label]} for label in labels])
         free = [label for label, each in zip(labels, found, strict=True) if each > value - LITTLE]
@@ -233,15 +325,23 @@ class GpSampler(Learner):
         means, deviations = self._process.predict(rows)
         return log_improvement((best - means) / deviations) + np.log(deviations) + chances
 
-    def _candidates(self, generator: np.random.Generator, best: Array) -> tuple[list[Params], Array]:
-        """Return candidates and their features: draws from the prior, and the `best` trials with some labels moved."""
-        centres = np.repeat(best, EACH * len(WIDTHS), axis=0)
+    def _candidates(
+        self, generator: np.random.Generator, best: Array, part: Subspace, draws: int | None = None
+    ) -> tuple[list[Params], Array]:
+        """Return candidates and their features: draws from the prior, and the `best` trials with some labels moved.
+
+        A trial of another part of the space keeps the labels that it shares with this one.
+        """
+        if not part.domains:
+            return [{**part.fixed}], self._features([part.fixed])
+        labels = [*self._domains]
+        centres = np.repeat(best[:, [labels.index(label) for label in part.domains]], EACH * len(WIDTHS), axis=0)
         widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
         moved = generator.random(centres.shape) < max(MOVED, 1.0 / centres.shape[1])
         moved[np.arange(len(moved)), generator.integers(centres.shape[1], size=len(moved))] = True
         steps = np.where(moved, widths[:, None] * generator.normal(size=centres.shape), 0.0)
         columns = []
-        for column, domain in enumerate(self._domains.values()):
+        for column, domain in enumerate(part.domains.values()):
             # A label that another option activates gets a value from its distribution.
             values = domain.sample(generator, len(centres))
             kept = ~np.isnan(centres[:, column])
@@ -249,12 +349,10 @@ class GpSampler(Learner):
                 kept &= ~moved[:, column]
             values[kept] = domain.from_unit(centres[kept, column] + domain.is_numeric * steps[kept, column])
             columns.append(values.tolist())
-        near = [
-            {**self._subspace.fixed, **dict(zip(self._domains, row, strict=True))} for row in zip(*columns, strict=True)
-        ]
-        active = self._subspace.space.active
+        near = [{**part.fixed, **dict(zip(part.domains, row, strict=True))} for row in zip(*columns, strict=True)]
+        active = part.active
         candidates: list[Params] = [
-            *self._subspace.sample(generator, DRAWS),
+            *part.sample(generator, draws or (QUICK_DRAWS if self.is_quick else DRAWS)),
             *({label: each[label] for label in active(each)} for each in near),
         ]
         return candidates, self._features(candidates)
@@ -274,11 +372,11 @@ class GpSampler(Learner):
             if best is None:
                 return -chance, -by_chance[moved]
             mean, deviation, by_mean, by_deviation = self._process.slopes(at)
-            z = np.array([(best - mean) / deviation])
-            level = float(log_improvement(z)[0])
+            z = (best - mean) / deviation
+            level = float(_log_improvement_near(z) if z > NEAR_Z else _log_improvement_far(z))
             # Derivatives of log(deviation h(z)), where h' is the Gaussian distribution and h - z h' its density.
-            below = math.exp(float(log_ndtr(z[0])) - level)
-            density = math.exp(-0.5 * float(z[0]) ** 2 - 0.5 * math.log(2 * math.pi) - level)
+            below = math.exp(float(scipy.special.log_ndtr(z)) - level)
+            density = math.exp(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - level)
             slope = (-below * by_mean + density * by_deviation) / deviation
             return -level - math.log(deviation) - chance, -(slope + by_chance)[moved]
 
@@ -334,13 +432,17 @@ def standardised(losses: Array) -> Array:
 
 def log_improvement(z: Array) -> Array:
     """Return log(density(z) + z distribution(z)): expected improvement in standard deviations; Ament, equation 9."""
-    found = np.empty_like(z)
-    near = z > -1.0
-    some = z[near]
-    density = np.exp(-0.5 * some**2 - 0.5 * math.log(2 * math.pi))
-    found[near] = np.log(density + some * np.exp(log_ndtr(some)))
-    far = z[~near]
-    rest = 1.0 + far * math.sqrt(math.pi / 2) * erfcx(-far / math.sqrt(2.0))
-    tail = np.where(far > -1e4, np.log(np.maximum(rest, 1e-300)), -2.0 * np.log(np.maximum(-far, 1.0)))
-    found[~near] = -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + tail
+    found, near = np.empty_like(z), z > NEAR_Z
+    found[near], found[~near] = _log_improvement_near(z[near]), _log_improvement_far(z[~near])
     return found
+
+
+def _log_improvement_near(z: Array | float) -> Array:
+    density = np.exp(-0.5 * (z * z) - 0.5 * math.log(2 * math.pi))
+    return np.asarray(np.log(density + z * np.exp(scipy.special.log_ndtr(z))))
+
+
+def _log_improvement_far(z: Array | float) -> Array:
+    rest = 1.0 + z * math.sqrt(math.pi / 2) * scipy.special.erfcx(-z / math.sqrt(2.0))
+    tail = np.where(z > -1e4, np.log(np.maximum(rest, 1e-300)), -2.0 * np.log(np.maximum(-z, 1.0)))
+    return np.asarray(-0.5 * (z * z) - 0.5 * math.log(2 * math.pi) + tail)

@@ -2,7 +2,7 @@
 
 Sources: the step width is that of a (1+1) evolution strategy with the success rule, as in Kern, Müller, Hansen, Büche,
 Ocenasek, Koumoutsakos, "Learning Probability Distributions in Continuous Evolutionary Algorithms", Natural Computing 3,
-2004. The difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
+2004. Steps along the difference of two good trials follow Storn, Price, "Differential Evolution", 1997.
 
 A run starts with draws from the prior and ends when its steps are too short. Every second run starts at the best trial
 so far instead. With many slots, each slot gets a different step from the same trial.

@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.samplers.base import Learner
@@ -54,7 +54,12 @@ WIDTH = 0.1
 #: fraction of the mass of a trial's kernel on a choice that follows the prior instead of the trial's own option
 OPTION_WIDTH = 0.2
 #: the prior of a bounded distribution is a Gaussian as wide as the range ([W]); for a normal one it is the distribution
-PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
+PRIOR_WIDTH = 1.0
+
+#: number of results between two outlooks; and number of draws for one, in all and at least for each subspace
+LOOK, DRAWS, LEAST_DRAWS = 10, 96, 6
+#: mixed into the seed for these draws
+_OUTLOOK = 0x6F
 
 _TINY = np.finfo(float).tiny
 #: violation, step of a pruned trial (negated), loss, order of telling
@@ -62,7 +67,7 @@ _Ranked = tuple[float, float, float, int]
 
 
 class TpeSampler(Learner):
-    """TPE within one subspace. Failed, pruned and pending trials count as bad."""
+    """TPE in the whole space or in one subspace. Failed, pruned and pending trials count as bad."""
 
     def __init__(
         self,
@@ -92,39 +97,64 @@ class TpeSampler(Learner):
         self._orders = array("q")
         #: the best trials of those with several losses
         self._several = _Several()
-        self._successes = 0
+        #: by order of telling, 1 for a complete trial
+        self._completed = array("b")
+        #: latest outlook, and the number of trials told at that time
+        self._outlook: Mapping[str, float] = {}
+        self._looked_at = -LOOK
         self._avoidance = FailureAvoidance(subspace)
         self._sequence = QmcSampler(subspace, entropy)
-        self._always_active = _always_active(subspace)
 
-    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        indices = self._places(n, pending)
+    def ask(self, n: int, pending: Collection[Trial], within: Subspace | None = None) -> list[Params]:
+        indices, part = self._places(n, pending), within or self._subspace
         if not self._axes or len(self._ranked) < self._random:
-            return [self._start(index, [index]) for index in indices]
+            return [self._start(index, [index], part) for index in indices]
         # Density estimates stay near known trials, so some trials continue the initial sequence.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
         asked: dict[int, Params] = {}
         for index in range(-(-indices.start // every) * every, indices.stop, every):
             place = self._random + index // every
-            asked[index] = self._start(index, range(place, place + AHEAD), taken)
+            asked[index] = self._start(index, range(place, place + AHEAD), part, taken)
             taken.add(self._subspace.key(asked[index]))
         guessed = [index for index in indices if index not in asked]
         for start in range(0, len(guessed), AT_ONCE):
-            part = guessed[start : start + AT_ONCE]
-            generators = [self._generator(index) for index in part]
+            places = guessed[start : start + AT_ONCE]
+            generators = [self._generator(index) for index in places]
             waiting = [*(trial.params for trial in pending), *asked.values()]
-            asked.update(zip(part, self._guesses(generators, waiting), strict=True))
+            asked.update(zip(places, self._guesses(generators, waiting, part), strict=True))
         return [asked[index] for index in indices]
 
-    def _start(self, index: int, places: Iterable[int], taken: Collection[Key] | None = None) -> Params:
+    def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
+        """Return the expected improvement of draws from each part, [B], equation 3, relative to the best part's."""
+        if not self._axes or len(self._ranked) < self._random:
+            return self._sequence.outlook(parts, self._told + pending)
+        # A resumed study must have the same outlook, so that it depends on the first trials in fixed numbers.
+        number = max(self._random, len(self._ranked) // LOOK * LOOK)
+        if number != self._looked_at:
+            self._looked_at, self._outlook = number, self._gains(parts, number)
+        return self._outlook
+
+    def _gains(self, parts: Sequence[Subspace], number: int) -> Mapping[str, float]:
+        """Return the outlook after the first `number` trials."""
+        generator = np.random.default_rng([*self._entropy, _OUTLOOK, number])
+        good, bad = self._split(generator, (), self._subspace, number)
+        share = good.size / (good.size + bad.size)
+        size = max(LEAST_DRAWS, DRAWS // len(parts))
+        candidates = np.concatenate([self._draw(good, size, generator, part) for part in parts])
+        ratios = (good.log_factors(candidates) - bad.log_factors(candidates)).sum(axis=1)
+        means = ratios.reshape(len(parts), size).mean(axis=1)
+        gains = -np.logaddexp(math.log(share), math.log(1.0 - share) - means)
+        return dict(zip((part.name for part in parts), np.exp(gains - gains.max()).tolist(), strict=True))
+
+    def _start(self, index: int, places: Iterable[int], part: Subspace, taken: Collection[Key] | None = None) -> Params:
         """Return the first point at these places of the quasi-random sequence, or with `taken`, the first new point.
 
         If there is none, or once trials have failed, return a draw from the prior that is unlikely to fail.
         """
-        points = () if self._avoidance.any else map(self._sequence.point, places)
+        points = () if self._avoidance.any else (self._sequence.point(place, part) for place in places)
         found = (params for params in points if taken is None or self._is_new(params, taken))
-        return next(found, None) or self._avoidance.draw(self._generator(index))
+        return next(found, None) or self._avoidance.draw(self._generator(index), part)
 
     def _learn(self, trial: Trial) -> None:
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
@@ -137,9 +167,9 @@ class TpeSampler(Learner):
             is_complete = trial.state is TrialState.COMPLETE
             stayed = math.inf if is_complete else float(trial.step or 0)
             ranked = outcome.violation, -stayed, float(outcome.loss), place
-            self._successes += is_complete
             if len(outcome.losses) > 1:
                 self._several.add(ranked, tuple(outcome.losses.values()), outcome.violation)
+        self._completed.append(ranked[1] == -math.inf)
         rank = bisect_left(self._ranked, ranked)
         self._ranked.insert(rank, ranked)
         self._orders.insert(rank, place)
@@ -147,15 +177,17 @@ class TpeSampler(Learner):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._rows[place] = _row(self._subspace.key(trial.params))
 
-    def _guesses(self, generators: Sequence[np.random.Generator], waiting: Sequence[Params]) -> list[Params]:
+    def _guesses(
+        self, generators: Sequence[np.random.Generator], waiting: Sequence[Params], part: Subspace
+    ) -> list[Params]:
         """Return, for each generator, the candidate with the greatest l / g, and so the greatest expected improvement.
 
         See [B], equation 3. The terms for failures are added to its logarithm. `waiting` are the params of pending
         trials. The densities are estimated once, and each proposal is added to the bad trials for the next ones.
         """
         keys = dict.fromkeys(map(self._subspace.key, waiting))
-        good, bad = self._split(generators[0], keys)
-        candidates = np.concatenate([self._draw(good, generator) for generator in generators])
+        good, bad = self._split(generators[0], keys, part)
+        candidates = np.concatenate([self._draw(good, self._count, generator, part) for generator in generators])
         worse = bad.log_factors(candidates)
         ratios = (good.log_factors(candidates) - worse).sum(axis=1)
         guesses = []
@@ -163,7 +195,7 @@ class TpeSampler(Learner):
             own = slice(place * self._count, (place + 1) * self._count)
             worth = ratios[own]
             if self._avoidance.any:
-                worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator)
+                worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator, part)
             # Params that were tried or are pending are not proposed again while there are other candidates.
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
             proposed = map(self._params, ordered)
@@ -178,35 +210,42 @@ class TpeSampler(Learner):
             worse[rest] = more
         return guesses
 
-    def _split(self, generator: np.random.Generator, waiting: Collection[Key]) -> tuple[_Density, _Density]:
-        """Return the densities of good and of bad trials ([B], equation 2)."""
-        number = len(self._ranked)
+    def _split(
+        self, generator: np.random.Generator, waiting: Collection[Key], part: Subspace, first: int | None = None
+    ) -> tuple[_Density, _Density]:
+        """Return the densities of good and of bad trials ([B], equation 2) over the labels of a part of the space.
+
+        With `first`, only as many trials are used, in the order of telling, and of several losses only the first one.
+        """
+        orders = np.frombuffer(self._orders, np.int64)
+        orders = orders if first is None else orders[orders < first]
+        number = len(orders)
+        successes = int(np.count_nonzero(np.frombuffer(self._completed, np.bool_)[:first]))
         share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
-        count = min(math.ceil(share), MOST_GOOD, self._successes)
+        count = min(math.ceil(share), MOST_GOOD, successes)
         # Pending trials count as bad, so that slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
-        good = self._best(count)
+        good = self._best(count) if first is None else [*range(count)]
         others, room = number - len(good), MOST_BAD - len(pending)
         bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
         # Convert places among the other trials to places among all trials.
         for place in sorted(good):
             bad += bad >= place
         prior = [math.nan] * len(self._axes)  # a trial without active labels has the prior as its kernel
-        axes, parts = [*self._axes.values()], self._parts
+        axes, parts = [*self._axes.values()], self._parts(part)
         return (
-            _Density(axes, np.vstack([self._rows_of(good), prior]), parts),
-            _Density(axes, np.vstack([self._rows_of(bad), *pending, prior]), parts),
+            _Density(axes, np.vstack([self._rows[orders[good]], prior]), parts),
+            _Density(axes, np.vstack([self._rows[orders[bad]], *pending, prior]), parts),
         )
 
-    @property
-    def _parts(self) -> list[list[int]]:
-        """Places of the labels that are drawn together.
+    def _parts(self, part: Subspace) -> list[list[int]]:
+        """Return the places of the labels of a part of the space, grouped by those that are drawn together.
 
         For one loss these are all labels. On a front, good trials differ in some labels and agree in others. With
         several losses each label is therefore drawn independently, as in [O].
         """
-        places = range(len(self._axes))
-        return [[place] for place in places] if self._several else [[*places]]
+        places = [place for place, label in enumerate(self._axes) if label in part.domains or label in part.fixed]
+        return [[place] for place in places] if self._several else [places]
 
     def _best(self, count: int) -> list[int]:
         """Return the places of the best `count` trials in the ranking, the best first."""
@@ -217,15 +256,13 @@ class TpeSampler(Learner):
         others = (place for place in range(len(self._ranked)) if place not in chosen)
         return [*best, *islice(others, count - len(best))]
 
-    def _rows_of(self, places: Sequence[int] | NDArray[np.intp]) -> Array:
-        """Return the values of the trials at these places of the ranking, shape (trials, labels)."""
-        rows: Array = self._rows[np.frombuffer(self._orders, np.int64)[places]]
-        return rows
-
-    def _draw(self, density: _Density, generator: np.random.Generator) -> Array:
-        """Draw candidates from a density, with NaN for inactive labels."""
-        drawn = density.draw(self._count, generator)
-        if self._always_active is None:
+    def _draw(self, density: _Density, size: int, generator: np.random.Generator, part: Subspace) -> Array:
+        """Draw candidates of a part of the space from a density, with NaN for inactive labels."""
+        pinned = {place: part.fixed[label] for place, label in enumerate(self._axes) if label in part.fixed}
+        drawn = density.draw(size, generator, pinned)
+        # The density may be over the labels of the whole space.
+        drawn[:, [not (label in part.domains or label in part.fixed) for label in self._axes]] = math.nan
+        if part.always_active is None:
             for row in drawn:
                 active = self._params(row)
                 row[[label not in active for label in self._axes]] = math.nan
@@ -237,8 +274,7 @@ class TpeSampler(Learner):
         for (label, domain), value in zip(self._subspace.domains.items(), row.tolist(), strict=True):
             if not math.isnan(value):
                 params[label] = int(value) if isinstance(domain, Discrete) else value
-        active = self._always_active or self._subspace.space.active(params)
-        return {label: params[label] for label in active}
+        return {label: params[label] for label in self._subspace.active(params)}
 
 
 class _Several:
@@ -276,9 +312,11 @@ class _Density:
 
     def __init__(self, axes: Sequence[_Axis], rows: Array, parts: Sequence[Sequence[int]]) -> None:
         """`parts` are the places of the labels in each group. A part uses only the trials in which one of them is
-        active.
+        active. Labels of no group are left out.
         """
         self._labels = len(axes)
+        #: number of trials, including the prior
+        self.size = len(rows)
         self._parts = []
         for places in parts:
             own = rows[:, places]
@@ -286,11 +324,12 @@ class _Density:
                 own = np.concatenate([own[:-1][~np.isnan(own[:-1]).all(axis=1)], own[-1:]])
             self._parts.append((places, _Mixture([axes[place] for place in places], own)))
 
-    def draw(self, size: int, generator: np.random.Generator) -> Array:
-        """Return draws of values, shape (size, labels)."""
-        drawn = np.empty((size, self._labels))
+    def draw(self, size: int, generator: np.random.Generator, pinned: Mapping[int, float]) -> Array:
+        """Return draws of values, shape (size, labels), given the values at the `pinned` places."""
+        drawn = np.full((size, self._labels), math.nan)
         for places, mixture in self._parts:
-            drawn[:, places] = mixture.draw(size, generator)
+            own = {place: pinned[label] for place, label in enumerate(places) if label in pinned}
+            drawn[:, places] = mixture.draw(size, generator, own)
         return drawn
 
     def log_factors(self, points: Array) -> Array:
@@ -310,26 +349,52 @@ class _Mixture:
 
     def __init__(self, axes: Sequence[_Axis], rows: Array) -> None:
         """Estimate the widths of the kernels. `rows` have shape (trials, labels), with NaN for inactive labels."""
-        self._axes = axes
         self._size = len(rows)
         narrowing = self._narrowing(rows)
-        self._kernels = [axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes)]
+        smooth = {place: axis for place, axis in enumerate(axes) if isinstance(axis, _Line) and not axis.is_grid}
+        #: places of the numbers without a grid; their kernels are computed together, because numpy's cost is per call
+        self._smooth = [*smooth]
+        self._gaussians = _Gaussians([*smooth.values()], rows[:, self._smooth], narrowing)
+        #: kernels of the other labels by place
+        self._others = {
+            place: axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes) if place not in smooth
+        }
 
     def _narrowing(self, rows: Array) -> Array:
         """Return the factor on each row's widths: smaller with more trials, greater with more labels (Scott's rule)."""
         labels = np.count_nonzero(~np.isnan(rows), axis=1)
         return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
 
-    def draw(self, size: int, generator: np.random.Generator) -> Array:
-        """Return draws of values, shape (size, labels). All labels of a draw come from the kernel of one row."""
-        picks = generator.integers(self._size, size=size)
-        drawn = [kernels.draw(picks, generator) for kernels in self._kernels]
-        return np.asarray(np.array(drawn, dtype=float).T)
+    def draw(self, size: int, generator: np.random.Generator, pinned: Mapping[int, float]) -> Array:
+        """Return draws of values, shape (size, labels), given the values at the `pinned` places.
+
+        All labels of a draw come from the kernel of one row.
+        """
+        if pinned:
+            # A row's kernel is used the more often, the more it contributes to the density of the pinned values.
+            levels = sum(self._others[place].logarithms(np.array([value]))[0] for place, value in pinned.items())
+            chances = np.exp(levels - np.max(levels))
+            picks = generator.choice(self._size, size, p=chances / chances.sum())
+        else:
+            picks = generator.integers(self._size, size=size)
+        drawn = np.empty((size, len(self._smooth) + len(self._others)))
+        masses = []
+        # In the order of the labels, because all draws come from one generator.
+        for place in range(drawn.shape[1]):
+            if place in pinned:
+                drawn[:, place] = pinned[place]
+            elif place in self._others:
+                drawn[:, place] = self._others[place].draw(picks, generator)
+            else:
+                masses.append(generator.random(size))
+        if masses:
+            drawn[:, self._smooth] = self._gaussians.quantiles(picks, np.array(masses))
+        return drawn
 
     def log_density(self, points: Array) -> Array:
         """Return the logarithm of the mixture at each of `points`, shape (points,)."""
-        # Not scipy's `logsumexp`, which takes longer than everything else here.
-        terms = _log_products(self._kernels, points, self._size)
+        # scipy's `logsumexp` is not used: it takes longer than everything else here.
+        terms = self._log_products(points, self._gaussians, self._others)
         most = terms.max(axis=1)
         return np.asarray(most + np.log(np.exp(terms - most[:, None]).sum(axis=1)) - math.log(self._size))
 
@@ -337,28 +402,24 @@ class _Mixture:
         """Return the logarithm of what one more trial would add to the density at `points`, shape (points,)."""
         rows = np.array([row])
         narrowing = self._narrowing(rows)
-        added = [kernels.of(rows[:, place], narrowing) for place, kernels in enumerate(self._kernels)]
-        return _log_products(added, points, 1)[:, 0] - math.log(self._size)
+        gaussians = self._gaussians.of(rows[:, self._smooth], narrowing)
+        others = {place: kernels.of(rows[:, place], narrowing) for place, kernels in self._others.items()}
+        return self._log_products(points, gaussians, others)[:, 0] - math.log(self._size)
 
+    def _log_products(self, points: Array, gaussians: _Gaussians, others: Mapping[int, _Kernels]) -> Array:
+        """Return the logarithms of the kernels' products over labels, shape (points, kernels).
 
-def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Array:
-    """Return the logarithms of the kernels' products over labels, shape (points, size). Inactive labels count as 1."""
-    found = np.zeros((len(points), size))
-    powers: list[Array] = []
-    factors: list[Array] = []
-    for place, each in enumerate(kernels):
-        values = points[:, place]
-        active = ~np.isnan(values)
-        if isinstance(each, _Gaussians) and not each.is_grid:
-            # The logarithm of a Gaussian is a polynomial, so those of all labels are one matrix product.
-            units = np.nan_to_num(each.axis.to_unit(values))
-            powers += [units**2, units, active.astype(float)]
-            factors += each.polynomial
-        elif active.all():
-            found += each.logarithms(values)
-        elif active.any():
-            found[active] += each.logarithms(values[active])
-    return found + np.array(powers).T @ np.array(factors) if powers else found
+        Inactive labels count as 1.
+        """
+        found = np.zeros((len(points), gaussians.size))
+        for place, each in others.items():
+            values = points[:, place]
+            active = ~np.isnan(values)
+            if active.all():
+                found += each.logarithms(values)
+            elif active.any():
+                found[active] += each.logarithms(values[active])
+        return found + gaussians.log_products(points[:, self._smooth]) if self._smooth else found
 
 
 def _row(key: Key) -> list[float]:
@@ -377,6 +438,7 @@ class _Options:
         self.law, self.own, self.other = (np.log(np.maximum(each, _TINY)) for each in masses)
 
     def kernels(self, centres: Array, narrowing: Array) -> _Picks:
+        """Return the kernels of trials."""
         return _Picks(self, centres)
 
 
@@ -406,16 +468,19 @@ class _Line:
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
-        self.prior_width = NORMAL_WIDTH if isinstance(domain, Normal) else PRIOR_WIDTH
+        is_normal = isinstance(domain, Normal)
+        self.prior_width = 0.5 / float(scipy.special.ndtri((1 + UNIT_MASS) / 2)) if is_normal else PRIOR_WIDTH
         #: half the distance between two values of a grid; 0 without one
         self._half = 0.5 if isinstance(domain, RandInt) else (domain.step or 0.0) / 2
 
-    def kernels(self, centres: Array, narrowing: Array) -> _Gaussians:
-        known = self.to_unit(centres[~np.isnan(centres)])
-        middle = known.mean() if len(known) else 0.5
-        # The variance of the trials, with the prior's 1/12 counted as one of them, so that it stays above 0.
-        spread = math.sqrt((float(np.square(known - middle).sum()) + 1 / 12) / (len(known) + 1))
-        return _Gaussians(self, centres, min(spread, WIDTH), narrowing)
+    @property
+    def is_grid(self) -> bool:
+        """True if values are rounded to a grid."""
+        return self._half > 0
+
+    def kernels(self, centres: Array, narrowing: Array) -> _Rounded:
+        """Return the kernels of trials on a grid."""
+        return _Rounded(self, centres, float(_widths(self.to_unit(centres)[None])[0]), narrowing)
 
     def to_unit(self, values: Array) -> Array:
         if isinstance(self._domain, RandInt):  # each value has an equal part of [0, 1]
@@ -425,13 +490,85 @@ class _Line:
     def from_unit(self, units: Array) -> Array:
         return self._domain.quantile(units) if isinstance(self._domain, RandInt) else self._domain.from_unit(units)
 
-    def cells(self, values: Array) -> tuple[Array, Array] | None:
-        """Return the ends of the intervals that are rounded to each of these values, or None if nothing is rounded."""
-        return (self.to_unit(values - self._half), self.to_unit(values + self._half)) if self._half else None
+    def cells(self, values: Array) -> tuple[Array, Array]:
+        """Return the ends of the intervals that are rounded to each of these values of a grid."""
+        return self.to_unit(values - self._half), self.to_unit(values + self._half)
+
+
+def _widths(units: Array) -> Array:
+    """Return the widths of kernels, shape (labels,), from units of shape (labels, trials) with NaN where inactive."""
+    known = ~np.isnan(units)
+    # Labels that are active in the same trials are one array, because numpy's cost is per call.
+    alike = len(units) > 0 and bool((known == known[0]).all())
+    parts = [units[:, known[0]]] if alike else [row[own][None] for row, own in zip(units, known, strict=True)]
+    spreads = []
+    for part in parts:
+        count = part.shape[1]
+        middles = part.mean(axis=1, keepdims=True) if count else 0.5
+        # The variance of the trials, with the prior's 1/12 counted as one of them, so that it stays above 0.
+        spreads.append(np.sqrt((np.square(part - middles).sum(axis=1) + 1 / 12) / (count + 1)))
+    return np.asarray(np.minimum(np.concatenate([*spreads, np.empty(0)]), WIDTH))
 
 
 class _Gaussians:
-    """Kernels on the axis of a number, one for each trial. For an inactive label, NaN in `centres`, it is the prior."""
+    """Kernels on the axes of numbers without a grid, one for each label and trial.
+
+    For an inactive label, NaN in `centres`, the kernel is the prior. All arrays have the shape (labels, trials).
+    """
+
+    def __init__(self, axes: Sequence[_Line], centres: Array, narrowing: Array, widths: Array | None = None) -> None:
+        """`centres` have shape (trials, labels). Without `widths` of the labels, they follow from these trials."""
+        self._axes, self.size = axes, len(centres)
+        units = self._units(centres)
+        known = ~np.isnan(units)
+        self._widths = _widths(units) if widths is None else widths
+        priors = np.array([axis.prior_width for axis in axes])
+        self._means = np.where(known, units, 0.5)
+        self._sigmas = np.where(known, self._widths[:, None] * narrowing, priors[:, None])
+        self._low, self._high = (
+            scipy.special.ndtr(-self._means / self._sigmas),
+            scipy.special.ndtr((1 - self._means) / self._sigmas),
+        )
+
+    def of(self, centres: Array, narrowing: Array) -> _Gaussians:
+        """Return kernels of other trials with the same widths."""
+        return _Gaussians(self._axes, centres, narrowing, self._widths)
+
+    def quantiles(self, picks: Array, masses: Array) -> Array:
+        """Return the values of the picked trials' kernels at masses of shape (labels, picks), shape (picks, labels)."""
+        low, high = self._low[:, picks], self._high[:, picks]
+        units = self._means[:, picks] + self._sigmas[:, picks] * scipy.special.ndtri(low + masses * (high - low))
+        values = [axis.from_unit(row) for axis, row in zip(self._axes, units.clip(0.0, 1.0), strict=True)]
+        return np.asarray(np.array(values).T)
+
+    def log_products(self, points: Array) -> Array:
+        """Return the logarithms of the kernels' products over labels at `points`, shape (points, trials)."""
+        # The logarithm of a Gaussian is a polynomial, so those of all labels are one matrix product.
+        units = self._units(points)
+        active = ~np.isnan(units)
+        units = np.where(active, units, 0.0)
+        powers = np.stack([units**2, units, active], axis=1, dtype=float)
+        squared = 1.0 / self._sigmas**2
+        constant = -0.5 * squared * self._means**2 - np.log(
+            self._sigmas * (self._high - self._low) * math.sqrt(2 * math.pi)
+        )
+        factors = np.stack([-0.5 * squared, squared * self._means, constant], axis=1)
+        rows = 3 * len(self._axes)
+        return np.asarray(powers.reshape(rows, -1).T @ factors.reshape(rows, -1))
+
+    def _units(self, values: Array) -> Array:
+        """Return values of shape (n, labels) as units, shape (labels, n)."""
+        units = np.empty(values.T.shape)
+        for place, axis in enumerate(self._axes):
+            units[place] = axis.to_unit(values[:, place])
+        return units
+
+
+class _Rounded:
+    """Kernels on the axis of a number with a grid, one for each trial: masses of what is rounded to a value.
+
+    For an inactive label, NaN in `centres`, it is the prior.
+    """
 
     def __init__(self, axis: _Line, centres: Array, width: float, narrowing: Array) -> None:
         self.axis = axis
@@ -439,44 +576,39 @@ class _Gaussians:
         known = ~np.isnan(centres)
         self._means, self._sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
         self._means[known] = axis.to_unit(centres[known])
-        self._sigmas[known] = width * narrowing[known]
         cells = axis.cells(centres[known])
-        self.is_grid = cells is not None
-        if cells is not None:  # wide enough to reach the next value
-            self._sigmas[known] = np.maximum(self._sigmas[known], (cells[1] - cells[0]) / 2)
-        self._low, self._high = ndtr(-self._means / self._sigmas), ndtr((1 - self._means) / self._sigmas)
+        # Wide enough to reach the next value.
+        self._sigmas[known] = np.maximum(width * narrowing[known], (cells[1] - cells[0]) / 2)
+        self._low, self._high = (
+            scipy.special.ndtr(-self._means / self._sigmas),
+            scipy.special.ndtr((1 - self._means) / self._sigmas),
+        )
 
-    def of(self, centres: Array, narrowing: Array) -> _Gaussians:
+    def of(self, centres: Array, narrowing: Array) -> _Rounded:
         """Return kernels of other trials with the same widths."""
-        return _Gaussians(self.axis, centres, self._width, narrowing)
+        return _Rounded(self.axis, centres, self._width, narrowing)
 
     def draw(self, picks: Array, generator: np.random.Generator) -> Array:
         low, high = self._low[picks], self._high[picks]
-        units = self._means[picks] + self._sigmas[picks] * ndtri(low + generator.random(len(picks)) * (high - low))
-        return self.axis.from_unit(np.clip(units, 0.0, 1.0))
-
-    @property
-    def polynomial(self) -> list[Array]:
-        """Coefficients of the logarithm of the densities: of the squared variable, of the variable, and of 1."""
-        squared = 1.0 / self._sigmas**2
-        constant = -0.5 * squared * self._means**2 - np.log(
-            self._sigmas * (self._high - self._low) * math.sqrt(2 * math.pi)
+        units = self._means[picks] + self._sigmas[picks] * scipy.special.ndtri(
+            low + generator.random(len(picks)) * (high - low)
         )
-        return [-0.5 * squared, squared * self._means, constant]
+        return self.axis.from_unit(np.clip(units, 0.0, 1.0))
 
     def logarithms(self, values: Array) -> Array:
         """Return the logarithms of the kernels' masses at `values` of a grid, shape (values, centres)."""
         # A grid's value has the probability of everything rounded to it. If there are few values, each is computed
         # once.
         single, places = np.unique(values, return_inverse=True)
-        cells = self.axis.cells(single)
-        assert cells is not None
-        low, high = (ndtr(np.subtract.outer(edges, self._means) / self._sigmas) for edges in cells)
+        low, high = (
+            scipy.special.ndtr(np.subtract.outer(edges, self._means) / self._sigmas)
+            for edges in self.axis.cells(single)
+        )
         return np.asarray(np.log(np.maximum((high - low) / (self._high - self._low), _TINY)))[places]
 
 
 _Axis = _Options | _Line
-_Kernels = _Picks | _Gaussians
+_Kernels = _Picks | _Rounded
 
 
 def _axis(domain: Domain) -> _Axis:
@@ -484,10 +616,3 @@ def _axis(domain: Domain) -> _Axis:
         return _Options(domain)
     assert isinstance(domain, (Continuous, RandInt))
     return _Line(domain)
-
-
-def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
-    """Return the labels that are active for all params, or None if the active labels depend on the params."""
-    space, fixed = subspace.space, subspace.fixed
-    depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
-    return None if depends else space.active(fixed)

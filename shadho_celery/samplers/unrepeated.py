@@ -1,16 +1,19 @@
-"""Wrapper of a sampler: in a finite subspace, no point is proposed twice while there are untried points."""
+"""A sampler of the whole space as the sampler of one subspace, where no point is proposed twice.
+
+Points are repeated only after all points of a finite subspace have been tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.base import Learner, Sampler
+from shadho_celery.samplers.base import Learner, Sampler, WholeSampler
 from shadho_celery.space.domains import Discrete, Domain
-from shadho_celery.space.split import Key, Subspace
+from shadho_celery.space.split import Key, Subspace, undivided
 from shadho_celery.space.tree import Value
 
 #: number of draws from the prior to replace a point that was tried; after that, all points are searched one by one
@@ -20,13 +23,13 @@ _STREAM = 0x75
 
 
 class Unrepeated(Learner):
-    """Passes on the proposals of another sampler, and replaces each tried point by an untried draw from the prior.
+    """Passes on another sampler's proposals within a subspace, and replaces tried points by untried draws of the prior.
 
     Pending and failed trials count as tried, and cancelled trials do not. Once a finite subspace has no untried points,
     it returns fewer params than requested, unless it `may_repeat` points. For an infinite subspace it changes nothing.
     """
 
-    def __init__(self, sampler: Sampler, subspace: Subspace, entropy: Sequence[int]) -> None:
+    def __init__(self, sampler: WholeSampler, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
         self.sampler = sampler
         self.adaptive = sampler.adaptive
@@ -38,10 +41,11 @@ class Unrepeated(Learner):
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         if not self._is_finite or self.may_repeat:
-            return self.sampler.ask(n, pending)
-        waiting = {self._subspace.key(trial.params) for trial in pending}
+            return self.sampler.ask(n, pending, self._subspace)
+        own = [trial for trial in pending if self._subspace.contains(trial.params)]
+        waiting = {self._subspace.key(trial.params) for trial in own}
         asked: list[Params] = []
-        for params, place in zip(self.sampler.ask(n, pending), self._places(n, pending), strict=False):
+        for params, place in zip(self.sampler.ask(n, pending, self._subspace), self._places(n, own), strict=False):
             untried = params if self._is_new(params, waiting) else self._untried(waiting, place)
             if untried is None:
                 self.points = len(self._tried | waiting)
@@ -85,3 +89,22 @@ def _values(domain: Domain, generator: np.random.Generator) -> Iterator[Value]:
     for place in chain(range(start, steps.stop), range(steps.start, start)):
         if not isinstance(domain, Discrete) or domain.probability(place) > 0:
             yield place * size
+
+
+class MakeUnrepeated:
+    """Factory of samplers that try no point of a finite subspace twice while there are untried points."""
+
+    def __init__(self, make: Callable[[Subspace, Sequence[int]], WholeSampler]) -> None:
+        """`make` creates the sampler that learns."""
+        self._make = make
+
+    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> Unrepeated:
+        """Return a sampler that learns in one subspace."""
+        return Unrepeated(self._make(subspace, entropy), subspace, entropy)
+
+    def of_study(self, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
+        """Return the samplers of a study's subspaces. They share one sampler that learns from all of them."""
+        if len(subspaces) == 1:
+            return {subspaces[0].name: self(subspaces[0], (*entropy, 0))}
+        whole = self._make(undivided(subspaces[0].space), entropy)
+        return {each.name: Unrepeated(whole, each, (*entropy, place)) for place, each in enumerate(subspaces)}

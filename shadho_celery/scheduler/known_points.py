@@ -12,7 +12,8 @@ from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.executors.inline import HOST, INLINE_CLASS
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.scheduler.plan import Plan
-from shadho_celery.scheduler.proposals import trial_seed
+from shadho_celery.scheduler.proposals import learns_whole, make_samplers, tell_samplers, trial_seed
+from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.points import complete, fill
 from shadho_celery.study.state import StudyState
 
@@ -26,20 +27,24 @@ _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 Found = tuple[str, Params]
 
 
-def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
-    """Add a WAITING trial for each point, in order. Return the number of trials. A scheduler created later sends them
-    first.
+def enqueue(study: StudyState, plan: Plan, points: Iterable[object], scheduler: Scheduler | None = None) -> list[int]:
+    """Add a WAITING trial for each point, in order. Return the numbers of the trials.
+
+    The study's `scheduler`, or a scheduler created later, sends them before new trials.
 
     Each trial replaces one draw in its subspace. The sampler proposes the values of labels that a point lacks.
     If one of the points is refused, nothing is added. Raises like `completed`.
     """
     points = [*points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
-    added = _add(study, plan, _filled(study, plan, points, found))
-    for trial in added:
-        study.hold_back(trial)
+    added = _add(study, plan, _filled(study, plan, points, found), "enqueued")
+    if scheduler is not None:
+        scheduler.enqueue(added)
+    else:
+        for trial in added:
+            study.hold_back(trial)
     study.commit()
-    return len(added)
+    return [trial.number for trial in added]
 
 
 def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
@@ -48,17 +53,19 @@ def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Ite
     Labels that a point lacks are drawn from their laws. A value between two grid points of its domain is accepted.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
-    for trial, outcome in zip(_add(study, plan, found), outcomes, strict=True):
+    for trial, outcome in zip(_add(study, plan, found, "added"), outcomes, strict=True):
         attempt, at = study.send(trial, INLINE_CLASS), study.clock.wall()
         study.tell(Result(number=trial.number, attempt=attempt.attempt, outcome=outcome, host=HOST, at=at))
     study.commit()
 
 
-def _add(study: StudyState, plan: Plan, found: Iterable[Found]) -> list[Trial]:
+def _add(study: StudyState, plan: Plan, found: Iterable[Found], sampler: str) -> list[Trial]:
     places = {subspace.name: place for place, subspace in enumerate(plan.subspaces)}
     return [
         study.add(
-            name, params, trial_seed(study.record.seed, places[name], study.asked(name)), slots=plan.width(params)
+            *(name, params, trial_seed(study.record.seed, places[name], study.asked(name))),
+            slots=plan.width(params),
+            sampler=sampler,
         )
         for name, params in found
     ]
@@ -95,7 +102,6 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     if not partial:
         return [*completed]
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
-    parts = {WHOLE: whole} if plan.spans_space else {each.name: each for each in plan.subspaces}
     known = [each for place, each in enumerate(completed) if place not in partial]
     # This holds for every sampler: its own trials may repeat, but a point that a user names should add information.
     tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
@@ -104,16 +110,17 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
         return whole.key(params) not in tried
 
     found, generator = [*completed], np.random.default_rng(entropy)
-    for index, (name, part) in enumerate(parts.items()):
+    # The scheduler's own samplers are not asked, because they may wait for the results of everything that they have
+    # proposed.
+    samplers = make_samplers(plan.make_sampler, plan.subspaces, entropy)
+    for told in _history(study):
+        tell_samplers(samplers, told)
+    for name, sampler in samplers.items():
         places = [place for place in partial if name in {WHOLE, completed[place][0]}]
         if not places:
             continue
-        # Not the scheduler's sampler, which may wait for the results of everything that it has proposed.
-        sampler = plan.make_sampler(part, (*entropy, index))
-        for told in _history(study, name):
-            sampler.tell(told)
         count = max(1, min(PROPOSALS, MOST_PROPOSALS // len(places)))
-        proposals = sampler.ask(count * len(places), _pending(study, name, known))
+        proposals = sampler.ask(count * len(places), _pending(study, WHOLE if learns_whole(sampler) else name, known))
         for nth, place in enumerate(places):
             own = proposals[nth * count : (nth + 1) * count]
             params = fill(plan.space, points[place], completed[place][1], own, generator, is_new=is_new)
@@ -124,18 +131,13 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
 
 def _tried(study: StudyState) -> Iterator[Params]:
     """Yield the params of the trials of the study and of its warm start. Cancelled trials are left out as untried."""
-    for trials in [*_history(study, WHOLE), study.pending()]:
+    for trials in [*_history(study), study.pending()]:
         yield from (each.params for each in trials if each.state is not TrialState.CANCELLED)
 
 
-def _history(study: StudyState, name: str) -> Iterator[list[Trial]]:
-    """Yield, in blocks, the finished trials from which the sampler of a subspace, or of WHOLE, learns.
-
-    These are the trials of the warm start, then those of the study.
-    """
-    for trials in chain([study.warm_start], (block for block, _ in study.history())):
-        if told := [each for each in trials if name in {WHOLE, each.subspace}]:
-            yield told
+def _history(study: StudyState) -> Iterator[Sequence[Trial]]:
+    """Yield, in blocks, the finished trials from which samplers learn: those of the warm start, then the study's."""
+    return chain([study.warm_start], (block for block, _ in study.history()))
 
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:

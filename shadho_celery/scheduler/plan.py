@@ -26,7 +26,7 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import BY_BUDGET, find_sampler
-from shadho_celery.samplers.base import MakeSampler, spans_space
+from shadho_celery.samplers.base import MakeSampler, called, spans_space
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import Width, make_width
@@ -99,6 +99,13 @@ class Plan:
         return spans_space(self.make_sampler)
 
     @property
+    def sampler_name(self) -> str:
+        """Name of the sampler, or of a user's own class."""
+        sampler = self.settings.sampler
+        own = called(self.make_sampler)
+        return sampler if isinstance(sampler, str) else getattr(own, "__name__", type(own).__name__)
+
+    @property
     def whole(self) -> Subspace:
         """The whole space as one subspace."""
         return undivided(self.space)
@@ -146,7 +153,10 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
             "two, or choose pruner none if the study began with it"
         )
     if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
-        raise UsageError(f"how: bohb asks a sampler that learns; leave out sampler, or choose {', '.join(BY_BUDGET)}")
+        raise UsageError(
+            "how: bohb needs a sampler that learns each budget separately; leave out sampler, or choose "
+            + ", ".join(BY_BUDGET)
+        )
     if ladder.how == "dehb" and settings.sampler != "auto":
         raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")
     return ladder
@@ -184,7 +194,7 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)
     cost_model = CostModel(subspaces, declared)
     generator = np.random.default_rng([study.record.seed, _POLICY_STREAM])
-    samplers = make_samplers(plan.make_sampler, subspaces, study.record.seed)
+    samplers = make_samplers(plan.make_sampler, subspaces, (study.record.seed,))
     policy = make_policy(
         *(settings.policy, subspaces, cost_model, generator),
         pool_size=settings.pool,
@@ -199,6 +209,7 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(plan.ladder, plan.space, study.record.seed, plan.limits.trials),
         samplers=samplers,
+        sampler=plan.sampler_name,
         limits=plan.limits,
         width=plan.width,
     )

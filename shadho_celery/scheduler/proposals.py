@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -20,15 +21,17 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import NO_OUTCOME, WELL, Params, Trial, TrialState
 from shadho_celery.fidelity.rounds import ENDLESS, Endless, Replay, Rounds, Wanted
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
+from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.samplers.base import MakeSampler, Sampler, spans_space
+from shadho_celery.samplers.base import MakeSampler, Sampler, WholeSampler, spans_space
 from shadho_celery.samplers.by_budget import ByBudget
+from shadho_celery.samplers.decade import Decade
 from shadho_celery.samplers.own import OwnSampler
-from shadho_celery.samplers.unrepeated import Unrepeated
+from shadho_celery.samplers.unrepeated import MakeUnrepeated, Unrepeated
 from shadho_celery.scheduler.widths import Width
-from shadho_celery.space.split import Subspace, undivided
+from shadho_celery.space.split import UNDIVIDED, Subspace, undivided
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
@@ -60,6 +63,8 @@ class Proposals:
     rounds: Rounds
     #: by subspace, or a single sampler under WHOLE, see `make_samplers`
     samplers: Mapping[str, Sampler]
+    #: name of these samplers, which is recorded with each trial
+    sampler: str
     limits: Limits
     width: Width
 
@@ -90,6 +95,16 @@ class Proposals:
         #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
+        #: decade of the seconds of the study's first trials, shared by the samplers of all subspaces
+        self._decade = Decade(self.study.decade)
+        for auto in (auto for each in samplers.values() for auto in _parts(each, AutoSampler)):
+            auto.decade = self._decade
+        #: sampler that learns from all subspaces; None if each has its own
+        self._whole: WholeSampler | None = None
+        if len(samplers) > 1 and isinstance(first := next(iter(samplers.values())), Unrepeated):
+            self._whole = first.sampler
+        #: its outlook that the shares follow
+        self._followed: Mapping[str, float] = {}
         #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
         self._replay: Replay | None = None
 
@@ -106,6 +121,10 @@ class Proposals:
             return False
         return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self.slots))
 
+    def is_ahead(self, trial: Trial) -> bool:
+        """Return whether a trial is one of those drawn ahead, which the policy may choose for any slot."""
+        return trial.number in self._ahead[trial.subspace]
+
     @property
     def most_ahead(self) -> int:
         """Maximum number of trials in a class's queue: a sampler that learns needs results before many proposals."""
@@ -116,6 +135,12 @@ class Proposals:
         self.policy.see(classes)
         slots = [compute_class.slots for compute_class in classes]
         self.slots, self._widest = sum(slots), max(slots, default=0)
+
+    def prices(self, subspace: str) -> Mapping[str, float]:
+        """Return the prices of the live classes for the trials of a subspace; {} with a policy that has no prices."""
+        if isinstance(self.policy, CostPolicy) and (self._spans_space or subspace in self._index):
+            return self.policy.prices(subspace)
+        return {}
 
     def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
         """Return a new trial that `fits` a class, or None if none is wanted now.
@@ -150,16 +175,15 @@ class Proposals:
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
-        by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
-        for trial in trials:
-            # Promoted trials are a selection of good trials, and therefore biased.
-            if not self._spans_space and trial.origin is None:
-                self.shares.tell(trial)
-            if self._learns_by_budget or trial.origin is None:
-                by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
-        for name, told in by_sampler.items():
-            if name in self.samplers:
-                self.samplers[name].tell(told)
+        # Promoted trials are a selection of good trials, and therefore biased.
+        if not self._spans_space:
+            for trial in trials:
+                if trial.origin is None:
+                    self.shares.tell(trial)
+        learned = (trial for trial in trials if self._learns_by_budget or trial.origin is None)
+        tell_samplers(self.samplers, learned)
+        if self._decade.recorded is not None:
+            self.study.note_decade(self._decade.recorded)
 
     def _chosen(self, slot: Slot, fits: Fits, left: float) -> Trial | None:
         """Return the trial that the policy chooses for a slot, added to the study; None if no trial is wanted now."""
@@ -172,7 +196,7 @@ class Proposals:
             if wanted is None:
                 return None
             if wanted.params is not None:
-                drawn = [self._added(self._subspace_of(wanted.params), wanted.params, wanted)]
+                drawn = [self._added(self._subspace_of(wanted.params), wanted.params, wanted, wanted.sampler)]
             elif isinstance(picked, str):
                 drawn = self._drawn(picked, wanted)
             else:
@@ -199,6 +223,7 @@ class Proposals:
                 break
             key = wanted.origin, wanted.rung
             self._promotable[key] = known.get(key) or self._as_promoted(wanted)
+        self._follow()
         backlogs = {} if self._spans_space else self.shares.backlogs()
         return new, Offers(
             backlogs=backlogs,
@@ -207,6 +232,15 @@ class Proposals:
             budget=None if new is None else new.budget,
             rung=None if new is None else new.rung,
         )
+
+    def _follow(self) -> None:
+        """Let the shares follow what the sampler expects of each subspace."""
+        if self._whole is None or not self.shares.follows:
+            return
+        outlook = self._whole.outlook(self.members, len(self.study.pending()))
+        if outlook is not self._followed:
+            self._followed = outlook
+            self.shares.follow(outlook)
 
     def _open(self, backlogs: Mapping[str, float], drawn: int | None) -> list[str]:
         """Return the names of the subspaces in which a new trial may be drawn, or WHOLE for the whole space."""
@@ -267,9 +301,11 @@ class Proposals:
         return trial
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:
-        """Add the offered trial to the study: the params of its origin, on a higher rung."""
+        """Add an offered promotion to the study: a trial with the params of its origin, on a higher rung."""
         draw, rung = (offered.subspace, offered.params, offered.seed), offered.rung
-        trial = self.study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
+        trial = self.study.add(
+            *(*draw, offered.budget), slots=offered.slots, rung=rung, origin=offered.origin, sampler="promoted"
+        )
         self.rounds.add(trial)
         if choice.only_on is not None:
             self.machines[trial.number] = choice.only_on
@@ -281,7 +317,8 @@ class Proposals:
         Returns fewer trials if the sampler has no further params.
         """
         sampler = self.samplers[name]
-        asked = sampler.ask(number, self.study.pending() if name == WHOLE else self.study.pending(name))
+        sees_all = name == WHOLE or learns_whole(sampler)
+        asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))
         if name in self._choosers:
             self._note_choice(name, sampler)
         if len(asked) < number:
@@ -291,7 +328,10 @@ class Proposals:
             if len(self._exhausted) == len(self.samplers):
                 self.rounds.end_draws()
         names = [self._subspace_of(params) if name == WHOLE else name for params in asked]
-        return [self._added(*drawn, wanted) for drawn in zip(names, asked, strict=True)]
+        auto = _part(sampler, AutoSampler)
+        by = [self.sampler] * len(asked) if auto is None else auto.proposed_by
+        drawn = zip(names, asked, by, strict=False)
+        return [self._added(subspace, params, wanted, chosen) for subspace, params, chosen in drawn]
 
     def _note_choice(self, name: str, sampler: Sampler) -> None:
         """Record in the study which sampler `auto` has chosen."""
@@ -299,7 +339,7 @@ class Proposals:
         assert auto is not None
         budget = None if by_budget is None else by_budget.budget
         words = "" if budget is None else f", by the losses at budget {budget:g}"
-        self.study.note_choice(name, auto.choice + words)
+        self.study.note_choice(name if self._whole is None else UNDIVIDED, auto.choice + words)
 
     def _let_repeat(self) -> None:
         """Allow samplers to repeat points, because every point has been tried and losses may be noisy."""
@@ -313,9 +353,11 @@ class Proposals:
     def _subspace_of(self, params: Params) -> str:
         return next(subspace.name for subspace in self.members if subspace.contains(params))
 
-    def _added(self, name: str, params: Params, wanted: Wanted) -> Trial:
+    def _added(self, name: str, params: Params, wanted: Wanted, sampler: str | None) -> Trial:
         seed = trial_seed(self.study.record.seed, self._index[name], self.study.asked(name))
-        trial = self.study.add(name, params, seed, wanted.budget, slots=self.width(params), rung=wanted.rung)
+        trial = self.study.add(
+            name, params, seed, wanted.budget, slots=self.width(params), rung=wanted.rung, sampler=sampler
+        )
         if self._has_rounds:
             self.rounds.add(trial)
         return trial
@@ -367,11 +409,35 @@ def _part(sampler: object, kind: type[P]) -> P | None:
     return sampler
 
 
-def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], seed: int) -> dict[str, Sampler]:
+def _parts(sampler: object, kind: type[P]) -> list[P]:
+    """Return the samplers of this class inside a sampler: one, or one for each budget, or none."""
+    by_budget = _part(sampler, ByBudget)
+    inside = [sampler] if by_budget is None else by_budget.samplers.values()
+    return [found for each in inside if (found := _part(each, kind)) is not None]
+
+
+def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], entropy: Sequence[int]) -> dict[str, Sampler]:
     """Return the samplers by subspace, or a single sampler under WHOLE that draws in the whole space."""
     if spans_space(make):
-        return {WHOLE: make(undivided(subspaces[0].space), (seed,))}
-    return {subspace.name: make(subspace, (seed, place)) for place, subspace in enumerate(subspaces)}
+        return {WHOLE: make(undivided(subspaces[0].space), entropy)}
+    if isinstance(make, MakeUnrepeated):
+        return make.of_study(subspaces, entropy)
+    return {subspace.name: make(subspace, (*entropy, place)) for place, subspace in enumerate(subspaces)}
+
+
+def tell_samplers(samplers: Mapping[str, Sampler], trials: Iterable[Trial]) -> None:
+    """Let each sampler learn from the trials of its subspace.
+
+    This is done in the order of the results, because samplers of several subspaces may learn together.
+    """
+    for name, told in groupby(trials, lambda trial: WHOLE if WHOLE in samplers else trial.subspace):
+        if name in samplers:
+            samplers[name].tell([*told])
+
+
+def learns_whole(sampler: Sampler) -> bool:
+    """Return True if a subspace's sampler learns from the whole space, and therefore needs all pending trials."""
+    return _part(sampler, Unrepeated) is not None
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

@@ -18,6 +18,7 @@ from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
+from shadho_celery.scheduler.placements import Placements
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
 from shadho_celery.study.failures import Hopelessness
@@ -64,8 +65,11 @@ class Scheduler:
         self._ended: list[Trial] = []
         #: True once no more trials are sent and the scheduler only waits for the running ones
         self.stopping = False
+        #: True while no more trials are sent, until `unpause`
+        self.paused = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study)
+        self._placements = Placements(self.study.recorder, self.cost_model)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
@@ -76,7 +80,6 @@ class Scheduler:
         self._began = self._watched_at = self.study.clock.now()
         #: True once the study should end, because as many trials as the limit allows have ended without a better loss
         self.is_stale = False
-        self._most_without_gain = math.inf if self.limits.without_gain is None else self.limits.without_gain
 
     def begin(self) -> None:
         """Learn from the trials of earlier runs, and submit the attempts that were in flight again."""
@@ -87,7 +90,7 @@ class Scheduler:
             self._learn(trials, following)
             self.executor.keep()
         self.proposals.end_history()
-        self.is_stale = self.study.trials.without_gain >= self._most_without_gain
+        self.is_stale = self._is_without_gain()
         if self.pruning is not None:
             self.pruning.recall(self.study.recalled(), self.study.reports())
         if self.study.in_flight:
@@ -143,9 +146,13 @@ class Scheduler:
                 self._prune(trial, event, self.pruning)
             told.append(trial)
             # Checked after each event: a later one of the same turn may be an improvement.
-            self.is_stale |= self.study.trials.without_gain >= self._most_without_gain
+            self.is_stale |= self._is_without_gain()
+        self._finish([trial for trial in told if trial is not None and trial.state.is_finished])
+
+    def _finish(self, finished: Sequence[Trial]) -> None:
+        """Let models, samplers and the pruner learn from trials that have just ended."""
         # The models learn much faster from many trials at once.
-        if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
+        if finished:
             self._learn(finished)
         if self.pruning is not None:
             for trial in finished:
@@ -180,8 +187,13 @@ class Scheduler:
             for name, trial in self._placed():
                 only_on = self.proposals.machines.pop(trial.number, None)
                 self._unsent.append(self.study.send(trial, name, only_on=only_on))
+                self._placements.add(self._unsent[-1], self.proposals.prices(trial.subspace))
             if self._speculation is not None and not self._unsent:
                 self._unsent = self._copied(self._speculation)
+                for attempt in self._unsent:
+                    self._placements.add(attempt, self.proposals.prices(attempt.subspace))
+            if self._unsent:
+                self._placements.record([each.name for each in self.classes])
             self._send()
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
@@ -193,8 +205,46 @@ class Scheduler:
         Trials whose unclaimed attempts are cancelled wait in the study until it is resumed.
         """
         self.stopping = True
-        if self.study.in_flight:
-            self.executor.cancel([trial.number for trial in self.study.sent], running=running)
+        self._take_back(running=running)
+
+    def pause(self) -> None:
+        """Send no more trials until `unpause`, and take back the attempts that no worker has claimed.
+
+        Running trials continue, and their results are collected.
+        """
+        self.paused = True
+        self._take_back(running=False)
+
+    def unpause(self) -> None:
+        """Send trials again."""
+        self.paused = False
+
+    def change_limits(self, limits: Limits) -> None:
+        """Replace the limits of the study, which must not be stopping."""
+        self.limits = self.proposals.limits = limits
+        self.is_stale = self._is_without_gain()
+
+    def enqueue(self, trials: Sequence[Trial]) -> None:
+        """Send these trials, which were just added to the study, before new ones."""
+        for trial in trials:
+            self.proposals.shares.deal(trial.subspace)
+            self.study.hold_back(trial)
+
+    def cancel(self, trial: Trial) -> None:
+        """Cancel an unfinished trial, which ends CANCELLED, now or once its worker has stopped it.
+
+        It must not be one that was drawn ahead (`Proposals.is_ahead`).
+        """
+        ended = self.study.cancel(trial.number)
+        if ended is None:
+            self.executor.cancel([trial.number], running=True)
+        else:
+            self._finish([ended])
+
+    @property
+    def state(self) -> str:
+        """State of the study in one word: running, paused or stopping."""
+        return "stopping" if self.stopping else "paused" if self.paused else "running"
 
     @property
     def done(self) -> bool:
@@ -202,6 +252,14 @@ class Scheduler:
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
+
+    def _is_without_gain(self) -> bool:
+        most = self.limits.without_gain
+        return most is not None and self.study.trials.without_gain >= most
+
+    def _take_back(self, *, running: bool) -> None:
+        if self.study.in_flight:
+            self.executor.cancel([trial.number for trial in self.study.sent], running=running)
 
     @property
     def hopeless(self) -> str | None:
@@ -232,7 +290,7 @@ class Scheduler:
         if self._unsent:
             self.executor.submit(self._unsent)
             self._unsent = []
-        elif not self.stopping and len(self.classes) > 1:
+        elif not (self.stopping or self.paused) and len(self.classes) > 1:
             self._spill()
 
     def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
@@ -339,7 +397,7 @@ class Scheduler:
     def _copied(self, speculation: Speculation) -> list[Attempt]:
         """Return attempts that copy late trials in idle slots. Call this if there is nothing else to send."""
         speculation.due = math.inf
-        if self.stopping or not [each for each in self.classes if self._reservations.free(each) > 0]:
+        if self.stopping or self.paused or not [each for each in self.classes if self._reservations.free(each) > 0]:
             return []
         alone = [each for each in self.study.alone if each.subspace in self.subspaces]
         size = self.proposals.rounds.present.size
@@ -375,8 +433,8 @@ class Scheduler:
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
-        """Return the number of trials that the limit still allows to send; 0 once the study is stopping."""
-        return 0 if self.stopping else self.limits.trials_left(self.study.counted + self.study.in_flight)
+        """Return the number of trials that the limit still allows to send; 0 while it is paused or stopping."""
+        return 0 if self.stopping or self.paused else self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     def _seconds_left(self) -> float:
         return self.limits.seconds_left(self._began, self.study.clock.now())

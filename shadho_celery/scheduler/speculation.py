@@ -120,7 +120,7 @@ class Speculation:
     def _moments(self, running: Iterable[tuple[Trial, float]]) -> Iterable[tuple[float, Trial, float]]:
         """Yield for each trial: the time from which it is late, the trial, and its start time.
 
-        Trials of a class of which fewer than MIN_TIMED trials have ended are left out.
+        Classes with fewer than MIN_TIMED ended trials are left out.
         """
         by_class: dict[str, list[tuple[Trial, float]]] = defaultdict(list)
         for trial, since in running:
@@ -142,8 +142,6 @@ class Speculation:
         for (subspace, budget), group in groupby(sorted(trials, key=alike), alike):
             # Predicting many takes hardly longer than predicting one.
             params = {trial.number: trial.params for trial in group}
-            medians = self._model.seconds(
-                subspace, compute_class, list(params.values()), quantiles=(0.5,), budget=budget or None
-            )
-            found.update(zip(params, medians[:, 0].tolist(), strict=True))
+            medians = self._model.seconds(subspace, compute_class, list(params.values()), budget=budget or None)
+            found.update(zip(params, medians.tolist(), strict=True))
         return found

@@ -1,4 +1,4 @@
-"""Warnings during a run, as records. Each is shown once, and its end is shown too if the condition passes."""
+"""Warnings during a run, as records. Each is shown once. If its condition passes, a line says so."""
 
 from __future__ import annotations
 

@@ -77,6 +77,8 @@ class Request(Given):
     limits: Limits | None = None
     #: called with a line about the repair of a study with trials that cannot be read; None to refuse such a study
     repaired: Callable[[str], None] | None = None
+    #: key of a new study, if its servers were started before it
+    key: str | None = None
 
 
 def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> StudySettings:
@@ -126,6 +128,7 @@ class Opening:
                 space.describe(),
                 module=request.module,
                 name=request.name,
+                key=request.key,
                 resume=request.resume,
                 seed=request.seed,
                 settings=request.given if request.module else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shlex
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.trial import TrialState
 from shadho_celery.embedded.embedded import Embedded
+from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.sources import DiskWatch, contents
@@ -30,6 +32,7 @@ from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.report import ended_by_subspace
 from shadho_celery.results.study import RunningStudy
+from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -37,6 +40,7 @@ from shadho_celery.scheduler.widths import widest
 from shadho_celery.session.notices import Conditions, Kind, Notice
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.signals import Signals
+from shadho_celery.session.steering import Steering
 from shadho_celery.session.workers import default_workers
 from shadho_celery.study.state import StudyState
 from shadho_celery.transport import urls
@@ -44,7 +48,7 @@ from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.celery_settings import file_of_folder
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Progress, able, start_command, unable
-from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.signing import Signer, read_key
 
 #: seconds for which a study that has reached its limit waits for a server that cannot be reached
 GIVE_UP_SECONDS = 60.0
@@ -91,6 +95,8 @@ class Options(Given):
     silent: bool = False
     #: environment variable that has the URL of the fleet's broker; "" if the URL is from an option or a file
     broker_from: str = ""
+    #: embedded fleet that was started for this study before it was read; None if it is still to be started
+    early: Embedded | None = None
 
 
 class _StopNow(Exception):
@@ -110,20 +116,25 @@ class Session:
     executor: QueueExecutor
     scheduler: Scheduler
     watch: Watch
+    steering: Steering
 
     def __init__(self, options: Options, file: StudyFile, say: Say) -> None:
         """Check the settings before anything is opened. Those of an earlier run are read later.
 
         `say` shows a line to the user.
         """
+        if not options.fleet:
+            # Embedded workers would end for it, one after the other.
+            start_method()
         self.options, self.file = options, file
         #: moment at which the run began, on the monotonic clock
         self.began = time.monotonic()
         self._say = say
         given = {each.name: getattr(options, each.name) for each in fields(Given)}
         repaired = say if options.repair else None
+        key = None if options.early is None else options.early.directory.name
         self._opening = Opening(
-            Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, **given)
+            Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, key=key, **given)
         )
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
@@ -142,6 +153,8 @@ class Session:
         #: study that `on_trial` is called with; None without an `on_trial`
         self._running: RunningStudy | None = None
         self._signals = Signals()
+        #: state of the study that is announced
+        self._state = "running"
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
         #: last moment at which all servers answered, or the limit was not reached yet
@@ -176,6 +189,7 @@ class Session:
         self.counted_before = self.study.counted
         if make_executor is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
+            embedded.await_redis()
             os.environ.update(embedded.urls)
             client = connect(embedded.urls[urls.REDIS])
             make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
@@ -189,18 +203,21 @@ class Session:
             trial_timeout=settings.trial_timeout,
             gang_wait_seconds=settings.gang_wait_seconds,
             signer=Signer.configured(),
+            control=self._control(),
             fence=self.study.fence,
             name=self.study.name,
             progress=self._progress,
             code=self.code,
             sources=self._sources,
             objectives=settings.objectives,
+            recorder=self.study.recorder,
         )
         stack.callback(self._close_executor)
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
         self.watch = Watch(self)
+        self.steering = Steering(self)
 
     def _fleet(self) -> Callable[..., QueueExecutor]:
         """Connect to the servers of a fleet. Return a function that creates the executor."""
@@ -212,8 +229,9 @@ class Session:
         return make_executor
 
     def _embed(self) -> Embedded:
-        """Start embedded workers for the study. Their slots by class are given, or fit this machine.
+        """Return the embedded workers of the study. Their slots by class are given, or fit this machine.
 
+        Those that were started before the study was read are ended if it needs other slots.
         Raises UsageError if no class has the slots of the widest trial.
         """
         if file := file_of_folder():
@@ -224,20 +242,39 @@ class Session:
         )
         if max(workers.values()) < most:
             raise UsageError(
-                f"STUDY['slots'] gives a trial {most} slots of one class, and no class has as many here; "
+                f"STUDY['slots'] gives a trial {most} slots of one class, and no class has that many here; "
                 f"give --workers {next(iter(workers))}={most}"
             )
+        if (early := options.early) is not None:
+            if early.serves(workers):
+                early.keep()
+                return early
+            early.end()
         return Embedded(below(EMBEDDED, self.study.record.key), workers, [self.file.module], machine.cores)
 
     def _progress(self) -> Progress:
         """Return the study's progress, which the executor announces to the fleet."""
         count = self.study.count
         return Progress(
+            state=self._state,
             ended=self.study.counted,
             limit=self.plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
         )
+
+    def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+        """Record settings that were given while the study runs, and all that are in force now. Raises StoreError."""
+        before = self.study.record
+        record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
+        self.opened.store.keep_settings(record.key, self.study.fence, record.settings, record.in_force)
+        self.study.record = record
+
+    def _control(self) -> Signer | None:
+        """Return the signer of requests to this run, or None to refuse them."""
+        if self.embedded is None:
+            return Signer.for_control()
+        return Signer(read_key(self.embedded.directory / CONTROL_KEY))
 
     def _close_executor(self) -> None:
         """Record the results and close the executor, which deletes them from Redis.
@@ -266,7 +303,8 @@ class Session:
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
-        return 0 if self.study.best is not None or self._signals.noted else NoSuccessfulTrial.exit_code
+        is_wanted = self._signals.noted or self.steering.has_stopped
+        return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
     def _announce(self) -> None:
         """Show which study runs, and what differs from the run before."""
@@ -282,6 +320,8 @@ class Session:
     def _after_turn(self, view: View) -> None:
         if self._signals.noted:
             self._handle_signals(view.note)
+        self.steering.turn(view.note)
+        self._state = self.scheduler.state
         if self.embedded is not None:
             self.embedded.raise_if_dead()
         if self.study.trouble is None and self.executor.silence is None:
@@ -426,7 +466,7 @@ class Watch:
         served: Counter[str] = Counter()
         for worker in able(live, *wanted).values():
             served[worker.compute_class] += worker.slots
-        live = {name: worker for name, worker in live.items() if not worker.draining}
+        live = {name: worker for name, worker in live.items() if worker.drained or not worker.draining}
         first = next(iter(classes), "gpu_large")
         trouble = unable(live, *wanted, refused=session.executor.workers.refused, compute_class=first)
         if trouble is not None and not session.disk.edited(session.code):
@@ -436,8 +476,8 @@ class Watch:
                 return
         if served and max(served.values()) < session.widest:
             text = (
-                f"trials take up to {session.widest} slots of one class, and no class has as many; start more workers "
-                "of one class, or with more slots"
+                f"trials take up to {session.widest} slots of one class, and no class has that many; start more "
+                "workers of one class, or with more slots"
             )
             yield Notice(kind=Kind.MISSING, about="slots", text=text)
         # A class whose workers have other modules has workers; the notice above is about these.
@@ -457,8 +497,8 @@ class Watch:
         """Return the text of a notice that a file of the study was edited after this run had read it."""
         then = f"stop it with Ctrl-C, and --resume {self._session.study.name} goes on with the new code"
         if self._session.executor.has_workers:
-            return f"{path} was edited; this run goes on with its code of before while workers have it: {then}"
-        return f"{path} was edited, no worker has its version of before, and this run waits for one: {then}"
+            return f"{path} was edited; this run continues with its earlier code while workers have that: {then}"
+        return f"{path} was edited, no worker has its earlier version, and this run waits for one: {then}"
 
 
 def _notices(found: Mapping[Kind, Iterable[object]]) -> list[Notice]:

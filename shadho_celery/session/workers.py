@@ -1,11 +1,58 @@
-"""Embedded workers of a run: their compute classes, and the number of slots of each."""
+"""Embedded workers of a run: their compute classes and slots, and their early start.
+
+The servers and workers of a new study start while its file and large libraries are imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from shadho_celery.core import hardware
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.folders import EMBEDDED, below, new_key
+from shadho_celery.core.settings import StudySettings, read_settings
+from shadho_celery.embedded.embedded import Embedded
+from shadho_celery.errors import ShadhoError
+from shadho_celery.objective.study_file import literal_settings, module_name, refuse_libraries, refuse_nested
+from shadho_celery.session.signals import Signals
+
+
+def start_early(
+    study: str, given: Mapping[str, Any], workers: Mapping[str, int], *, is_demo: bool = False
+) -> Embedded | None:
+    """Start the embedded workers that a new study probably needs, by the text of its file, and do not wait for them.
+
+    `study` is its module or path, and `given` are settings that override those of the file. If the study is not begun,
+    `Embedded.close` leaves nothing. Returns None if nothing can be started. The session then gives the reason.
+    """
+    if "hyperopt" in sys.modules:
+        # The file is then read in an instant.
+        return None
+    try:
+        module = module_name(study)
+        refuse_nested(module)
+        refuse_libraries([module])
+        stated = literal_settings(module)
+        if stated is None:
+            return None
+        machine = hardware.detect()
+        slots = workers or _probable_workers(machine, {**stated, **given}, is_demo=is_demo)
+        with Signals() as signals:
+            # A signal waits until the supervisor has its plan, by which it removes everything.
+            fleet = Embedded(below(EMBEDDED, new_key()), slots, [module], machine.cores, is_early=True)
+    except ShadhoError:
+        return None
+    for number in signals.noted:
+        signal.raise_signal(number)
+    return fleet
+
+
+def _probable_workers(machine: hardware.Machine, stated: Mapping[str, object], *, is_demo: bool) -> Mapping[str, int]:
+    settings = read_settings({name: stated[name] for name in ("cores", "classes", "slots") if name in stated})
+    widest = settings.slots if isinstance(settings.slots, int) else 1
+    return default_workers(machine, settings, widest, is_demo=is_demo, say=lambda _: None)
 
 
 def default_workers(

@@ -13,8 +13,10 @@ from itertools import count
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.records import MachineRecord, Present
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
+from shadho_celery.study.recorder import Recorder
 
 #: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock
 Play = Callable[[Attempt, str], Outcome]
@@ -113,17 +115,20 @@ class SimulatedExecutor:
         memory: Mapping[str, int] | None = None,
         lease_seconds: float = LEASE_SECONDS,
         storage: str = "",
+        recorder: Recorder | None = None,
     ) -> None:
         """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
 
         `changes` refer to classes in `slots`, which may have no slots at first. `memory` is the memory of a class's
         machines in bytes. All machines keep their checkpoints on `storage`; if that is "", each machine has its own.
+        `recorder` is told which machines, each a worker with one slot, come and go.
         """
         self._play = play
         self._clock = clock
         self._ahead = ahead
         self._lease_seconds = lease_seconds
         self._storage = storage
+        self._recorder = recorder
         sizes, now = memory or {}, clock.now()
         self._classes = {n: _Class(i, memory=sizes.get(n, 0), counted_at=now) for i, n in enumerate(slots)}
         #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
@@ -212,7 +217,7 @@ class SimulatedExecutor:
             each.running.clear()
 
     def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
-        """Schedule an action. If it is the end of the attempt `one`, it is skipped once that attempt is not alive."""
+        """Schedule an action. An action that ends the attempt `one` is skipped if it is not alive any more."""
         heapq.heappush(self._future, (moment, next(self._order), action, one))
 
     def _is_due(self, moment: float) -> bool:
@@ -237,7 +242,8 @@ class SimulatedExecutor:
             one = _Running(attempt, self._play(attempt, name), slots, now)
             each.running[slots[0]] = one
             self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)
-            self._events.append(Started(number=attempt.number, attempt=attempt.attempt, host=one.host, at=now))
+            key = {"number": attempt.number, "attempt": attempt.attempt}
+            self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=0))
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
         now = self._clock.now()
@@ -278,6 +284,7 @@ class SimulatedExecutor:
         each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))
         heapq.heapify(each.free)
+        self._record_workers(now)
         if by > 0:
             self._start(name)
             return
@@ -287,6 +294,18 @@ class SimulatedExecutor:
         if not each.alive and each.queue:
             each.empty_since = now
             self._at(now + NO_WORKER_SECONDS, partial(self._take_back, name, now))
+
+    def _record_workers(self, now: float) -> None:
+        """Record which slots are alive. Each is a machine of its own, with a worker of the same name."""
+        if self._recorder is None:
+            return
+        class_of = {host: name for name, each in self._classes.items() for host in each.hosts}
+
+        def present(host: str) -> Present:
+            name = class_of[host]
+            return Present(name, 1, MachineRecord(host=host, memory=self._classes[name].memory))
+
+        self._recorder.see(class_of.keys(), now, present)
 
     def _take_back(self, name: str, empty_since: float) -> None:
         each = self._classes[name]

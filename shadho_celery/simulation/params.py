@@ -154,7 +154,10 @@ class Expression:
     """An arithmetic expression of named params. It is checked and compiled once, and then computed for each trial."""
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
-        """Compile `text`, which may use the params called `names`. Raises ValueError if it contains anything else."""
+        """Compile `text`, an expression of the params called `names`.
+
+        Raises ValueError for another name, or for syntax that is not allowed.
+        """
         self.text = text
         self._names = frozenset(names)
         if len(text) > MOST_CHARACTERS:

@@ -18,6 +18,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.results.records import Records
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
@@ -68,6 +69,8 @@ class Simulation:
     peak_mib: float
     #: the simulated study, with all its trials
     study: StudyState
+    #: its attempts and workers, as a store has them
+    records: Records
 
     @property
     def trials(self) -> int:
@@ -126,7 +129,8 @@ def simulate(
     began = time.process_time()
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
-    study = StudyState(MemoryStore(), record, 1, clock=clock)
+    store = MemoryStore()
+    study = StudyState(store, record, 1, clock=clock)
     executor = SimulatedExecutor(
         cluster.slots,
         make_play(cluster, seed),
@@ -135,12 +139,14 @@ def simulate(
         memory=cluster.memory,
         lease_seconds=cluster.lease_seconds,
         storage="shared" if cluster.checkpoints == "shared" else "",
+        recorder=study.recorder,
     )
     limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
     plan = Plan.of(compile_space(make_space(cluster)), settings, limits)
     scheduler = make_scheduler(plan, study, executor)
     for _ in _turns(scheduler, executor, is_endless=cluster.seconds is None):
         on_turn(study)
+    study.close()
     cpu_seconds = time.process_time() - began
     by_name = {name: f"family={name}" for name in cluster.families}
     best = study.best
@@ -159,6 +165,7 @@ def simulate(
         cpu_seconds=cpu_seconds,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
         study=study,
+        records=Records(store, record.key),
     )
 
 

@@ -9,7 +9,7 @@ Expressions are therefore compiled once and sampled in vectorised numpy. On the 
 values as from `space_eval`.
 """
 
-from shadho_celery.core.late_import import OF_HYPEROPT, load_late
+from shadho_celery.core.late_import import load_hyperopt_late
 
 # Must run before any module of this room imports hyperopt.
-load_late(OF_HYPEROPT)
+load_hyperopt_late()

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from hyperopt import space_eval
-from hyperopt.pyll import base as pyll
-from hyperopt.pyll import stochastic
-
+from shadho_celery.core.late_import import placeholder
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import tree
 from shadho_celery.space.domains import CONTINUOUS, Categorical, Discrete, Domain, RandInt, Uniform, make_domain
 from shadho_celery.space.space import Block, Branch, Space, merge
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value
+
+# Only hyperopt's own algorithms use networkx.
+with placeholder("networkx"):
+    from hyperopt import space_eval
+    from hyperopt.pyll import base as pyll
+    from hyperopt.pyll import stochastic
 
 __all__ = ["MAX_DEPTH", "Space", "compile_space"]
 
@@ -54,21 +57,6 @@ def compile_space(expression: Value) -> Space:
         if isinstance(domain, Uniform) and (hint := domain.hint()):
             warnings.warn(f"Hyperparameter {label!r}: {hint}.", stacklevel=2)
     return space
-
-
-def find_function(name: str) -> Callable[..., Value] | None:
-    """Return the function of this name in hyperopt's scope, or None. `stored.RestoredSpace` uses it."""
-    function = pyll.scope._impls.get(name)
-    if function is None:
-        return None
-
-    def call(*args: Value, **kwargs: Value) -> Value:
-        value = function(*args, **kwargs)
-        if isinstance(value, pyll.Apply):
-            raise TypeError(f"{name} gives an expression, whose value needs the study's module")
-        return value
-
-    return call
 
 
 def _finish(value: Value, params: Params) -> Value:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+import scipy
 
 from shadho_celery.core.checks import short
 from shadho_celery.errors import SpaceError
@@ -271,10 +271,10 @@ class Normal(Continuous):
 
     def _latent_quantile(self, masses: Array) -> Array:
         # the ends of an unbounded distribution are infinite, so stay slightly inside
-        return self.mu + self.sigma * np.asarray(ndtri(masses.clip(_TINY, _BELOW_ONE)))
+        return self.mu + self.sigma * np.asarray(scipy.special.ndtri(masses.clip(_TINY, _BELOW_ONE)))
 
     def central_interval(self, mass: float) -> tuple[float, float]:
-        half = self.sigma * float(ndtri((1.0 + mass) / 2))
+        half = self.sigma * float(scipy.special.ndtri((1.0 + mass) / 2))
         return self.mu - half, self.mu + half
 
     def _shape_problem(self) -> str | None:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -54,7 +55,18 @@ class Subspace:
         params: dict[str, Value] = {**self.fixed}
         for column, (label, domain) in enumerate(self.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
-        return {label: params[label] for label in self.space.active(params)}
+        return {label: params[label] for label in self.active(params)}
+
+    @cached_property
+    def always_active(self) -> tuple[str, ...] | None:
+        """Labels that are active for all params, or None if the active labels depend on the params."""
+        space, fixed = self.space, self.fixed
+        depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
+        return None if depends else space.active(fixed)
+
+    def active(self, params: Params) -> tuple[str, ...]:
+        """Return the labels that are active under these params, in declaration order. `params` may have more labels."""
+        return self.always_active or self.space.active(params)
 
     def key(self, params: Params) -> Key:
         """Return a key that identifies these params within the subspace."""
@@ -72,20 +84,22 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
     declaration order, as fit; the others stay conditional leaves, and a log line says so. An option of probability 0
     has no subspace.
     """
-    within = _Structure(space)
-    combinations = list(islice(within.combinations(within.choices), max_subspaces + 1))
-    if len(combinations) > max_subspaces:
-        chosen = within.outermost(max_subspaces)
-        only = ", ".join(chosen) or "none"
-        # Not a warning: the space is searched like any other, and there is nothing to fix.
-        logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
-        combinations = list(within.combinations(chosen))
-    return tuple(map(within.subspace, within.names(combinations), combinations))
+    subspaces, only = _Structure(space).split(max_subspaces)
+    if only is not None:
+        # This is not a warning, because the space is searched like any other, and there is nothing to fix.
+        named = ", ".join(only) or "none"
+        logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, named)
+    return subspaces
 
 
 def undivided(space: Space) -> Subspace:
     """Return the whole space as one subspace."""
     return _Structure(space).subspace(UNDIVIDED, {})
+
+
+def parts_of(subspace: Subspace) -> tuple[Subspace, ...]:
+    """Return the subspaces of the whole space, as `split` does, but without its log line; or a subspace itself."""
+    return (subspace,) if subspace.fixed else _Structure(subspace.space).split(DEFAULT_MAX_SUBSPACES)[0]
 
 
 class _Structure:
@@ -96,6 +110,14 @@ class _Structure:
         branches = [branch for block in space.blocks for branch in block.branches]
         #: label -> the first branch on it
         self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
+
+    def split(self, most: int) -> tuple[tuple[Subspace, ...], list[str] | None]:
+        """Return at most this many subspaces, and the choices that are split if that is only some of them, or None."""
+        combinations, only = list(islice(self.combinations(self.choices), most + 1)), None
+        if len(combinations) > most:
+            only = self.outermost(most)
+            combinations = list(self.combinations(only))
+        return tuple(map(self.subspace, self.names(combinations), combinations)), only
 
     def reachable(self, label: str) -> list[int]:
         """Return the indexes of a choice's options that have a positive probability."""
@@ -162,7 +184,7 @@ class _Structure:
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the blocks of the options of a branch that these pins allow."""
+    """Return the block of a branch's pinned option, or the blocks of all its options if none is pinned."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 

@@ -30,9 +30,6 @@ from shadho_celery.space.tree import Node, Value
 #: a constant that JSON can represent
 Scalar = bool | int | float | str | None
 
-#: function that finds a function of hyperopt's scope by its name
-Find = Callable[[str], Callable[..., Value] | None]
-
 #: steps of one evaluation of a space, and additional steps for each of its nodes
 LEAST_STEPS, STEPS_PER_NODE = 10_000, 4
 
@@ -122,8 +119,6 @@ class Label(Struct, frozen=True, kw_only=True):
     conditions: list[list[tuple[str, int]]]
     #: the option of a choice by index: the constant itself, or a name
     options: list[Scalar] | None = None
-    #: indexes of options whose texts are the same as those of other options
-    alike: list[int] = []
     #: index of the node of the only expression of this label alone, such as an int(); None if there are several
     expression: int | None = None
 
@@ -145,14 +140,12 @@ def to_json(space: Space) -> dict[str, Any]:
     labels = {}
     for label, domain in space.domains.items():
         switch = space.switches.get(label)
-        options, alike = _options(label, switch) if switch else (None, [])
         own = {*calls.get(label, ())}
         labels[label] = Label(
             law=domain.law,
             parameters={field.name: getattr(domain, field.name) for field in fields(domain)},
             conditions=[list(chain) for chain in space.conditions[label]],
-            options=options,
-            alike=alike,
+            options=shown_options(label, switch)[0] if switch else None,
             expression=places[own.pop()] if len(own) == 1 and switch is None else None,
         )
     nodes = [_record(node, places) for node in order]
@@ -288,20 +281,16 @@ FUNCTIONS: Mapping[str, Pure] = {
 class RestoredSpace:
     """Computes values from params, using a space's machine-readable form.
 
-    The form may come from a stranger: only those of `FUNCTIONS` are called, within limits. What they refuse is
-    shown as text.
+    The form may come from a stranger: only those of `FUNCTIONS` are called, within limits. A value that these functions
+    refuse is shown as text.
     """
 
-    def __init__(self, stored: Mapping[str, Any], find: Find | None = None) -> None:
-        """Use `find` to return functions of hyperopt's scope, for a space of this program itself.
-
-        Raises ValueError, or an error of msgspec (a ValueError), for anything that is not such a form.
-        """
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        """Raise ValueError, or an error of msgspec (a ValueError), for anything that is not such a form."""
         space = convert(stored, StoredSpace)
         _check_order(space.nodes)
         self.labels: Mapping[str, Label] = space.labels
         self._nodes = space.nodes
-        self._find = find
 
     def evaluate(self, params: Params) -> tuple[Value, bool]:
         """Return the values that the objective got, and False if some of them are texts instead of the real ones."""
@@ -317,10 +306,10 @@ class RestoredSpace:
         return self._evaluated(known.expression, params)[0]
 
     def _evaluated(self, place: int, params: Params) -> tuple[Value, bool]:
-        evaluation = _Evaluation(self._nodes, params, self._find)
+        evaluation = _Evaluation(self._nodes, params)
         try:
             value = evaluation.at(place)
-        except Exception as error:  # a function may fail by itself, and one of the program's own in any way
+        except Exception as error:  # a function may fail by itself
             return Shown(f"({type(error).__name__}: {short(error)})"), False
         return value, evaluation.is_exact
 
@@ -328,10 +317,9 @@ class RestoredSpace:
 class _Evaluation:
     """Evaluation of the nodes of a space for one trial's params."""
 
-    def __init__(self, nodes: list[AnyRecord], params: Params, find: Find | None) -> None:
+    def __init__(self, nodes: list[AnyRecord], params: Params) -> None:
         self._nodes = nodes
         self._params = params
-        self._find = find
         self._steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(nodes))
         #: False once a value is a text instead of the real one
         self.is_exact = True
@@ -375,9 +363,6 @@ class _Evaluation:
 
     def _called(self, call: Call) -> Value:
         args, kwargs = self._all(call.args), self._named(call.kwargs)
-        if self._find is not None:
-            function = self._find(call.name)
-            return self._text(f"{call.name}(...)") if function is None else function(*args, **kwargs)
         pure = FUNCTIONS.get(call.name)
         try:
             return self._text(f"{call.name}(...)") if pure is None else pure(self._steps, *args, **kwargs)
@@ -434,7 +419,7 @@ def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
     raise TypeError(f"a space has no {type(node).__name__}")
 
 
-def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
+def shown_options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
     """Return a choice's options as shown to users: constants themselves, else tags or texts; see `unlike`."""
     found: list[Any] = []
     for option, tag in zip(switch.options, option_tags(label, switch.options), strict=True):

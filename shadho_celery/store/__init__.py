@@ -1,4 +1,4 @@
-"""Persistence of studies and trials: four tables that can be queried with SQL, in SQLite or PostgreSQL.
+"""Persistence of studies and trials: eight tables that can be queried with SQL, in SQLite or PostgreSQL.
 
 May use: core. `base` has the protocol of a store. `sql` keeps studies in a database, and `memory` in this process, for
 searches that end with it.

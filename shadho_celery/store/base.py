@@ -8,7 +8,9 @@ from typing import Annotated, Any, Protocol
 
 from msgspec import Meta
 
+from shadho_celery.core.actions import Action
 from shadho_celery.core.payload import StudyKey
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Int64, Moment, Name, Report, Trial
 
 #: URL of the store of a command without --store
@@ -17,7 +19,7 @@ DEFAULT_STORE = "sqlite:///shadho.db"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials. Only `settings`, `in_force` and `choices` change."""
+    """A study without its trials. Only `settings`, `in_force`, `choices`, `decade` and `classes` change."""
 
     #: globally unique, because studies of several stores may share one Redis; also used in names of folders
     key: StudyKey
@@ -35,13 +37,29 @@ class StudyRecord:
     in_force: Mapping[str, Any] = field(default_factory=dict)
     #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
     choices: Mapping[str, str] = field(default_factory=dict)
+    #: decade of the seconds of its first trials, by which `auto` divides proposals; None until they have ended
+    decade: Annotated[float, Meta(gt=0)] | None = None
     #: the space in the machine-readable form of `space.stored`; None if it was not given
     tree: Mapping[str, Any] | None = None
+    #: names of the compute classes that its attempts could go to, in the order of `AttemptRecord.placed`
+    classes: tuple[Name, ...] = ()
 
     @property
     def objectives(self) -> Mapping[str, str]:
         """By name of each loss: its direction. Empty in a study of one loss without a name."""
         return self.in_force.get("objectives") or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The rows of a study that were written after a change number."""
+
+    #: the study's latest change number, after which the next changes come
+    change: int
+    #: numbers of trials
+    trials: Sequence[int]
+    #: numbers of trial and attempt
+    attempts: Sequence[tuple[int, int]]
 
 
 class Store(Protocol):
@@ -73,8 +91,16 @@ class Store(Protocol):
         changed: Sequence[Trial],
         reported: Iterable[Report],
         choices: Mapping[str, str] | None = None,
+        decade: float | None = None,
+        attempted: Sequence[AttemptRecord] = (),
+        seen: Sequence[SessionRecord | MachineRecord] = (),
+        classes: Sequence[str] | None = None,
+        asked: Sequence[Action] = (),
     ) -> Collection[int]:
-        """Record one turn of the loop in one transaction. `choices` is None if they have not changed.
+        """Record one turn of the loop in one transaction. Facts of the study are None if they have not changed.
+
+        `attempted` has one record for each attempt that has changed. `seen` are new or ended sessions, and machines.
+        `asked` are requests to the study that were answered.
 
         Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
         LockLost if `fence` is old: another scheduler has locked the study since.

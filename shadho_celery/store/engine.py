@@ -356,7 +356,7 @@ def _refuse_pipes(path: Path) -> None:
     """Raise StoreError if the database, or a journal beside it, is not a file: SQLite would block on a named pipe."""
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
         if each.exists() and not each.is_file():
-            raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or use another store")
+            raise StoreError(f"{each} is not a file, and SQLite would open it; remove it, or use another store")
 
 
 def file_of(url: sa.URL) -> Path:

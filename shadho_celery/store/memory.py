@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import msgspec
+
+from shadho_celery.core.actions import Action
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
 class MemoryStore:
@@ -18,6 +25,12 @@ class MemoryStore:
         self._fence = fence
         self._trials: dict[int, Trial] = {}
         self._reports: list[Report] = []
+        #: live attempts, and ended ones as bytes, which take a quarter of a record's memory
+        self._live: dict[tuple[int, int], AttemptRecord] = {}
+        self._ended: list[bytes] = []
+        self._sessions: dict[tuple[str, float], SessionRecord] = {}
+        self._machines: dict[str, MachineRecord] = {}
+        self._classes: Sequence[str] = ()
 
     def write(
         self,
@@ -29,11 +42,30 @@ class MemoryStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
+        decade: float | None = None,
+        attempted: Sequence[AttemptRecord] = (),
+        seen: Sequence[SessionRecord | MachineRecord] = (),
+        classes: Sequence[str] | None = None,
+        asked: Sequence[Action] = (),
     ) -> Collection[int]:
         if fence != self._fence:
             raise LockLost
         self._trials |= {trial.number: trial for trial in (*new, *changed)}
         self._reports += reported
+        self._classes = self._classes if classes is None else classes
+        for each in seen:
+            if isinstance(each, MachineRecord):
+                self._machines[each.host] = each
+            else:
+                self._sessions[each.worker, each.since] = each
+        for record in attempted:
+            place = record.number, record.attempt
+            known = self._live.pop(place, None)
+            whole = record if known is None else known.merged(record)
+            if whole.end is None:
+                self._live[place] = whole
+            else:
+                self._ended.append(_encode(whole))
         return ()
 
     def unlock(self, key: str, fence: int) -> None:
@@ -50,3 +82,25 @@ class MemoryStore:
     def reports(self, key: str, number: int | None = None) -> list[Report]:
         """Return all reports, or those of one trial, in the order in which they were written."""
         return [each for each in self._reports if number in (None, each.number)]
+
+    def attempts(self, key: str = "", numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
+        """Yield the attempts of all trials, or of those with the given `numbers`, in the order of both numbers."""
+        found: dict[tuple[int, int], AttemptRecord] = {}
+        for record in (*map(_decode, self._ended), *self._live.values()):
+            if numbers is None or record.number in numbers:
+                place = record.number, record.attempt
+                # A result may arrive after its attempt was thought to be lost.
+                found[place] = found[place].merged(record) if place in found else record
+        return (found[place] for place in sorted(found))
+
+    def class_order(self, key: str = "") -> Sequence[str]:
+        """Return the names of the compute classes in the order of `AttemptRecord.placed`."""
+        return self._classes
+
+    def sessions(self, key: str = "") -> list[SessionRecord]:
+        """Return the sessions of the workers in the order of their beginnings."""
+        return sorted(self._sessions.values(), key=lambda each: (each.since, each.worker))
+
+    def machines(self, key: str = "") -> list[MachineRecord]:
+        """Return the machines of the workers in the order of their names."""
+        return sorted(self._machines.values(), key=lambda each: each.host)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 
+from shadho_celery.core.checks import listed
 from shadho_celery.store.engine import copy_file, file_of
 from shadho_celery.store.rows import FULL, UNREADABLE
 from shadho_celery.store.tables import trials, unreadable
@@ -26,9 +27,7 @@ def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) 
         connection.execute(sa.insert(unreadable).values(noted))
         if row is not None:
             connection.execute(sa.delete(trials).where(trials.c.study == key, trials.c.number == number))
-    numbers = [str(number) for number, *_ in gone]
-    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-    return f"trials {', '.join(numbers[:SHOWN])}{more} are in its table unreadable now"
+    return f"trials {listed([number for number, *_ in gone], SHOWN)} are in its table unreadable now"
 
 
 def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:

@@ -1,4 +1,4 @@
-"""Conversion between trials and rows of the table `trials`. Rows are checked when they are read."""
+"""Conversion between records and rows of the tables. Rows are checked when they are read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import asdict
 
+from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.columns import FACTS, HINTS, KEPT, Summary
+from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import (
     MAX_LEVELS,
@@ -27,8 +29,9 @@ from shadho_celery.core.trial import (
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.tables import trials
 
-#: names of a trial's columns
+#: names of a trial's columns, and of an attempt's
 COLUMNS = [*FACTS]
+ATTEMPT_COLUMNS = [*AttemptRecord.__struct_fields__]
 #: columns with text from outside this package
 _TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
 #: columns with JSON
@@ -45,7 +48,7 @@ _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 #: columns of the table `studies` with JSON
-RECORD_JSON = ("space", "settings", "in_force", "choices", "tree")
+RECORD_JSON = ("space", "settings", "in_force", "choices", "tree", "classes")
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
 #: maximum length of a text that is read from a store; this package has not written longer ones
 LONGEST = 20_000_000
@@ -65,6 +68,10 @@ def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -
         elif isinstance(column.type, (sa.JSON, sa.String)):
             text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
             found.append(sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name))
+        elif isinstance(column.type, sa.LargeBinary):
+            # Without SQLAlchemy's conversion, which would stop at the first value that is not bytes.
+            short = sa.case((sa.func.length(column) > LONGEST, None), else_=column)
+            found.append(sa.type_coerce(short, sa.types.NullType()).label(column.name))
         else:
             found.append(column)
     return sa.select(*found)
@@ -74,6 +81,7 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
     """Return the study of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
     found = _facts(row, RECORD_JSON)
     found |= {name: found[name] or {} for name in ("settings", "in_force", "choices")}
+    found["classes"] = found["classes"] or ()
     record: StudyRecord = msgspec.convert(found, StudyRecord)
     for name, value in [*record.settings.items(), *record.in_force.items()]:
         if value is not None and name in _SETTINGS:
@@ -91,9 +99,45 @@ def as_lesson(row: sa.Row[Any]) -> Trial:
     return trial
 
 
+def _storable(text: str) -> str:
+    """Return a text without the characters that databases refuse: NUL and unpaired surrogates, as in error messages."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def action_row(key: str, action: Action) -> dict[str, object]:
+    """Return the row of an action in `actions`: values by column name."""
+    facts = {name: fact for name, fact in asdict(action).items() if name != "answer"}
+    return {"study": key, **facts, "is_done": action.answer.is_done, "answer": _storable(action.answer.text)}
+
+
+def as_action(row: sa.Row[Any]) -> Action:
+    """Return the action of a row. Raises an exception of UNREADABLE if the row is damaged."""
+    found = _facts(row, ["arguments"])
+    return msgspec.convert({**found, "answer": {"is_done": found["is_done"], "text": found["answer"]}}, Action)
+
+
 def as_report(row: sa.Row[Any]) -> Report:
     """Return the report of a row. Raises an exception of UNREADABLE if the row is damaged."""
     return msgspec.convert(_facts(row) | {"loss": math.nan if row.loss is None else row.loss}, Report)
+
+
+def as_attempt(row: sa.Row[Any]) -> AttemptRecord:
+    """Return the attempt of a row. Raises an exception of UNREADABLE if the row is damaged."""
+    values = row._mapping
+    placed = values["placed"]
+    # A driver may return a memoryview.
+    facts = [*(values[name] for name in ATTEMPT_COLUMNS[:-1]), None if placed is None else bytes(placed)]
+    return msgspec.convert(facts, AttemptRecord)
+
+
+def as_session(row: sa.Row[Any]) -> SessionRecord:
+    """Return the session of a row. Raises an exception of UNREADABLE if the row is damaged."""
+    return msgspec.convert(_facts(row), SessionRecord)
+
+
+def as_machine(row: sa.Row[Any]) -> MachineRecord:
+    """Return the machine of a row. Raises an exception of UNREADABLE if the row is damaged."""
+    return msgspec.convert(_facts(row, ("gpus", "versions")), MachineRecord)
 
 
 def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
@@ -196,19 +240,30 @@ FULL = Reader(COLUMNS)
 BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
 
 
-def make_row(key: str, trial: Trial) -> dict[str, object]:
-    """Return the row of a trial in `trials`: values by column name."""
+def make_row(key: str, trial: Trial, change: int | None = None) -> dict[str, object]:
+    """Return the row of a trial in `trials`, written with this change number: values by column name."""
     facts = asdict(trial.outcome) | asdict(trial)
     facts["violation"] = trial.outcome.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
+    row["change"] = change
     # Null instead of an empty object, which nearly all studies would have.
     row |= {name: row[name] or None for name in _NUMBERS}
-    # Databases refuse some characters: an error's message may have NUL or an unpaired surrogate.
-    texts = {name: row[name].replace("\0", "\ufffd") for name in _TEXTS if row[name]}
-    row |= {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    row |= {name: _storable(row[name]) for name in _TEXTS if row[name]}
     if trial.live is not None:
         row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
     return row
+
+
+def attempt_row(key: str, record: AttemptRecord, change: int) -> dict[str, object]:
+    """Return the row of an attempt in `attempts`: values by column name."""
+    row = {"study": key, **asdict(record), "change": change}
+    row["end"] = None if record.end is None else str(record.end)
+    return row
+
+
+def record_row(key: str, record: SessionRecord | MachineRecord) -> dict[str, object]:
+    """Return the row of a session or a machine in its table: values by column name."""
+    return {"study": key, **msgspec.to_builtins(record)}
 
 
 def _params(text: str | None) -> dict[str, Any]:

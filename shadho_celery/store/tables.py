@@ -1,6 +1,8 @@
-"""The tables of the store: four that a person can query, one for its version, and one for rows moved by a repair.
+"""The tables of the store: eight that a person can query, one for its version, and one for rows moved by a repair.
 
-The columns of `trials` are the facts of `core.columns`.
+The columns of `trials` are the facts of `core.columns`, and those of `attempts`, `sessions` and `machines` the fields
+of `core.records`. A change number tells a reader of `trials` and `attempts` which rows are new: each transaction that
+writes such rows gives them the next number of its study.
 """
 
 from __future__ import annotations
@@ -52,8 +54,14 @@ studies = sa.Table(
     sa.Column("in_force", sa.JSON(none_as_null=True)),
     #: by subspace: which sampler `auto` chose last, and why
     sa.Column("choices", sa.JSON(none_as_null=True)),
+    #: decade of the seconds of its first trials, by which `auto` divides proposals; null until they have ended
+    sa.Column("decade", sa.Float),
     #: the space in machine-readable form, from which the values of trials are computed
     sa.Column("tree", sa.JSON(none_as_null=True)),
+    #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`
+    sa.Column("classes", sa.JSON(none_as_null=True)),
+    #: change number of its latest transaction; null in a study that an earlier version has written
+    sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
     sa.Column("fence", sa.BigInteger, nullable=False, default=0),
@@ -64,6 +72,62 @@ trials = sa.Table(
     schema,
     sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
     *(_column(name, fact.sql) for name, fact in FACTS.items()),
+    sa.Column("change", sa.BigInteger),
+    sa.Index("trials_by_change", "study", "change"),
+)
+
+#: every attempt of every trial; null stands for what is not known, or not yet
+attempts = sa.Table(
+    "attempts",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("compute_class", sa.String(255)),
+    sa.Column("host", sa.String(255)),
+    sa.Column("worker", sa.String(255)),
+    sa.Column("slot", sa.Integer),
+    sa.Column("queued_at", sa.Float),
+    sa.Column("started_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("end", sa.String(16)),
+    sa.Column("copy", sa.Boolean),
+    #: three 32-bit numbers for each class of `studies.classes`, as `core.records.pack` writes them
+    sa.Column("placed", sa.LargeBinary),
+    sa.Column("change", sa.BigInteger),
+    sa.Index("attempts_by_change", "study", "change"),
+    # Rows in the order of their keys need no index beside them, which would repeat the study's key.
+    sqlite_with_rowid=False,
+)
+
+#: times in which workers could run a study's trials
+sessions = sa.Table(
+    "sessions",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("worker", sa.String(255), primary_key=True),
+    sa.Column("since", sa.Float, primary_key=True),
+    sa.Column("compute_class", sa.String(255), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("slots", sa.Integer, nullable=False),
+    #: null while it lasts
+    sa.Column("until", sa.Float),
+    sa.Column("reason", sa.String(16)),
+)
+
+#: machines of these workers
+machines = sa.Table(
+    "machines",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("host", sa.String(255), primary_key=True),
+    #: a list with name and bytes of memory of each GPU
+    sa.Column("gpus", json, nullable=False),
+    sa.Column("cores", sa.Integer, nullable=False),
+    #: bytes of RAM
+    sa.Column("memory", sa.BigInteger, nullable=False),
+    #: versions of shadho_celery and Python by name
+    sa.Column("versions", json, nullable=False),
 )
 
 reports = sa.Table(
@@ -90,6 +154,22 @@ warm_starts = sa.Table(
     #: as in `trials`
     sa.Column("losses", sa.JSON(none_as_null=True)),
     sa.Column("constraints", sa.JSON(none_as_null=True)),
+)
+
+#: requests to running studies, and the answers to them
+actions = sa.Table(
+    "actions",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("id", sa.String(255), primary_key=True),
+    #: seconds since the epoch
+    sa.Column("at", sa.Float, nullable=False),
+    #: user and host
+    sa.Column("by", sa.String(255), nullable=False),
+    sa.Column("action", sa.String(255), nullable=False),
+    sa.Column("arguments", json, nullable=False),
+    sa.Column("is_done", sa.Boolean, nullable=False),
+    sa.Column("answer", sa.Text, nullable=False),
 )
 
 #: VERSION of the program that created the tables: one row
@@ -159,7 +239,9 @@ def _columns(engine: sa.Engine, table: str) -> set[str]:
 
 
 def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
-    """Return by table the columns that the database of an earlier version lacks. A missing table lacks all columns."""
+    """Return for each table the columns that the database of an earlier version lacks. A missing table lacks all
+    columns.
+    """
     existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
     return {
         table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
@@ -177,9 +259,9 @@ def note_version(engine: sa.Engine) -> None:
 
 
 def add_columns(engine: sa.Engine) -> None:
-    """Add the nullable columns that the database of an earlier version lacks, with null in existing rows.
+    """Add the nullable columns and the indexes that the database of an earlier version lacks, with null in its rows.
 
-    Raises SQLAlchemy's DBAPIError if another process has added such a column meanwhile; a second call then continues.
+    Raises SQLAlchemy's DBAPIError if another process has added one of them meanwhile; a second call then continues.
     """
     for table in schema.sorted_tables:
         existing = _columns(engine, table.name)
@@ -188,3 +270,5 @@ def add_columns(engine: sa.Engine) -> None:
                 definition = sa.schema.CreateColumn(column).compile(engine)
                 with engine.begin() as connection:
                     connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
+        for index in table.indexes:
+            index.create(engine, checkfirst=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.core.arguments import RESUME, SEED, STUDY
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import listed, short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
+from shadho_celery.core.folders import new_key
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import (
     ShadhoError,
@@ -46,6 +46,7 @@ def open_study(
     *,
     module: str = "",
     name: str | None = None,
+    key: str | None = None,
     resume: bool = False,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -58,8 +59,9 @@ def open_study(
     """Start a new study, or resume one, and lock it.
 
     `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. With `resume`,
-    the study called `name` is resumed, or without a name the module's latest. `settings` (JSON values) are added to
-    those of earlier runs in the study's record. `settle` decides which settings are in force; these are recorded, too.
+    the study called `name` is resumed, or without a name the module's latest. `key` is that of a new study, from
+    `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the study's
+    record. `settle` decides which settings are in force; these are recorded, too.
 
     If `repaired` is given, trials that are missing or cannot be read are moved away, and it is called with a text that
     says so; otherwise such trials raise StoreError. The trials of a `warm_start` are recorded with a new study, and its
@@ -77,7 +79,7 @@ def open_study(
         _compare(record, space, module, seed)
         before, record = record, _settled(record, settings, settle, record.in_force)
     else:
-        record = replace(_new_record(space, module, name, seed, clock), tree=tree)
+        record = replace(_new_record(space, module, name, seed, clock, key=key or new_key()), tree=tree)
         settled = _settled(record, settings, settle, {})
         before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
     fence = store.lock(record.key, holder_name(), clock.wall())
@@ -121,8 +123,9 @@ def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock:
         yield trial
 
 
-def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock) -> StudyRecord:
-    key = uuid.uuid4().hex[:16]
+def _new_record(
+    space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock, *, key: str
+) -> StudyRecord:
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     if not 0 <= seed < 2**63:
@@ -181,11 +184,10 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
         if record.space.get(label) != space.get(label)
     ]
     if changes:
-        more = f" and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise SpaceChanged(
             "study %r searches another space: %s; begin another study (leave out %s) or restore the space",
             record.name,
-            f"{', '.join(changes[:5])}{more}",
+            listed(changes, 5),
             RESUME,
         )
     if seed is not None and seed != record.seed:

@@ -6,6 +6,7 @@ changes since the last commit in one transaction.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,10 @@ from typing import TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from shadho_celery.core.actions import Action
 from shadho_celery.core.arguments import repair
 from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.trial import (
@@ -39,6 +42,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import Message, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 
 #: number of claimed attempts of one trial that may be lost before it is FAILED
@@ -63,6 +67,8 @@ _S = TrialState
 
 #: outcome of a pruned trial whose attempts were lost; its loss is filled in from its last report
 _STOPPED = Outcome(state=_S.PRUNED)
+#: outcome of a cancelled trial that no worker has ended
+_UNWANTED = Outcome(state=_S.CANCELLED)
 _T = TypeVar("_T")
 _number = attrgetter("number")
 
@@ -91,10 +97,18 @@ class StudyState(StudyTrials):
         self.copied = self.rescued = 0
         #: number of results refused in this run, because they are for other params than those of their trial
         self.refused = 0
+        #: records of attempts, workers and machines that `commit` must write
+        self.recorder = Recorder(record.classes)
         #: True if `choices` has changed, so that `commit` must write it
         self._has_chosen = self.choices != record.choices
+        #: recorded decade of the first trials' seconds, or None; and True if `commit` must write it
+        self.decade, self._has_decade = record.decade, False
         #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
+        #: numbers of trials in flight that somebody has cancelled
+        self._cancelled: set[int] = set()
+        #: actions that `commit` must write
+        self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
         #: function: return the trial with this number if it has not finished, otherwise None
@@ -246,7 +260,7 @@ class StudyState(StudyTrials):
         return None if sent is None else sent.report
 
     def running(self) -> Mapping[str, int]:
-        """Return by machine the number of slots of the live attempts that run there, or that may only run there."""
+        """Return for each machine the number of slots of live attempts that run there, or that may only run there."""
         slots: Counter[str] = Counter()
         for attempt in self.attempts:
             if host := attempt.host or attempt.only_on:
@@ -265,10 +279,12 @@ class StudyState(StudyTrials):
         slots: int = 1,
         rung: int | None = None,
         origin: int | None = None,
+        sampler: str | None = None,
     ) -> Trial:
         """Add a WAITING trial with the next number, and return it. A `budget` of None means all of the fidelity.
 
-        On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
+        `sampler` is as in `Trial`. On a higher `rung`, `origin` is the number of the trial with the same params and
+        seed on rung 0.
         """
         trial = Trial(
             number=self._next,
@@ -279,6 +295,7 @@ class StudyState(StudyTrials):
             slots=slots,
             rung=rung,
             origin=origin,
+            sampler=sampler,
             asked_at=self.clock.wall(),
         )
         self._next += 1
@@ -292,6 +309,11 @@ class StudyState(StudyTrials):
         if self.choices.get(subspace) != choice:
             self.choices[subspace] = choice
             self._has_chosen = True
+
+    def note_decade(self, seconds: float) -> None:
+        """Record the decade of the first trials' seconds, unless one is recorded."""
+        if self.decade is None:
+            self.decade, self._has_decade = seconds, True
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
         """Put a trial into the queue from which `next_waiting` takes: at the end, or with `first` at the front."""
@@ -326,6 +348,7 @@ class StudyState(StudyTrials):
         where = {"compute_class": compute_class, "only_on": None if is_copy else only_on}
         attempt = trial.attempted(state=_S.QUEUED, host=None, started_at=None, **where)
         self._enter(attempt)
+        self.recorder.queue(attempt, self.clock.wall(), is_copy=is_copy)
         self._show(trial)
         return attempt
 
@@ -359,6 +382,22 @@ class StudyState(StudyTrials):
         if trial.step is None:
             self._note(replace(trial, step=self._last_reports[number].step))
 
+    def cancel(self, number: int) -> Trial | None:
+        """Cancel an unfinished trial. Return it if it has ended by that.
+
+        If it is in flight, return None: it ends CANCELLED once its attempts are cancelled or lost, unless one of them
+        has ended it before.
+        """
+        trial = self._open[number]
+        if trial.state is _S.WAITING:
+            return self._note(self._as_cancelled(trial))
+        self._cancelled.add(number)
+        return None
+
+    def note_action(self, action: Action) -> None:
+        """Keep an action for the next `commit`. Its answer is sent after that, so that no answered action is lost."""
+        self._actions.append(action)
+
     @property
     def to_stop(self) -> list[int]:
         """Numbers of the trials in flight that will end PRUNED."""
@@ -378,7 +417,9 @@ class StudyState(StudyTrials):
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
             return False
-        if not (self._unwritten or self._reports or self.trouble) and now - self._written_at < RENEW_SECONDS:
+        recorder = self.recorder
+        is_new = self._unwritten or self._reports or recorder.is_urgent or self._actions or self.trouble
+        if not is_new and now - self._written_at < RENEW_SECONDS:
             return True
         unwritten = sorted(self._unwritten.items())
         try:
@@ -390,14 +431,23 @@ class StudyState(StudyTrials):
                 changed=[self.trial(number) for number, is_new in unwritten if not is_new],
                 reported=self._reports,
                 choices=self.choices if self._has_chosen else None,
+                decade=self.decade if self._has_decade else None,
+                attempted=recorder.attempted(self.clock.wall()),
+                seen=recorder.seen,
+                classes=recorder.classes,
+                asked=self._actions,
             )
         except StoreOutage as error:
             self.wait_for_store(error)
             return False
         self.rewritten.update(rewritten)
-        self._has_chosen = False
+        self._has_chosen = self._has_decade = False
         self._unwritten.clear()
         self._reports.clear()
+        if (classes := recorder.classes) is not None:
+            self.record = dataclasses.replace(self.record, classes=(*classes,))
+        recorder.clear()
+        self._actions.clear()
         self.trials.release()
         self._written_at = now
         self.trouble, self._pause = None, FIRST_PAUSE
@@ -410,7 +460,7 @@ class StudyState(StudyTrials):
         """
         if self.rewritten:
             yield Message(
-                "rows deleted from the store while the study ran are written again: %s", (listed(self.rewritten),)
+                "rows deleted from the store while the study ran are written again: %s", (named(self.rewritten),)
             )
         if not at_end:
             return
@@ -421,7 +471,7 @@ class StudyState(StudyTrials):
             yield Message(
                 "results were deleted from the store while the study ran: %s; restore the store from a copy, or %s to "
                 "continue without them",
-                (listed(gone), repair(self.name)),
+                (named(gone), repair(self.name)),
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:
@@ -435,6 +485,7 @@ class StudyState(StudyTrials):
 
         Raises StoreError, also if the store is unavailable.
         """
+        self.recorder.close(self.clock.wall())
         try:
             if not self.commit() and self.trouble is not None:
                 raise self.trouble
@@ -459,6 +510,7 @@ class StudyState(StudyTrials):
         facts = {"started_at": event.at, "host": event.host, "worker": event.worker}
         sent.attempt, sent.began = sent.attempt.evolve(state=_S.RUNNING, **facts), self.clock.now()
         self._count_attempt(sent.attempt, +1)
+        self.recorder.start(sent.attempt, event)
         return self._show(trial)
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
@@ -477,6 +529,10 @@ class StudyState(StudyTrials):
             self._suspects.add(trial.number)
             return self._show(trial)
         self._leave(result, [*live.values()], is_over=True)
+        if own is None:
+            # The attempt was thought to be lost.
+            late = trial.attempted(attempt=result.attempt, compute_class=None, host=None, started_at=None)
+            self.recorder.end(late, result, result.at, is_pruned=trial.step is not None)
         self.rescued += own is not None and result.attempt != min(live)
         seen = trial if own is None else own.attempt
         outcome = result.outcome
@@ -521,6 +577,8 @@ class StudyState(StudyTrials):
         if trial.step is not None:
             facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
             return self._note(trial.evolve(state=_S.PRUNED, **facts))
+        if trial.number in self._cancelled:
+            return self._note(self._as_cancelled(trial))
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
             error = f"{count} were lost; the last one: {reason}"
@@ -528,6 +586,9 @@ class StudyState(StudyTrials):
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)
         return self._note(trial.evolve(state=_S.WAITING))
+
+    def _as_cancelled(self, trial: Trial) -> Trial:
+        return trial.evolve(state=_S.CANCELLED, outcome=_UNWANTED, finished_at=self.clock.wall())
 
     def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
         """Return the outcome of a trial that was stopped because of its reports, with the loss of its last report."""
@@ -545,7 +606,7 @@ class StudyState(StudyTrials):
         live = self.live.of(trial.number)
         oldest = live[min(live)].attempt
         shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
-        # Not `evolve`: a change from RUNNING to QUEUED means that another attempt is shown.
+        # `evolve` is not used: a change from RUNNING to QUEUED means that another attempt is shown.
         return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
@@ -564,6 +625,7 @@ class StudyState(StudyTrials):
             self._counts.add(before, -1)
         if trial.state.is_finished:
             self._last_reports.pop(trial.number, None)
+            self._cancelled.discard(trial.number)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
             self.counted += trial.state in COUNTED
@@ -581,9 +643,11 @@ class StudyState(StudyTrials):
         self._count_attempt(attempt, +1)
 
     def _leave(self, event: Lost | Result, gone: Sequence[Sent], *, is_over: bool) -> None:
-        """Update the counts for attempts that an event has ended. `is_over`: their trial has no other live attempt."""
+        """Count and record the attempts that an event has ended. `is_over`: their trial has no other live attempt."""
+        is_pruned, now = self._open[event.number].step is not None, self.clock.wall()
         for sent in gone:
             self._count_attempt(sent.attempt, -1)
+            self.recorder.end(sent.attempt, event, now, is_pruned=is_pruned)
         self.live.on_end(event, gone, is_over)
 
     def _count_attempt(self, attempt: Attempt, by: int) -> None:
@@ -609,8 +673,6 @@ class StudyState(StudyTrials):
                 self._enter(attempt)
 
 
-def listed(numbers: Collection[int]) -> str:
+def named(numbers: Collection[int]) -> str:
     """Return the numbers of some trials as text, the first SHOWN of them."""
-    shown = sorted(numbers)[:SHOWN]
-    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-    return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{more}"
+    return f"trial{'s' * (len(numbers) > 1)} {listed(sorted(numbers), SHOWN)}"

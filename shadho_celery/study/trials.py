@@ -113,7 +113,7 @@ class Counts:
 
         In a class, attempts are counted as `add_placed` was called.
         """
-        # Not `sum`: its generator doubles the time, and this is called several times per trial.
+        # `sum` is not used: its generator doubles the time, and this is called several times per trial.
         found = 0
         for state in states:
             found += self._counts[compute_class, subspace, state]
@@ -294,7 +294,7 @@ class FinishedTrials:
         return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
 
     def seconds_since(self, start: int) -> dict[str, list[float]]:
-        """Return by class the seconds of each trial that ended after the first `start` results.
+        """Return for each class the seconds of the trials that ended after the first `start` results.
 
         Cancelled trials, and trials without a time, are left out.
         """

@@ -23,6 +23,7 @@ cancel    set     numbers of running trials that should stop; ``N:pruned`` if tr
 breakers  hash    worker -> failures in a row that no other worker has had, or ``quarantined``
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
+inbox     stream  requests to the scheduler (`control`)
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
@@ -47,6 +48,7 @@ from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.store.lock import described, holder_name, is_held
+from shadho_celery.transport.control import Inbox
 from shadho_celery.transport.redis import Redis, count, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
@@ -83,7 +85,9 @@ MAX_EVENT = 50_000_000
 _TYPES = {
     "shadho:workers": "set",
     "shadho:studies": "set",
+    "shadho:drains": "hash",
     "shadho:{}:events": "stream",
+    "shadho:{}:inbox": "stream",
     "shadho:{}:attempts": "hash",
     "shadho:{}:leases": "zset",
     "shadho:{}:cancel": "set",
@@ -246,13 +250,16 @@ class SchedulerChannel:
     would take each other's events.
     """
 
-    def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0) -> None:
-        """Use the fencing number of the scheduler's lock in its store as `fence`."""
+    def __init__(
+        self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0, inbox: Inbox | None = None
+    ) -> None:
+        """Use the fencing number of the scheduler's lock in its store as `fence`. `inbox` gets the requests, if any."""
         self._client = client
         self._study = study
         self._signer = signer
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         self._fence = fence
+        self._inbox = inbox
         self._holder = self._signed(f"{holder_name()}:{fence}")
         #: number of events, leases, locks and keys that were refused: unsigned, malformed, or of a wrong type
         self.forged = 0
@@ -267,13 +274,22 @@ class SchedulerChannel:
         self._recorded: list[tuple[int, int]] = []
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
-        """Return the events since the last call. Wait up to `wait_ms` for the first one (0: do not wait)."""
-        answer = self._client.xread({self._events: self._last or "0"}, count=READ, block=wait_ms or None)
-        self.is_drained = not answer
-        if not answer:
-            return []
-        entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
+        """Return the events since the last call. Wait up to `wait_ms` for the first one (0: do not wait).
+
+        A request to the scheduler, which the inbox gets, also ends the wait.
+        """
+        streams = {self._events: self._last or "0"} | ({} if self._inbox is None else {self._inbox.key: "0"})
+        answer = self._client.xread(streams, count=READ, block=wait_ms or None) or {}
+        # The form of the answer depends on the version of the protocol that the connection speaks.
+        found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
+        if self._inbox is not None and (requests := found.get(self._inbox.key)):
+            forged = self._inbox.forged
+            self._inbox.read(requests)
+            self.forged += self._inbox.forged - forged
+        entries = found.get(self._events, [])
         self.is_drained = len(entries) < READ
+        if not entries:
+            return []
         self._last = entries[-1][0]
         texts = [text for _, fields in entries for text in fields.get("e", "").split("\n")]
         events = [unseal(self._study, text, self._signer) for text in texts]
@@ -428,7 +444,7 @@ class SchedulerChannel:
         taken back may still be in a queue, and their claims must be refused.
         """
         self._archive(len(self._recorded))
-        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources")
+        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources", "inbox")
         self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)

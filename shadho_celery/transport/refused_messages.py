@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import math
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -46,10 +45,6 @@ LOOK = 1000
 
 #: seconds to wait for RabbitMQ's next message, which another consumer may have taken
 NEXT_SECONDS = 0.2
-
-#: types of AMQP's frames, and the first bytes of a method frame that delivers a message (basic.deliver)
-_METHOD, _HEADER, _BODY = 1, 2, 3
-_DELIVER = struct.pack(">HH", 60, 60)
 
 M = TypeVar("M", bound=Hashable)
 
@@ -102,11 +97,12 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
         # RabbitMQ sends the next messages while these are examined.
         channel.basic_qos(0, 2 * LOOK, False)
         # Messages that arrive after the `waiting` ones return to their places too.
-        consumer = channel.basic_consume(queue, callback=lambda _: None)
+        arrived: list[amqp.Message] = []
+        consumer = channel.basic_consume(queue, callback=arrived.append)
         dropped, goes_on = 0, True
         while goes_on:
-            found = _deliveries(connection.connection, min(LOOK, waiting - dropped))
-            stale = _refused({tag: _read(body) for tag, body in found.items()}, are_refused)
+            found = _first(arrived, min(LOOK, waiting - dropped), connection.connection)
+            stale = _refused({each.delivery_tag: _read(each.body) for each in found}, are_refused)
             goes_on = len(stale) == len(found) > 0 and dropped + len(stale) < waiting and time.monotonic() < end
             if not goes_on:
                 # Cancel before the last acknowledgement, which would bring more messages.
@@ -122,34 +118,12 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: A
         channel.close()
 
 
-def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
-    """Return the bodies of the next `count` deliveries by delivery tag, or fewer if no other message arrives in time.
-
-    This reads the frames itself. py-amqp takes three times as long, mostly for the headers, which are not needed.
-    """
-    found: dict[int, bytes] = {}
-    begun = tag = size = 0
-    body = b""
-    with connection.transport.having_timeout(NEXT_SECONDS):
-        while len(found) < count:
-            try:
-                kind, _, content = frame = connection.transport.read_frame()
-            except TimeoutError:
-                if begun > len(found):
-                    raise
-                break
-            if kind == _METHOD and content.startswith(_DELIVER):
-                # The consumer's tag comes first, as a text preceded by its length.
-                (tag,) = struct.unpack_from(">Q", content, 5 + content[4])
-                begun, body = begun + 1, b""
-            elif kind == _HEADER:
-                (size,) = struct.unpack_from(">Q", content, 4)
-            elif kind == _BODY:
-                body += content
-            else:
-                connection.on_inbound_frame(frame)
-            if kind in (_HEADER, _BODY) and len(body) == size:
-                found[tag] = body
+def _first(arrived: list[amqp.Message], count: int, connection: amqp.Connection) -> list[amqp.Message]:
+    """Remove the first `count` messages that have arrived and return them; fewer if no other message comes in time."""
+    with suppress(TimeoutError):
+        while len(arrived) < count:
+            connection.drain_events(NEXT_SECONDS)
+    found, arrived[:count] = arrived[:count], []
     return found
 
 

@@ -1,7 +1,8 @@
 """Registry of workers and studies in Redis. Each announces itself regularly, and disappears when it stops doing so.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON,
-preceded by a signature if there is a key; each expires unless it is renewed). ``shadho:host:POOL`` is the set of names
+preceded by a signature if there is a key; each expires unless it is renewed), ``shadho:worker:NAME:left`` (exists for a
+while after a worker has withdrawn). ``shadho:host:POOL`` is the set of names
 of the workers that share the cores of one host; it expires unless one of these workers renews it.
 """
 
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Clean, Moment, Name, Number, Positive
+from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis, is_spoilt
@@ -25,6 +26,9 @@ from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
 
 #: seconds after which an announcement expires unless it is renewed
 ANNOUNCE_SECONDS = 20.0
+
+#: seconds for which schedulers can see that a worker has withdrawn in order
+LEFT_SECONDS = 120.0
 
 #: maximum number of characters of an announcement
 MAX_ANNOUNCEMENT = 1_000_000
@@ -36,6 +40,9 @@ _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 #: also part of a queue's name, for which AMQP allows 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
+
+#: what `Signer.fingerprint` returns
+Fingerprint = Annotated[str, Meta(max_length=8)]
 
 #: maximum number of trials of one study in a worker's announcement; a worker may have very many slots
 MAX_TOLD = 1000
@@ -87,16 +94,25 @@ class Worker(Struct, frozen=True, kw_only=True):
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
     pid: int = 0
     machine: Machine = Machine()
+    #: versions of the package and of Python, by name
+    versions: Annotated[dict[Name, Name], Meta(max_length=100)] = {}
     #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
     storage: Name = ""
     #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
-    #: True if it takes no messages because it is about to end: it finishes the trials that it runs
+    #: True if it takes no messages because it is about to end, or is drained: it finishes the trials that it runs
     draining: bool = False
+    #: True if it takes no messages until somebody undrains it
+    drained: bool = False
+    #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
+    control: Fingerprint | None = None
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """Progress of a study in trials."""
+    """State of a study, and its progress in trials."""
+
+    #: running, paused or stopping
+    state: Name = "running"
 
     #: number of trials that have ended and count against the limit
     ended: Number = 0
@@ -116,6 +132,10 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     name: Name = ""
     #: None if its scheduler does not announce it
     progress: Progress | None = None
+    #: fence of its scheduler, which requests to it must name
+    fence: Int64 = 0
+    #: fingerprint of the key of the requests that its scheduler obeys, "" for unsigned ones; None if it refuses them
+    control: Fingerprint | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
@@ -140,6 +160,7 @@ class Registry(Generic[T]):
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
+        self._left = f"{self._name}:left"
         #: latest text and its decoded announcement by name, because most announcements do not change between two reads
         self._known: dict[str, tuple[str, T | None]] = {}
 
@@ -156,6 +177,14 @@ class Registry(Generic[T]):
         """Remove an announcement at once."""
         self._client.delete(self._name.format(name))
         self._client.srem(self._index, name)
+
+    def note_leaving(self, name: str) -> None:
+        """Record for LEFT_SECONDS that `name` withdraws in order. Call this before `withdraw`."""
+        self._client.set(self._left.format(name), "1", px=int(LEFT_SECONDS * 1000))
+
+    def has_left(self, name: str) -> bool:
+        """Return whether `name` has withdrawn in order, rather than become silent."""
+        return bool(self._client.exists(self._left.format(name)))
 
     def clear(self) -> None:
         """Remove all announcements. Live processes announce themselves again."""
@@ -238,7 +267,10 @@ def unable(
     if others:
         first = others[min(others)]
         return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
+    drained = sorted({place_of(name) for name, worker in workers.items() if worker.drained})
     workers = {name: worker for name, worker in workers.items() if not worker.draining}
+    if drained and not workers:
+        return ServiceError(f"all live workers are drained; run shadho-celery undrain {shlex.quote(drained[0])}")
     if not (workers or refused):
         return ServiceError(f"no worker is live; start one on a node: {start_command(compute_class, module)}")
     having = [worker for worker in workers.values() if module in worker.imports]
@@ -265,6 +297,14 @@ def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
     return (
         f"speak protocol {spoken}, this scheduler {PROTOCOL}; install the same version of shadho_celery on both sides"
     )
+
+
+def place_of(worker: str) -> str:
+    """Return the part of a worker's name that it keeps when it restarts: ``CLASS@HOST``.
+
+    The rest of the name are its process id and a random part. Workers of one class on one host have the same place.
+    """
+    return worker.rsplit(".", 2)[0]
 
 
 def start_command(compute_class: str, module: str) -> str:

@@ -32,6 +32,12 @@ R = TypeVar("R")
 #: environment variable that names the file with the key
 KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 
+#: environment variable that names the file with the key of an embedded fleet's control requests
+CONTROL_KEY_FILE = "SHADHO_CONTROL_KEY_FILE"
+
+#: environment variable: 1 if control requests are obeyed although there is no key
+UNSIGNED_CONTROL = "SHADHO_ALLOW_UNSIGNED_CONTROL"
+
 #: minimum number of bytes of a key
 MIN_BYTES = 16
 
@@ -58,6 +64,18 @@ class Signer:
         """
         path = os.environ.get(KEY_FILE)
         return cls(read_key(Path(path).expanduser())) if path else UNSIGNED
+
+    @classmethod
+    def for_control(cls) -> Signer | None:
+        """Return the signer of control requests, or None if this process has no key and must refuse them.
+
+        Its key is the one of the embedded fleet, if this is a process of one, else that of `configured`. Without a key,
+        unsigned requests are obeyed only if SHADHO_ALLOW_UNSIGNED_CONTROL is 1. Raises like `configured`.
+        """
+        if path := os.environ.get(CONTROL_KEY_FILE):
+            return cls(read_key(Path(path)))
+        signer = cls.configured()
+        return signer if signer.fingerprint or os.environ.get(UNSIGNED_CONTROL) == "1" else None
 
     def sign(self, text: str) -> str:
         """Return the signature of `text`, 64 hexadecimal digits. Without a key, return ""."""

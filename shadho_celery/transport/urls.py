@@ -22,6 +22,8 @@ REDIS = "SHADHO_REDIS_URL"
 OWN_BROKER = "SHADHO_BROKER_URL"
 #: set to 1 if the working directory's celeryconfig.py should not be read
 IGNORE = "SHADHO_IGNORE_CELERYCONFIG"
+#: set to 1 for an embedded worker, whose broker ends with it
+EMBEDDED = "SHADHO_EMBEDDED"
 DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
 
 CA, CERTIFICATE, KEY = "SHADHO_TLS_CA", "SHADHO_TLS_CERT", "SHADHO_TLS_KEY"

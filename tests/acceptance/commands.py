@@ -1,12 +1,15 @@
-"""The commands that people type, as real processes in a folder of their own."""
+"""The commands that people type, in a folder of their own: as real processes, or within the test's process."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
+import io
 import json
 import os
 import pty
+import runpy
 import signal
 import sqlite3
 import struct
@@ -15,13 +18,18 @@ import sys
 import tempfile
 import termios
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import services
+from click.testing import CliRunner
+
+from shadho_celery.cli.group import commands
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +60,36 @@ def objective(params, context):
 """
 
 
-class Command:
+class Answer:
+    """What a command has answered: its exit code and what it printed."""
+
+    out: str
+    err: str
+    code: int | None
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines on standard error, but for the one with which a run begins."""
+        return [line for line in self.err.splitlines() if not line.startswith("shadho_celery: reading ")]
+
+    def json(self) -> dict[str, Any]:
+        """Standard output, which must be one JSON object and nothing else."""
+        assert self.out.count("\n") == 1, self.out
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Answer):
+    """The answer of a command that ran within the test's process."""
+
+    out: str
+    err: str
+    code: int | None
+
+
+class Command(Answer):
     """A running command, in a session of its own as a terminal would start it; its output goes to files."""
 
     def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
@@ -79,20 +116,8 @@ class Command:
         return self.err_path.read_text(errors="replace")
 
     @property
-    def messages(self) -> list[str]:
-        """The lines on standard error, but for the one with which a run begins."""
-        return [line for line in self.err.splitlines() if not line.startswith("shadho_celery: reading ")]
-
-    @property
     def code(self) -> int | None:
         return self.process.poll()
-
-    def json(self) -> dict[str, Any]:
-        """Standard output, which must be one JSON object and nothing else."""
-        assert self.out.count("\n") == 1, self.out
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
 
     def wait(self, seconds: float = 60.0) -> Command:
         seconds *= services.PATIENCE
@@ -262,6 +287,34 @@ class Desk:
         self.commands.append(terminal)
         return terminal
 
+    def told(self, *words: str, **environment: str) -> Told:
+        """``shadho-celery WORDS`` within this process.
+
+        It spares an interpreter's start where a test asks only what a command prints.
+        """
+        values = {**dict.fromkeys(CLEARED), **self.environment, **environment}
+        with as_a_process(self.folder):
+            result = CliRunner().invoke(commands, words, prog_name="shadho-celery", env=values)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Told(out=result.stdout, err=result.stderr, code=result.exit_code)
+
+    def ran(self, script: str | Path, *words: str) -> Told:
+        """``python SCRIPT WORDS`` within this process, as `told` for scripts."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        before = sys.argv
+        with as_a_process(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            sys.argv = [str(script), *words]
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("default")
+                    runpy.run_path(str(script), run_name="__main__")
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            finally:
+                sys.argv = before
+        return Told(out=out.getvalue(), err=err.getvalue(), code=code)
+
     def worker(self, queue: str, *words: str, **environment: str) -> Command:
         """``celery -A shadho_celery worker -Q QUEUE``."""
         return self.start("celery", "-A", "shadho_celery", "worker", "-Q", queue, *words, **environment)
@@ -310,6 +363,30 @@ class Desk:
         began = time.monotonic()
         until(lambda: not self.processes() and not self.sockets(), seconds, lambda: f"{self.processes()}")
         return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def as_a_process(folder: Path) -> Iterator[None]:
+    """Work in `folder`; afterwards this process has the folder, path, modules and environment that it had."""
+    before, path, environment = Path.cwd(), list(sys.path), dict(os.environ)
+    _forget_modules_of_tests()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
+        _forget_modules_of_tests()
+
+
+def _forget_modules_of_tests() -> None:
+    """Forget the modules that tests have written, because many of them have one name."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(tempfile.gettempdir()):
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def until(ready: Callable[[], Any], seconds: float, told: Callable[[], str] = str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acceptance.commands import Desk, desk
+from services.browser import chromium
 
 
 @pytest.fixture(name="desk")
@@ -14,3 +16,18 @@ def _desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
     """An empty folder; all that was started in it ends with the test."""
     with desk(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for screenshots. Its name is printed, so that a developer can look at them."""
+    name = Path(request.path).stem.removeprefix("test_")
+    folder = tmp_path_factory.mktemp(name)
+    print(f"screenshots of the {name}: {folder}")
+    return folder

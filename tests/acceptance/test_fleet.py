@@ -24,6 +24,7 @@ from acceptance.commands import ROOT, Command, Desk, until
 from acceptance.commands import desk as make_desk
 from services.clocks import ProcessClock
 
+from shadho_celery import list_studies
 from shadho_celery.core import hardware
 
 pytestmark = pytest.mark.timeout(180)
@@ -50,7 +51,8 @@ class Fleet:
     def workers(self) -> list[dict[str, object]]:
         """Return the announcements of the live workers."""
         with redis.Redis.from_url(self.redis, decode_responses=True) as client:
-            return [json.loads(client.get(key) or "null") for key in client.scan_iter("shadho:worker:*")]
+            keys = [key for key in client.scan_iter("shadho:worker:*") if not key.endswith(":left")]
+            return [json.loads(client.get(key) or "null") for key in keys]
 
     def await_workers(self, count: int) -> None:
         until(lambda: len(self.workers()) == count, 30, lambda: f"{self.workers()}")
@@ -389,6 +391,27 @@ def test_with_a_killed_worker_all_that_it_started_ends(desk: Desk, on_redis: Fle
     command.says("Ctrl-C again stops at once", 10)
     command.interrupt()
     assert command.wait(20).code == 130, desk.said()
+
+
+def test_a_killed_worker_s_attempt_is_recorded_as_lost_with_its_slot_and_the_next_one_with_its_own(
+    desk: Desk, on_redis: Fleet
+) -> None:
+    fleet = on_redis
+    desk.study(seconds=2)
+    workers = [desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study", SHADHO_HOST=f"node{n}") for n in range(2)]
+    command = desk.launch("my_study", "--trials", "2", "--no-speculation")
+    desk.await_runs(2)
+    workers[0].send(signal.SIGKILL)
+    assert command.wait(120).code == 0, desk.said()
+    [study] = list_studies(f"sqlite:///{desk.folder}/shadho.db")
+    attempts, sessions = study.records.attempts(), study.records.sessions()
+    lost = attempts["end"].index("lost")
+    again = [place for place, number in enumerate(attempts["number"]) if number == attempts["number"][lost]][-1]
+    assert [attempts["host"][place] for place in (lost, again)] == ["node0", "node1"]
+    assert (attempts["end"][again], attempts["slot"][again]) == ("complete", 0)
+    assert attempts["started_at"][again] >= attempts["ended_at"][lost] - 1
+    assert {*sessions["host"]} == {"node0", "node1"} == {*study.records.machines()["host"]}
+    assert {study.trial(number).sampler for number in range(2)} == {"random"}
 
 
 def test_an_installed_wheel_works_in_any_folder(

@@ -20,7 +20,7 @@ from acceptance.commands import Command, Desk, until
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 #: kills of each of the two tests
-KILLS = 12
+KILLS = 6
 
 #: A study whose trials take .05 to .3 s, and say in executions.log when they began and when they ended.
 STUDY = """

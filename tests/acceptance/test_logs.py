@@ -79,14 +79,14 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
         assert all(re.fullmatch(*pair) for pair in zip(LINES, shown, strict=False)), run.err
         assert len(shown) == len(LINES) + (number == 3)
     has_all(logs(desk, "s", "3").wait().out, "it ends")
-    has_all(logs(desk, "s", "3", "--follow").wait().out, "it ends")
-    has_all(logs(desk, "s", "1").wait().out)
+    has_all(desk.told("logs", "s", "3", "--follow").out, "it ends")
+    has_all(desk.told("logs", "s", "1").out)
     stored = {trial["number"]: trial["log"] for trial in desk.trials()}
     has_all(stored.pop(1))
     assert set(stored.values()) == {None}
     files = {path.name for path in desk.folder.glob(".shadho/checkpoints/*/logs/*")}
     assert files == {"1.1.log", "2.1.log", "3.1.log"}, "one file a trial, none without output"
-    silent = logs(desk, "s", "0").wait()
+    silent = desk.told("logs", "s", "0")
     assert (silent.code, silent.out) == (0, "")
     assert silent.err == "trial 0 has printed nothing, or ran in another folder\n"
     for words, says in {
@@ -95,7 +95,7 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
         ("other", "3"): "no study",
         ("s", "three"): "not a valid integer",
     }.items():
-        refused = logs(desk, *words).wait()
+        refused = desk.told("logs", *words)
         assert refused.code == 2
         assert says in refused.err
         assert "Traceback" not in refused.err
@@ -127,22 +127,22 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(
     until(lambda: "said by a child" in followed.out, 30, desk.said)
     has_all(followed.out)
     assert followed.code is None
-    refused = logs(desk, "s", "2", **keyless).wait()
+    refused = desk.told("logs", "s", "2", **keyless)
     assert refused.code == 2
     assert "give the fleet's --signing-key-file" in refused.err
     there.write("go", "")
     run.wait()
     has_all(followed.wait().out, "it ends")
-    has_all(logs(desk, "s", "2", **urls).wait().out, "it ends")
-    silent = logs(desk, "s", "0", **urls).wait()
+    has_all(desk.told("logs", "s", "2", **urls).out, "it ends")
+    silent = desk.told("logs", "s", "0", **urls)
     assert silent.code == 0
     assert "trial 0 has printed nothing" in silent.err
     worker.interrupt()
     worker.wait()
-    gone = logs(desk, "s", "2", **urls).wait()
+    gone = desk.told("logs", "s", "2", **urls)
     assert gone.code == 2
     assert "no worker is live on" in gone.err
-    failed = logs(desk, "s", "1", **urls).wait()
+    failed = desk.told("logs", "s", "1", **urls)
     assert failed.code == 0
     assert "the last lines of its output were sent with its result" in failed.err
     has_all(failed.out)
@@ -150,6 +150,6 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(
 
 def test_the_output_of_a_whole_fleet_is_not_shown_and_the_command_for_a_trial_is_named(desk: Desk) -> None:
     fleet = {"CELERY_BROKER_URL": "redis://127.0.0.1:1/0", "SHADHO_REDIS_URL": "redis://127.0.0.1:1/0"}
-    refused = desk.launch("my_study", "--show-output", **fleet).wait()
+    refused = desk.told("run", "my_study", "--show-output", **fleet)
     assert refused.code == 2
     assert "shadho-celery logs STUDY TRIAL --follow" in refused.err

@@ -212,7 +212,7 @@ def test_when_a_worker_is_killed_its_trials_and_all_their_children_are_gone_in_f
     command = desk.launch("my_study", "--trials", "20", "--workers", "cpu=1")
     until(lambda: len(desk.pids("sleep 311")) >= 3, 60, desk.said)
     before = {*desk.pids("sleep 311"), *desk.pids("shadho_celery.runner")}
-    [worker] = desk.pids("-Q", "cpu")
+    [worker] = desk.pids("--class", "cpu")
     os.kill(worker, signal.SIGKILL)
     began = time.monotonic()
     until(lambda: not before & {*desk.processes()}, 5, lambda: f"{desk.processes()}")

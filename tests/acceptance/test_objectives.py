@@ -34,7 +34,7 @@ def test_it_runs_and_is_resumed_and_its_front_is_in_the_report_and_in_json(desk:
     assert volumes == sorted(volumes)
     assert told["best"] == told["front"][0]
     desk.write("my_study.py", example().replace('"ms": "minimize"', '"ms": "maximize"'))
-    other = desk.launch("my_study", "--resume", "s", "--trials", "30").wait()
+    other = desk.told("run", "my_study", "--resume", "s", "--trials", "30")
     assert other.code == 2
     assert "started with other objectives: maximize accuracy, minimize ms, not" in other.err.splitlines()[-1]
 

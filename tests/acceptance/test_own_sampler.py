@@ -25,7 +25,7 @@ def test_it_runs_and_is_resumed_and_missed_where_the_study_file_lost_it(desk: De
     again = desk.launch("my_study", "--resume", "s", "--trials", "14", "--workers", "cpu=1", "--json").wait()
     assert again.json()["trials"]["complete"] == 14, desk.said()
     desk.write("my_study.py", example().replace('STUDY = {"sampler": Nearer}', "STUDY = {}"))
-    lost = desk.launch("my_study", "--resume", "s", "--trials", "16").wait()
+    lost = desk.told("run", "my_study", "--resume", "s", "--trials", "16")
     assert lost.code == 2
     assert "was begun with a sampler of its own" in lost.err.splitlines()[-1]
 

@@ -35,9 +35,8 @@ print(json.dumps({{
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_program_of_the_document_runs(desk: Desk, program: str) -> None:
     desk.write("own.py", program)
-    run = desk.start(sys.executable, "own.py").wait(60)
-    assert run.code == 0, desk.said()
-    assert run.out
+    run = desk.ran("own.py")
+    assert (run.code, run.out != "") == (0, True), run.err
 
 
 def checked(out: str, compute_class: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,11 +14,18 @@ import pytest
 from acceptance import test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, PYTHON, TEXTS, commands, in_tests, last_part, shell
+from services.cases import cases
 
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
+
+
+CLI = ROOT / "shadho_celery" / "cli" / "README.md"
+
+#: commands of that document that steer a running study
+STEERING = ("pause", "unpause", "cancel", "enqueue", "set", "stop")
 
 
 @pytest.fixture
@@ -28,13 +37,20 @@ def first_study(desk: Desk) -> Desk:
 
 #: what each command of the documents is run by, below, in test_readme_long or in test_readme_training
 RUN_BY = {
-    "run tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
+    "run my_study --policy": "test_the_options_of_placement_and_samplers",
+    "run my_study --sampler": "test_the_options_of_placement_and_samplers",
     "run tasks.svm": "test_the_main_job",
     "run tasks.mlp --pruner": "test_a_search_that_prunes",
     "run tasks.unet": "test_unets_that_find_cells",
     "fidelity.py": "test_the_fidelity_benchmark",
     "-m pytest -n 0": "test_one_folder_of_tests",
     "-m pytest": "test_the_test_command_is_what_ci_runs",
+    "shadho-celery pause": "test_steering_a_running_study",
+    "shadho-celery unpause": "test_steering_a_running_study",
+    "shadho-celery cancel": "test_steering_a_running_study",
+    "shadho-celery enqueue": "test_steering_a_running_study",
+    "shadho-celery set": "test_steering_a_running_study",
+    "shadho-celery stop": "test_steering_a_running_study",
     "shadho-celery logs": "test_the_output_of_a_trial",
     "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
@@ -47,13 +63,13 @@ RUN_BY = {
     "--help": "test_help",
     "simulate": "test_planning_a_fleet",
     "overhead.py": "test_the_overhead_benchmark",
+    "shadho-celery dashboard": "test_the_dashboard",
     "picture.py": "test_the_picture_of_the_live_view",
     "placement.py": "test_the_placement_benchmark",
     "run my_gang": "test_the_gang_of_the_training_readme",
     "tasks.sync_sgd": "test_training_in_several_slots",
     "--trials 2": "test_the_other_tasks",
-    "backup_sgd.py --only curve": "test_the_picture_of_backups",
-    "backup_sgd.py": "test_the_benchmarks_of_training",
+    "backup_sgd.py": "test_every_goal_of_backup_workers_is_reached",
     "modes.py": "test_the_benchmarks_of_training",
     "adsaga.py": "test_the_benchmarks_of_training",
 }
@@ -68,7 +84,7 @@ def test_every_command_has_its_test() -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+@cases("path", TEXTS)
 def test_a_document_is_narrow_and_its_links_lead_somewhere(path: Path) -> None:
     lines = TEXTS[path].splitlines()
     assert max(map(len, lines)) <= 120
@@ -82,7 +98,10 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_main_job(desk: Desk) -> None:
-    """The first command ends with a table of the best trials, and says where they lie and how to go on."""
+    """The first command ends with a table of the best trials, and says where they lie and how to go on.
+
+    Each kernel is tried, and the classes that the task names are used, though this machine has none of them.
+    """
     command = next(line for line in COMMANDS if line.endswith("run tasks.svm"))
     assert '-e ".[sklearn]"' in command
     out = shell(desk, last_part(command))
@@ -90,6 +109,16 @@ def test_the_main_job(desk: Desk) -> None:
     assert "store: sqlite:///shadho.db" in out
     assert "--resume" in out
     assert desk.states().total() == 40
+    stand_ins = "CPU workers stand in for the classes gpu_large, gpu_small, cpu, one slot each"
+    assert stand_ins in desk.commands[-1].err
+    report = desk.told("show", "svm", "--json").json()
+    assert report["sampler"]["name"] == "auto"
+    kernels = {f"kernel={kernel}" for kernel in ("linear", "rbf", "sigmoid", "poly")}
+    assert kernels == {*report["subspaces"]}
+    # The sampler learns from all of them.
+    assert {*report["sampler"]["choices"]} == {"all"}
+    assert all(counts["complete"] + counts["failed"] for counts in report["subspaces"].values())
+    assert sum(counts["complete"] > 0 for counts in report["classes"].values()) >= 2
 
 
 @pytest.mark.sample
@@ -106,7 +135,7 @@ def test_the_test_command_is_what_ci_runs() -> None:
 def test_the_first_study(first_study: Desk) -> None:
     """The study of twenty lines runs, is resumed to its new total, and gives JSON."""
     assert len(PYTHON[0].strip().splitlines()) <= 20
-    lines = [line for line in COMMANDS if line.startswith("shadho-celery run my_study")]
+    lines = [line for line in commands(ROOT / "README.md") if line.startswith("shadho-celery run my_study")]
     # The last one is the fleet's.
     assert len(lines) == 3
     for command, counted in zip(lines[:2], (30, 60), strict=True):
@@ -128,10 +157,14 @@ def test_the_output_of_a_trial(first_study: Desk) -> None:
 
 
 def test_the_result_commands(first_study: Desk) -> None:
-    """Each command about results does what it says with the first study; the last one, once confirmed, deletes it."""
+    """Each command about results does what it says with the first study; the last one, once confirmed, deletes it.
+
+    The others only print, and run within this process.
+    """
     assert first_study.launch("my_study", "--trials", "5", "--workers", "cpu=2").wait().code == 0, first_study.said()
-    *lines, last = commands(ROOT / "shadho_celery" / "cli" / "README.md")
-    said = {line.split()[1]: shell(first_study, line) for line in lines}
+    *lines, last = [line for line in commands(CLI) if not any(f" {name} " in line for name in STEERING)]
+    typed = [shlex.split(line)[1:] for line in lines]
+    said = {words[0]: first_study.told(*words).out for words in typed}
     assert "my_study-" in said["studies"]
     assert "5 complete, 0 failed" in said["show"]
     assert "5 trials" in said["trials"]
@@ -139,9 +172,38 @@ def test_the_result_commands(first_study: Desk) -> None:
     best = json.loads(said["best"])
     assert best["loss"] == min(trial["loss"] for trial in first_study.trials())
     assert len(json.loads((first_study.folder / "trials.json").read_text())["trials"]) == 5
+    assert "What to try next" in (first_study.folder / "report.html").read_text()
     assert "no fleet" in said["status"]
     assert "with 5 trials" in shell(first_study, f"yes | {last}")
     assert first_study.trials() == []
+
+
+def test_the_dashboard(first_study: Desk) -> None:
+    """Each command prints an address; through a tunnel it is the same command on the other machine."""
+    assert first_study.launch("my_study", "--trials", "2", "--workers", "cpu=1").wait().code == 0, first_study.said()
+    shutil.copy(first_study.folder / "shadho.db", first_study.folder / "other.db")
+    for line in dict.fromkeys(line for line in COMMANDS if "shadho-celery dashboard" in line):
+        typed = re.sub(r"^ssh .* node ", "", line).replace("~", str(first_study.folder))
+        free = "" if "--port" in typed else " --port 0"
+        command = first_study.start(
+            "bash", "-c", f"exec {typed.replace('shadho-celery', f'{sys.executable} -m shadho_celery')}{free}"
+        )
+        command.says("dashboard: http://127.0.0.1:")
+        command.interrupt()
+        assert command.wait().code == 0, first_study.said()
+
+
+def test_steering_a_running_study(desk: Desk) -> None:
+    """Each command that steers a study does what it says, in the order of the document."""
+    desk.study(seconds=0.1, body="time.sleep(3600 if context.trial == 12 else 0)")
+    desk.write("points.jsonl", '{"side": 0, "x": 0.25}')
+    command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=2")
+    until(lambda: 12 in [number for number, *_ in desk.runs()], 60, desk.said)
+    lines = [line for line in commands(CLI) if any(f" {name} " in line for name in STEERING)]
+    answers = [desk.told(*shlex.split(line)[1:]).out.partition(" ")[0].strip(":") for line in lines]
+    assert answers == ["paused", "unpaused", "trial", "enqueued", "set", "stopping"]
+    assert command.wait(30).code == 0, desk.said()
+    assert desk.states()["CANCELLED"] == 1
 
 
 def test_the_program_of_its_own(desk: Desk) -> None:
@@ -214,10 +276,10 @@ def test_planning_a_fleet(desk: Desk) -> None:
     assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "run tasks.svm --trials 20" in line])
-def test_the_options_of_placement_and_samplers(desk: Desk, command: str) -> None:
+@pytest.mark.parametrize("command", [line for line in COMMANDS if re.search("run my_study --(policy|sampler)", line)])
+def test_the_options_of_placement_and_samplers(first_study: Desk, command: str) -> None:
     """The options that the documents name are those of a study that runs."""
-    assert "20 complete, 0 failed" in shell(desk, command)
+    assert "30 complete, 0 failed" in shell(first_study, command)
 
 
 def test_one_folder_of_tests() -> None:

@@ -44,15 +44,13 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
     desk.study(seconds=0.2, body=body)
     run = typed(desk, "run", "my_study", "--trials", "1000", "--workers", "cpu=2", "--study", "mine")
     desk.await_runs(6, "ended")
-    commands = [
-        typed(desk, *words)
-        for words in (["show", "mi"], ["rm", "mine", "--yes"], ["status"], ["trials", "mine", "--failed"])
-    ]
-    show, removal, status, failed = (command.wait() for command in commands)
+    show, removal, status, failed = (
+        desk.told(*words.split()) for words in ("show mi", "rm mine --yes", "status", "trials mine --failed")
+    )
     assert (show.code, status.code, failed.code) == (0, 0, 0), desk.said()
     assert "running on " in show.out.splitlines()[-1]
     assert "what the objective got" in show.out
-    assert re.search(r"│ mine +│ +1 │ +\d+ of 1000 │", status.out), desk.said()
+    assert re.search(r"│ mine +│ running +│ +1 │ +\d+ of 1000 │", status.out), desk.said()
     assert "AssertionError" in failed.out
     assert removal.code == 2
     assert "stop it first" in removal.err
@@ -60,12 +58,12 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
     run.wait(30)
     assert run.code == 0, desk.said()
     trials = {trial["number"]: trial for trial in desk.trials()}
-    best = typed(desk, "best", "mine", "--json").wait().json()
+    best = desk.told("best", "mine", "--json").json()
     assert best["loss"] == min(trial["loss"] for trial in trials.values() if trial["loss"] is not None)
     assert best["values"]["x"] == best["loss"]
-    trial = typed(desk, "trial", "mine", "2").wait()
+    trial = desk.told("trial", "mine", "2")
     assert "Traceback (most recent call last)" in trial.out
-    gone = typed(desk, "rm", "mine", "--yes").wait()
+    gone = desk.told("rm", "mine", "--yes")
     assert gone.code == 0, desk.said()
     assert f"study mine with {len(trials)} trials" in gone.out
     assert desk.trials() == []
@@ -75,15 +73,15 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
 def test_the_status_of_a_fleet_needs_no_study(desk: Desk, amqp_url: str, redis_url: str) -> None:
     urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
     desk.study()
-    nobody = typed(desk, "status", **urls).wait()
+    nobody = desk.told("status", **urls)
     assert nobody.code == 0, desk.said()
     assert "no study runs\nno worker is live" in nobody.out
     typed(desk, "worker", "--class", "rack 7", "--slots", "3", "--import", "my_study", **urls)
     until(lambda: Registry(connect(redis_url), Worker).living(), 30, desk.said)
-    shown, told = typed(desk, "status", **urls), typed(desk, "status", "--json", **urls)
-    assert shown.wait().code == 0, desk.said()
+    shown = typed(desk, "status", **urls).wait()
+    assert shown.code == 0, desk.said()
     assert "rack 7" in shown.out
-    facts = told.wait().json()["classes"]["rack 7"]
+    facts = desk.told("status", "--json", **urls).json()["classes"]["rack 7"]
     assert (facts["workers"], facts["slots"], facts["busy"], facts["queue"]) == (1, 3, 0, 0)
     assert facts["imports"] == ["my_study"]
 
@@ -122,8 +120,8 @@ def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_ob
     assert (shown.exit_code, told.exit_code) == (0, 0)
     assert (shown.output + told.output).replace("\n", "").isprintable()
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in shown.output.splitlines()]
-    assert ["svm", "2.5", "3of9", "2", "1"] in rows
-    assert ["b\\x9b31m\\u202e", "1", "7", "0", "0"] in rows
+    assert ["svm", "running", "2.5", "3of9", "2", "1"] in rows
+    assert ["b\\x9b31m\\u202e", "running", "1", "7", "0", "0"] in rows
     [row] = [row for row in rows if row[0] == "v"]
     assert row[:5] == ["v", "9", "9", "4", "serving"]
     assert row[5].startswith("svm:0(1h);k1\\x9b:1replica1(1h),2replica2(1h)")

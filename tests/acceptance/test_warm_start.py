@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from acceptance.commands import Desk
+from hyperopt import hp
+
+from shadho_celery import minimize
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,26 +27,27 @@ def found(desk: Desk, name: str) -> list[dict[str, float]]:
 
 
 def test_a_study_learns_from_another_and_is_resumed_without_it(desk: Desk) -> None:
-    desk.write("my_study.py", STUDY.format(most=5))
-    assert desk.launch(*SINGLE, "--study", "old", "--trials", "20").wait().code == 0, desk.said()
+    store = f"sqlite:///{desk.folder}/shadho.db"
+    old = {name: hp.uniform(name, -5, 5) for name in "xy"}
+    minimize(lambda params: params["x"], old, trials=20, seed=0, sampler="random", store=store, study="old")
     desk.write("my_study.py", STUDY.format(most=0.5))
     words = ("--warm-start", "old", "--study")
     one = desk.launch(*SINGLE, *words, "one", "--trials", "6", "--json").wait()
     assert one.code == 0, desk.said()
     outside = sum(each["x"] > 0.5 for each in found(desk, "old"))
-    said = (
-        f"warm start: {20 - outside} of 20 trials of study old taught; left out {outside} outside x (uniform(-5, 0.5))"
-    )
+    said = f"warm start: learned from {20 - outside} of 20 trials of study old"
+    said += f"; left out {outside} outside x (uniform(-5, 0.5))"
     assert said in one.err.splitlines()
     assert (one.json()["trials"]["complete"], one.json()["warm_start"]) == (6, 20 - outside)
     assert desk.launch(*SINGLE, *words, "two", "--trials", "3").wait().code == 0, desk.said()
-    assert desk.start("shadho-celery", "rm", "old", "--yes").wait().code == 0, desk.said()
+    assert desk.told("rm", "old", "--yes").code == 0
     again = desk.launch("my_study", "--resume", "two", "--trials", "6", "--workers", "cpu=1").wait()
     assert again.code == 0, desk.said()
     # Which trials a random search has does not depend on timing, but on the number of those that taught it.
     assert found(desk, "one") == found(desk, "two")
-    assert desk.launch(*SINGLE, "--study", "cold", "--trials", "6").wait().code == 0, desk.said()
-    assert found(desk, "cold") != found(desk, "one")
+    space = {"x": hp.uniform("x", -5, 0.5), "y": hp.uniform("y", -5, 5)}
+    cold = minimize(lambda params: params["x"], space, trials=6, seed=0, sampler="random")
+    assert [dict(trial.params) for trial in cold.trials] != found(desk, "one")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_a_study_learns_from_another_and_is_resumed_without_it(desk: Desk) -> No
         (("--warm-start", "empty.csv"), "Error: the warm start empty.csv lacks a column of the losses"),
         (
             ("--warm-start", "far.csv"),
-            "Error: nothing of far.csv can teach this study, of 1 trials: left out 1 outside x",
+            "Error: none of 1 trials of far.csv fits this study: left out 1 outside x",
         ),
         (("--warm-start", "old", "--resume"), "Error: a study gets its warm start when it begins"),
     ],
@@ -63,7 +67,7 @@ def test_what_cannot_teach_is_one_line(desk: Desk, words: tuple[str, ...], said:
     desk.write("my_study.py", STUDY.format(most=5))
     desk.write("empty.csv", "")
     desk.write("far.csv", "x,y,loss\n99,1,1\n")
-    run = desk.launch(*SINGLE, *words).wait()
-    assert run.code == 2, desk.said()
+    run = desk.told("run", *SINGLE, *words)
+    assert run.code == 2, run.err
     assert run.err.splitlines()[-1].startswith(said)
     assert "Traceback" not in run.err

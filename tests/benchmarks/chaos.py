@@ -309,6 +309,8 @@ class Chaos:
             self.rabbit.kill()
             self.undo.append((later, lambda: self._start(self.rabbit)))
         elif what == "restart PostgreSQL" and self.postgres.process is not None:
+            # Its backends, which have sessions of their own, would keep its memory if they were still frozen.
+            signal_all(processes(self.postgres.process.pid), signal.SIGCONT)
             self.postgres.kill(signal.SIGINT)
             self.undo.append((later, lambda: self._start(self.postgres)))
         elif what == "step clock":

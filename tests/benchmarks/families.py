@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from figures import finish, goal, quartiles
-from fleets import bound
 from idle import Fleet, lent_redis
+
+from shadho_celery.placement.bound import throughput_bound
 
 #: the classes, in the order in which a study expects them; their queues have names of this run's own
 CLASSES = ("v100", "p100", "k80")
@@ -127,7 +128,7 @@ def gain(table: Mapping[str, Sequence[float]]) -> float:
     """By how much the best placement's throughput exceeds that of classes which take the families in turn."""
     seconds = {family: dict(zip(CLASSES, row, strict=True)) for family, row in table.items()}
     in_turn = sum(len(table) / sum(row[name] for row in seconds.values()) for name in CLASSES)
-    return bound(seconds, dict.fromkeys(CLASSES, 1)) / in_turn
+    return throughput_bound(seconds, dict.fromkeys(CLASSES, 1)).rate / in_turn
 
 
 if __name__ == "__main__":

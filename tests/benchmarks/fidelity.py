@@ -119,7 +119,7 @@ def theirs(name: str, path: str | None, peer: str, seed: int, python: str) -> li
 def reach(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
     """Return the regrets by problem and search, and their goals."""
     seeds = [*range(arguments.first_seed, arguments.first_seed + arguments.seeds)]
-    names = [*problems_of(arguments.problems)]
+    names = [name for name in problems_of(arguments.problems) if name in (arguments.only or [name])]
     recorded = {} if arguments.full or arguments.problems else json.loads(PEERS_TABLE.read_text())
     is_known = bool(recorded) and all(str(seed) in recorded[names[0]]["random"] for seed in seeds)
     live = [] if is_known else [peer for peer in PEERS if peer != "dehb" or arguments.dehb]
@@ -228,6 +228,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=0.6, help="part machines: simulated")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
+    parser.add_argument("--only", action="append", metavar="PROBLEM", help="part reach: this one; may be repeated")
     parser.add_argument("--full", action="store_true", help="run the peers, and record them")
     parser.add_argument("--dehb", metavar="PYTHON", default="", help="an interpreter that has dehb")
     parser.add_argument("--quick", action="store_true", help="three seeds of each")
@@ -237,6 +238,8 @@ def parse() -> argparse.Namespace:
     if arguments.quick:
         arguments.seeds = arguments.straggling_seeds = 3
     arguments.how = ("auto", *(how for how in dict.fromkeys(arguments.how or ()) if how != "auto"))
+    if unknown := set(arguments.only or ()) - set(problems_of(arguments.problems)):
+        parser.error(f"--only {min(unknown)}: there are {', '.join(problems_of(arguments.problems))}")
     if arguments.full and not arguments.dehb:
         parser.error("--full records dehb too; give --dehb an interpreter that has it")
     return arguments

@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from figures import goal, interval, results_of
-from fleets import bound
 
 from shadho_celery.core.trial import TrialState
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.simulation.cluster_file import Cluster, parse
 from shadho_celery.simulation.simulation import simulate
 
@@ -74,7 +74,7 @@ def seconds_of(startup: float, slower: float) -> dict[str, dict[str, float]]:
 def most(startup: float, slower: float, mix: Mapping[str, float]) -> float:
     """The most trials a second that any placement can complete in a mix of rungs."""
     seconds = seconds_of(startup, slower)
-    return bound({rung: seconds[rung] for rung in mix}, SLOTS, mix)
+    return throughput_bound({rung: seconds[rung] for rung in mix}, SLOTS, mix).rate
 
 
 def gain(startup: float, slower: float) -> float:

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import numpy as np
 from figures import goal
-from fleets import bound
 from hyperopt import hp
 from msgspec.structs import replace
 from playing import play_study
@@ -25,6 +24,7 @@ from rich.table import Table
 from scipy.stats import qmc
 
 from shadho_celery.core.trial import Attempt, Outcome, Params, TrialState
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.simulation.cluster_file import Cluster, Family, parse
@@ -133,7 +133,7 @@ def best(cluster: Cluster, values: Mapping[str, Sequence[Mapping[str, Any]]] | N
     there = {name: workers * 1.0 for name, workers in cluster.slots.items()}
     for change in cluster.changes:
         there[change.compute_class] += change.slots * max(0.0, 1.0 - change.at / cluster.seconds)
-    return bound(needed, there, mix) * cluster.seconds
+    return throughput_bound(needed, there, mix).rate * cluster.seconds
 
 
 def _kinds(family: Family) -> list[dict[str, Any]]:
@@ -273,7 +273,7 @@ def structural(policy: str, seed: int, hours: float) -> float:
     study = play_study(space, FLEET, play, hours * 3600, policy=policy, seed=seed)
     draws = compile_space(space).sample(np.random.default_rng(0), 4 * KINDS)
     kinds = {str(place): dict(zip(FLEET, seconds(params).tolist(), strict=True)) for place, params in enumerate(draws)}
-    return study.count(TrialState.COMPLETE) / (bound(kinds, FLEET) * study.clock.now())
+    return study.count(TrialState.COMPLETE) / (throughput_bound(kinds, FLEET).rate * study.clock.now())
 
 
 # The table

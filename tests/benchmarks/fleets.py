@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog
 
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.simulation.cluster_file import Cluster, parse
 
 #: the tables that come with the benchmarks, and the name of the one with the rates
@@ -87,31 +86,9 @@ def most(cluster: Cluster) -> float:
         for name, family in cluster.families.items()
     }
     shares = {name: family.share for name, family in cluster.families.items()}
-    return bound(needed, there, shares) * cluster.seconds
+    return throughput_bound(needed, there, shares).rate * cluster.seconds
 
 
 def svm_seconds() -> dict[str, dict[str, float]]:
     """The SVM case: speeds differ, but in the same way for all kernels."""
     return {k: {c: s * factor for c, factor in SVM_FACTORS.items()} for k, s in SVM_SECONDS.items()}
-
-
-def bound(
-    seconds: Mapping[str, Mapping[str, float]], fleet: Mapping[str, float], mix: Mapping[str, float] | None = None
-) -> float:
-    """The most trials a second that any placement can complete in the mix, were speeds known and nothing random.
-
-    max lambda subject to sum_c x_jc / S_jc >= lambda p_j and sum_j x_jc <= n_c; x_jc are the workers of class c on
-    family j. `mix` are the p_j, even by default.
-    """
-    families, classes = list(seconds), list(fleet)
-    part = np.array([1.0 if mix is None else mix[family] for family in families])
-    part /= part.sum()
-    rates = np.array([[1.0 / seconds[family][name] for name in classes] for family in families])
-    cost = np.append(np.zeros(rates.size), -1.0)
-    # Sparse, as a flat space has thousands of kinds of trials. Columns: the x_jc by family, and lambda.
-    work = sparse.hstack([sparse.block_diag([-row[None] for row in rates]), part[:, None]])
-    room = sparse.hstack([sparse.kron(np.ones(len(families)), sparse.eye(len(classes))), np.zeros((len(classes), 1))])
-    limits = np.append(np.zeros(len(families)), [float(fleet[name]) for name in classes])
-    solution = linprog(cost, A_ub=sparse.vstack([work, room], format="csr"), b_ub=limits, method="highs")
-    assert solution.success, solution.message
-    return float(-solution.fun)

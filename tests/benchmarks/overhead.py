@@ -136,8 +136,9 @@ def compare(broker: str, url: str, redis_url: str, trials: int, repeats: int, sl
             runs["optuna"] = lambda: optuna(redis_url, trials)
         else:
             print("Optuna is not installed and left out")
-        for run in runs.values():  # once unmeasured: everything imported, every thread and process started
-            run()
+        for name, run in runs.items():
+            if name != "optuna":  # its processes start anew each time
+                run()  # once unmeasured: everything imported, every thread and process started
         measured: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(repeats):
             for name, run in runs.items():

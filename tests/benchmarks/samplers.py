@@ -10,12 +10,15 @@ Parts, in this order; ``--part`` runs some of them:
 - models: twelve problems of scikit-learn, after Bayesmark; 100 is the best loss that anybody saw, 0 a random one.
 - parallel: on 16 and 64 slots of a virtual clock, ``auto`` against Optuna's TPE with its constant liar, ten evaluations
   a slot; and against one slot with as many evaluations.
-- short: trials of 10 ms on two embedded workers, ``auto`` beside random search in trials a second.
+- short: trials of 10 ms on two embedded workers, ``auto`` beside random search in trials a second; CPU seconds of
+  ``minimize`` with cheap functions beside Optuna's TPE; and milliseconds of a proposal by how long trials last.
 - objectives: several losses and a constraint beside Optuna's TPE and NSGA-II, see `objectives.py`.
+- structural: spaces of 2 to 100 subspaces beside the TPEs of Optuna and hyperopt, and SMAC3, see `structures.py`.
 - pool (only by name): TPE on a simulated fleet of two classes, with trials drawn ahead against without.
 
-Ours go through `shadho_celery.minimize`, and so with the search space split into subspaces. No worse than a peer means:
-the median regret is not above it, or Mann-Whitney's test gives p >= .05; regrets below a thousandth of the loss's range
+Ours run on a virtual clock, where a trial lasts a minute, because ``auto`` spends less on short trials. The search
+space is split into subspaces, and the draws are those of `shadho_celery.minimize`. No worse than a peer means: the
+median regret is not above it, or Mann-Whitney's test gives p >= .05; regrets below a thousandth of the loss's range
 count as equal. Peers' figures come from a recorded table, which ``--full`` renews; with ``--shift``, ``--problems`` or
 other seeds than the recorded ones all but the slowest peer (Optuna's GP) run beside ours.
 """
@@ -44,6 +47,7 @@ from peers import HYPEROPT, OPTUNA, quiet, search
 from playing import play_study
 from problems import CLOSED_FORMS, SMALL, Problem, Unlucky, problems_of
 from short_trials import short
+from structural import structural
 
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
@@ -387,6 +391,7 @@ PARTS = {
     "parallel": parallel,
     "short": short,
     "objectives": of_objectives,
+    "structural": structural,
     "pool": with_pool,
 }
 
@@ -395,7 +400,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
     parser.add_argument("--quick", action="store_true", help="5 seeds; under ten minutes")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the closed forms (default 11)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of most parts (default 11)")
     parser.add_argument("--small-seeds", type=int, default=20, help="of the small problems (default 20)")
     parser.add_argument("--model-seeds", type=int, default=5, help="of the models (default 5)")
     parser.add_argument("--parallel-seeds", type=int, default=5, help="of the searches on many slots (default 5)")
@@ -404,6 +409,7 @@ def main() -> None:
     parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
     parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
     parser.add_argument("--full", action="store_true", help="run all peers, and renew their recorded table")
+    parser.add_argument("--smac", metavar="PYTHON", default="", help="an interpreter that has SMAC3, for structural")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw regret and time there")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
@@ -412,10 +418,12 @@ def main() -> None:
         arguments.model_seeds = arguments.parallel_seeds = 1
     if arguments.problems is not None and not arguments.problems.is_file():
         parser.error(f"argument --problems: there is no file {arguments.problems}")
+    parts = arguments.part or (["closed"] if arguments.problems else [*PARTS][:-1])
+    if arguments.full and "structural" in parts and not arguments.smac:
+        parser.error("--full records SMAC3 too; give --smac an interpreter that has it, or other parts by --part")
     # Several searches at a time: with several threads each they would wait for one another.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    parts = arguments.part or (["closed"] if arguments.problems else [*PARTS][:-1])
     figures, goals = {}, {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as processes:
         for part in parts:

@@ -118,7 +118,7 @@ def search(path: Path, scheduler: str, seed: int, workers: int, hours: float, ta
 
 
 def summary(models: Sequence[Model], end: float, targets: Mapping[str, float]) -> Search:
-    """What came of these models until the end."""
+    """Return models an hour and their mean seconds by kernel, and the hours to the targets, until `end`."""
     counts, seconds = dict.fromkeys(KERNELS, 0), dict.fromkeys(KERNELS, 0.0)
     for model in models:
         counts[model.kernel] += model.ended <= end
@@ -196,7 +196,7 @@ def prediction_errors(rows: Sequence[Row], seed: int) -> tuple[float, float]:
     ours, theirs = [], []
     for (kernel, cores), those in tested.items():
         seconds = np.array([row.seconds for row in those])
-        predicted = model.seconds(f"kernel={kernel}", str(cores), [row.params for row in those], quantiles=[0.5])[:, 0]
+        predicted = model.seconds(f"kernel={kernel}", str(cores), [row.params for row in those])
         ours += list(np.abs(predicted - seconds) / seconds)
         theirs += list(np.abs(float(np.median(by_pair[kernel, cores])) - seconds) / seconds)
     return float(np.median(ours)), float(np.median(theirs))

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from figures import finish, goal
-from fleets import DATA, FOUR, RATES, bound, describe, rates, seconds_of
+from fleets import DATA, FOUR, RATES, describe, rates, seconds_of
 from idle import Fleet, lent_rabbitmq, lent_redis
 
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.simulation.cluster_file import parse
 from shadho_celery.simulation.simulation import simulate
 
@@ -110,7 +111,7 @@ def main() -> None:
             if {"cost", "fifo"} <= {*policies}:
                 margins = flat_margins(url, redis, given.scale, given.seconds, given.seed)
     goals = {}
-    best = 3600 * bound(table, dict.fromkeys(CLASSES, given.slots))
+    best = 3600 * throughput_bound(table, dict.fromkeys(CLASSES, given.slots)).rate
     for policy in policies:
         show(policy, measured[policy], predicted[policy], best)
         goals[f"{policy}_all_off"] = goal(off(measured[policy], predicted[policy]), at_most=0.15)

@@ -27,7 +27,7 @@ SPACE = {
     "x": hp.uniform("x", -2, 2),
     "n": hp.randint("n", 4),
 }
-TRIALS = 40
+TRIALS = 30
 
 
 def loss(params: Any) -> float:
@@ -42,13 +42,13 @@ def play(attempt: Attempt, compute_class: str) -> Outcome:
     return Outcome(state=TrialState.COMPLETE, loss=loss(attempt.params), seconds=seconds)
 
 
-def played(sampler: str, seed: int) -> list[Trial]:
+def played(sampler: str, seed: int, trials: int = TRIALS) -> list[Trial]:
     """Return the trials of a study on four slots."""
     clock = ManualClock()
     record = StudyRecord(key="played", name="played", module="", seed=seed, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor({"cpu": 3, "gpu": 1}, play, clock)
-    limits, settings = Limits(trials=TRIALS), StudySettings(sampler=sampler)
+    limits, settings = Limits(trials=trials), StudySettings(sampler=sampler)
     make_scheduler(Plan.of(compile_space(SPACE), settings, limits), study, executor).run()
     return [*study]
 
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_trials_at_the_same_moments_on_four_slots(s
     first = played(sampler, 1)
     assert len(first) >= TRIALS
     assert first == played(sampler, 1)
-    assert [trial.params for trial in first] != [trial.params for trial in played(sampler, 2)]
+    assert [trial.params for trial in first[:8]] != [trial.params for trial in played(sampler, 2, trials=8)[:8]]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

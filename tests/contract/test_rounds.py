@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from hyperopt import hp
+from services.cases import cases
 from services.rounds import Player
 
 from shadho_celery.core.names import FIDELITIES
@@ -49,7 +50,7 @@ def test_slots_that_become_free_one_by_one_have_work(how: str) -> None:
         player.finish(chance.choice(player.running))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@cases("seed", range(3))
 def test_nothing_is_promoted_twice_nor_before_it_has_a_result_on_the_rung_below(how: str, seed: int) -> None:
     player = Player(rounds(how), uneven)
     chance = random.Random(seed)
@@ -68,8 +69,8 @@ def test_all_budgets_are_those_of_the_ladder_and_the_top_one_is_reached(how: str
     assert {(trial.rung, trial.budget) for trial in player.trials} == {(0, 1.0), (1, 3.0), (2, 9.0), (3, 27.0)}
 
 
-@pytest.mark.parametrize("slots", [1, 6])
-@pytest.mark.parametrize("at", [0, 1, 40, 41, 130, 233])
+@cases("slots", [1, 6])
+@cases("at", [0, 1, 40, 41, 130, 233])
 def test_rounds_told_of_what_was_go_on_as_those_that_were_there(how: str, at: int, slots: int) -> None:
     first = Player(rounds(how), uneven).play_on(slots, at, random.Random(at))
     second = first.resumed(rounds(how))
@@ -78,7 +79,7 @@ def test_rounds_told_of_what_was_go_on_as_those_that_were_there(how: str, at: in
     assert first.trials == second.trials
 
 
-@pytest.mark.parametrize("seed", range(6))
+@cases("seed", range(6))
 def test_a_study_stopped_at_any_moment_and_resumed_goes_on_and_promotes_nothing_twice(how: str, seed: int) -> None:
     chance = random.Random(seed)
     player = Player(rounds(how), uneven)
@@ -115,7 +116,7 @@ def test_where_all_fail_new_trials_are_drawn_and_none_is_promoted(how: str) -> N
     assert not promotions(player.trials)
 
 
-@pytest.mark.parametrize("loss", [math.inf, -math.inf, 1e300, 0.0])
+@cases("loss", [math.inf, -math.inf, 1e300, 0.0])
 def test_equal_and_infinite_losses_keep_them_going(how: str, loss: float) -> None:
     player = Player(rounds(how), lambda origin, budget: loss).play_on(3, 200, random.Random(4))
     assert len(player.finished) == 200

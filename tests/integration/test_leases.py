@@ -146,11 +146,11 @@ def stand_still(fleet: Fleet) -> None:
 def test_what_waits_behind_a_long_trial_is_not_lost_and_what_the_broker_loses_meanwhile_is_sent_again_free(
     both: list[Fleet],
 ) -> None:
-    """Ten lease lengths behind another study's trial cost nothing; nor does what was purged from the queue then."""
-    on_each(wait_for_ten_leases, *both)
+    """Four lease lengths behind another study's trial cost nothing; nor does what was purged from the queue then."""
+    on_each(wait_for_four_leases, *both)
 
 
-def wait_for_ten_leases(fleet: Fleet) -> None:
+def wait_for_four_leases(fleet: Fleet) -> None:
     held = hold(fleet, 0)
     fleet.worker()
     blocker = fleet.launch("my_study", 1)
@@ -159,7 +159,7 @@ def wait_for_ten_leases(fleet: Fleet) -> None:
     until(fleet.busy, 20, fleet.desk.said)
     command = fleet.launch("short", 3, unclaimed_seconds=LEASE_SECONDS)
     until(lambda: waiting(fleet) > 0, 20, fleet.desk.said)
-    time.sleep(10 * LEASE_SECONDS)
+    time.sleep(4 * LEASE_SECONDS)
     states = {(trial["state"], trial["attempt"], trial["lost"]) for trial in fleet.trials("short")}
     assert states == {("QUEUED", 1, 0)}, "it has not been given up, and not been sent again"
     purge(fleet)

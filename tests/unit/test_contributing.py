@@ -35,6 +35,13 @@ def test_every_file_that_is_named_exists(section: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_every_module_of_the_table_of_places_exists() -> None:
+    table = GUIDE.partition("| thing | module |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([\w/.]+)`", table)
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / "shadho_celery" / path).is_file()] == []
+
+
 @pytest.mark.parametrize("section", ["sampler", "pruner", "setting"])
 def test_a_list_of_edits_names_every_module_that_knows_its_example(section: str) -> None:
     """Modules that are named below the list are those that some need."""

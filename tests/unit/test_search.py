@@ -13,6 +13,7 @@ import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
 from hyperopt.tests.unit import test_domains as domains
+from services.cases import cases
 
 import shadho_celery
 from shadho_celery.core.clock import ManualClock
@@ -212,15 +213,15 @@ def test_by_promise_the_better_subspace_gets_more_trials_and_by_default_each_get
         return float(params["x"]) if params["name"] == "good" else 50.0 + float(params["y"])
 
     def asked(**options: Any) -> tuple[int, int]:
-        study = shadho_celery.minimize(objective, TWO, trials=120, seed=0, **options)
+        study = shadho_celery.minimize(objective, TWO, trials=90, seed=0, **options)
         subspaces = Counter(trial.subspace for trial in study.trials)
-        assert subspaces.total() == 120
+        assert subspaces.total() == 90
         return subspaces["model=good"], subspaces["model=bad"]
 
-    assert asked(sampler="random") == asked(shares="uniform") == (60, 60)
+    assert asked(sampler="random") == asked(shares="uniform") == (45, 45)
     assert asked() == asked(sampler="auto", shares="promise")
     good, bad = asked(sampler="random", shares="promise")
-    assert good > 80
+    assert good > 55
     assert bad > 0
 
 
@@ -244,11 +245,11 @@ def test_by_default_auto_samples_trials_are_placed_by_cost_and_shared_out_by_pro
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
     model = scheduler_of(cost={"model=good": 100.0, "model=bad": 1.0}).cost_model
-    good = model.seconds("model=good", "local", [{"model": 0, "x": 0.5}])[0, 1]
-    bad = model.seconds("model=bad", "local", [{"model": 1, "y": 0.5}])[0, 1]
+    good = model.seconds("model=good", "local", [{"model": 0, "x": 0.5}])[0]
+    bad = model.seconds("model=bad", "local", [{"model": 1, "y": 0.5}])[0]
     assert good == pytest.approx(100 * bad)
     model = scheduler_of(cost=lambda params: params.get("x", 1.0)).cost_model
-    assert model.seconds("model=good", "local", [{"model": 0, "x": 0.25}])[0, 1] == pytest.approx(0.25)
+    assert model.seconds("model=good", "local", [{"model": 0, "x": 0.25}])[0] == pytest.approx(0.25)
 
 
 def test_a_cost_that_makes_no_sense_is_refused() -> None:
@@ -278,10 +279,8 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], about
         shadho_celery.minimize(x_squared, SPACE, **options)
 
 
-@pytest.mark.parametrize(
-    "name", ["trials", "seconds", "target", "seed", "store", "study", "resume", "sampler", "fidelity"]
-)
-@pytest.mark.parametrize("value", [True, 2.5, "3", math.nan, 10**400, None, [3], b"3", object()])
+@cases("name", ["trials", "seconds", "target", "seed", "store", "study", "resume", "sampler", "fidelity"])
+@cases("value", [True, 2.5, "3", math.nan, 10**400, None, [3], b"3", object()])
 def test_an_argument_of_another_kind_is_refused_in_one_line_that_names_it(name: str, value: Any) -> None:
     """The exceptions are those that fit, of course."""
     fitting = {"seconds": [2.5], "target": [2.5], "resume": [True], "study": ["3"]}
@@ -307,8 +306,8 @@ def test_a_study_may_have_any_name_that_a_folder_may_have(name: str) -> None:
     assert study.name == name
 
 
-@pytest.mark.parametrize("name", ["\ud800x", "\udcff", "д" * 101, "a/b", ".a", "", "a\nb"])
-@pytest.mark.parametrize("resume", [False, True])
+@cases("name", ["\ud800x", "\udcff", "д" * 101, "a/b", ".a", "", "a\nb"])
+@cases("resume", [False, True])
 def test_a_name_that_no_folder_can_have_is_refused_in_one_line_that_any_terminal_can_print(
     name: str, resume: bool
 ) -> None:

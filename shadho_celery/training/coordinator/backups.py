@@ -103,7 +103,9 @@ class Assignments:
         self._sent.pop(place, None)
 
     def assign(self, place: int, step: int) -> None:
-        """Record that a step was sent to a place. A place that still works on an older step begins it at `resume`."""
+        """Record that a step was sent to a place. A place that still works on an older step begins this one when
+        `resume` is called.
+        """
         self._idle.discard(place)
         self._sent[place] = step
         self._current.setdefault(place, (step, self._now()))

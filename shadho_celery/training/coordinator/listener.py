@@ -105,7 +105,7 @@ class Peer:
             self._changed.notify()
 
     def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Queue the parameters of a step. They replace older queued parameters.
+        """Queue the parameters of a step. Parameters of an earlier step that still wait in the queue are replaced.
 
         `done` is called once: after the parameters are sent, or when they are replaced or dropped.
         """
@@ -364,7 +364,8 @@ class Listener:
             self._peers[peer.place] = peer
             self._replaced.update(earlier)
         for peer_before in earlier:
-            # Dismissed, not dropped: a dropped replica connects again, and the two would replace each other for ever.
+            # The old replica is dismissed, because a dropped replica connects again, and the two would replace each
+            # other for ever.
             peer_before.dismiss("another replica of the same rank has connected")
         return peer
 

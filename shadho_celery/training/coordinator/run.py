@@ -205,7 +205,9 @@ class Run:
             self._checkpoints.remove()
 
     def _current_loss(self) -> float | None:
-        """Return the model's evaluation. Without `evaluate`, return the mean loss of the last steps, or None."""
+        """Return the loss that `evaluate` computes. Without `evaluate`, return the mean loss of the last steps, or
+        None.
+        """
         if self.plan.evaluate is None:
             losses = [step.loss for step in self.log.steps[-self._every :] if step.accepted]
             return math.fsum(losses) / len(losses) if losses else None

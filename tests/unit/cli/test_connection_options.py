@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+from services.cases import cases
 
 from shadho_celery.cli.connection_options import environment, refusal, warn_of_password
 from shadho_celery.core.checks import mask
@@ -20,8 +21,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("shown", "masked"),
+@cases(
+    "shown, masked",
     [
         ("amqp://127.0.0.1", "amqp://127.0.0.1"),
         ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),

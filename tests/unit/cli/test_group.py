@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from services.cases import cases
 
 from shadho_celery.cli.group import COMMANDS, commands
 
@@ -43,7 +44,7 @@ def test_an_unknown_command_is_refused_with_code_2() -> None:
     assert "shwo" in result.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", COMMANDS)
 def test_the_help_of_a_command_has_examples_that_its_options_allow(name: str) -> None:
     shown = answer(name, "--help")
     command = commands.get_command(click.Context(commands), name)
@@ -76,13 +77,13 @@ def test_an_option_in_one_letter_means_the_same_in_every_command() -> None:
     }
 
 
-@pytest.mark.parametrize("words", ["--help", *(f"{name} --help" for name in COMMANDS)])
+@cases("words", ["--help", *(f"{name} --help" for name in COMMANDS)])
 def test_help_imports_nothing_heavy(words: str) -> None:
     code = (
-        f"import sys; sys.argv = ['shadho-celery', *'{words}'.split()]\n"
+        f"import atexit, sys; sys.argv = ['shadho-celery', *'{words}'.split()]\n"
+        f"atexit.register(lambda: print('heavy:', *(set('{HEAVY}'.split()) & sys.modules.keys())))\n"
         "from shadho_celery.cli.main import main\n"
-        "try: main()\n"
-        f"except SystemExit: print('heavy:', *(set('{HEAVY}'.split()) & sys.modules.keys()))\n"
+        "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].split() == ["heavy:"]

@@ -16,6 +16,7 @@ import pytest
 import services
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
+from services.cases import cases
 
 from shadho_celery import launch
 from shadho_celery.cli.group import commands
@@ -84,7 +85,7 @@ def in_force(
 
 
 def refused(*words: str) -> str:
-    """What the command says as it refuses: one line, after those that say what it reads or how it is used."""
+    """Return the single line that a refused command prints besides its usage."""
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -212,8 +213,8 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
     assert len(line) < 200
 
 
-@pytest.mark.parametrize(
-    ("words", "about"),
+@cases(
+    "words, about",
     [
         (["--trials", "0"], "--trials"),
         (["--trials", "many"], "--trials"),
@@ -323,7 +324,7 @@ class Opened(Exception):
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[StudySettings, Limits]:
-    """What a run of the command with these words goes by; it ends as it would start its workers."""
+    """Return the settings and limits of a run with these arguments, which ends before it starts workers."""
     seen: list[tuple[StudySettings, Limits]] = []
 
     def embed(session: Session) -> None:
@@ -615,10 +616,10 @@ def test_a_byte_order_mark_and_line_ends_within_a_text_are_json(
 @pytest.mark.parametrize(
     ("content", "about"),
     [
-        (b'{"x": 0.5}\nx = 1\n', "line 2 of points is no JSON"),
-        (b"[{", "points is no JSON"),
-        (b'{"x": 0.5, "x": 1}', "'x' stands twice in one object"),
-        (b"\xff\xfe\x00", "points is no text"),
+        (b'{"x": 0.5}\nx = 1\n', "line 2 of points is not JSON"),
+        (b"[{", "points is not JSON"),
+        (b'{"x": 0.5, "x": 1}', "'x' occurs twice in one object"),
+        (b"\xff\xfe\x00", "points is not a text"),
         (None, "the points in points cannot be read"),
     ],
 )

@@ -42,7 +42,7 @@ def told(
     study = open_study(SqlStore("sqlite://"), space.describe(), name="s", seed=1, clock=clock)
     executor = SimulatedExecutor({"cpu": 4}, play, clock)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
-    pace = Pace(study, scheduler.limits)
+    pace = Pace(study, lambda: scheduler.limits)
     # Workers take their time to start.
     clock.sleep(30.0)
     said: list[tuple[float, float | None]] = []
@@ -81,7 +81,7 @@ def test_the_time_left_is_not_told_while_trials_run_that_take_far_longer_than_th
 def test_the_pace_is_that_of_the_last_minutes_and_begins_with_the_first_trial() -> None:
     study, scheduler, _ = searched(turns=0, trials=1000)
     clock: Any = study.clock
-    pace = Pace(study, scheduler.limits)
+    pace = Pace(study, lambda: scheduler.limits)
     clock.sleep(300.0)
     pace.note()
     assert (pace.ended, pace.a_minute) == (0, 0.0)
@@ -107,7 +107,7 @@ def test_a_resumed_study_is_not_said_to_have_no_trial_that_has_ended() -> None:
     study, scheduler, _ = searched(trials=10, turns=8)
     assert study.counted
     scheduler.stopping = False
-    pace = Pace(study, scheduler.limits)
+    pace = Pace(study, lambda: scheduler.limits)
     assert pace_line(scheduler, pace, study.clock.now()) == "no trial has ended yet in this run"
     scheduler.limits = Limits(seconds=90.0, trials=1000)
     assert pace_line(scheduler, pace, study.clock.now()).endswith("in this run, at most 1 min 30 s left")

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hyperopt import hp, space_eval
+from services.cases import cases
 
 import shadho_celery
 from shadho_celery.cli.group import commands
+from shadho_celery.cli.status import _state
 from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
@@ -28,6 +30,7 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
+from shadho_celery.transport.registry import Worker
 
 SPACE = hp.choice(
     "model",
@@ -139,7 +142,7 @@ def test_a_store_that_is_not_there_is_one_line(here: Path) -> None:
     assert not (here / "nowhere.db").exists()
 
 
-@pytest.mark.parametrize("command", ["show", "trials", "best", "export", "rm"])
+@pytest.mark.parametrize("command", ["show", "trials", "best", "export", "report", "rm"])
 def test_a_name_may_be_shortened_while_it_is_unique(command: str) -> None:
     line = refused(command, "svm-1")
     assert "svm-1a2b, svm-1c3d" in line
@@ -163,7 +166,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     told = found("show", "svm-1a")
     assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
     assert told["sampler"]["name"] == "auto"
-    assert {*told["sampler"]["choices"]} == {"model=net", "model=forest"}
+    assert {*told["sampler"]["choices"]} == {"all"}
     assert told["trials"] == ENDED
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
 
@@ -281,10 +284,15 @@ def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
         "Traceback (most recent call last)",
         "ValueError: trial 3 cannot be",
         "attempts: 1",
+        "  attempt 1 on local (this process): failed after",
+        "sampler: ",
     ):
         assert text in shown
     told = found("trial", "svm-1a", "0")
     assert [(report["step"], report["loss"]) for report in told["reports"]] == [(1, 2.0)]
+    assert [(each["attempt"], each["end"], each["host"]) for each in told["history"]] == [
+        (1, "complete", "this process")
+    ]
     assert told["values"] == space_eval(SPACE, told["params"])
     shown = answer("trial", "svm-1a", "0")
     for text in ("values:", "metrics:", "accuracy: 0.5", "step 1: loss 2", "params as drawn:"):
@@ -335,6 +343,18 @@ def test_json_holds_every_trial(here: Path) -> None:
     assert json.loads((here / "t.json").read_text()) == told
 
 
+def test_a_report_replaces_an_earlier_file_only_when_it_can_be_written(here: Path) -> None:
+    (here / "r.html").write_text("earlier")
+    result = CliRunner().invoke(commands, ["report", "svm-1a", "-o", "r.html"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.endswith(" written to r.html\n")
+    assert "What was searched" in (here / "r.html").read_text()
+    refused = CliRunner().invoke(commands, ["report", "svm-1a", "-o", "none/r.html"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == "Error: none/r.html cannot be written: No such file or directory; give -o another FILE\n"
+    assert not [*here.glob(".r.html*")]
+
+
 def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() -> None:
     """Whatever a command adds stands beside it: a name, a list, reports."""
     shown, listed = found("show", "svm-1a"), found("trials", "svm-1a")["trials"]
@@ -342,7 +362,7 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     one, best = found("trial", "svm-1a", "0"), found("best", "svm-1a")
     facts = {*columns.names(), "values"}
     assert {*listed[0]} == facts == {*shown["best"]} == {*exported["trials"][0]}
-    assert {*one} == {*facts, "study", "reports"}
+    assert {*one} == {*facts, "study", "reports", "history"}
     assert {*best} == {*facts, "study"}
     for told in (exported, *found("studies")["studies"]):
         assert {*told} - {*shown} <= {"best_loss"}
@@ -350,12 +370,12 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
         name: shown[name] for name in ("study", "module", "seed", "space")
     }
     documented = (Path(shadho_celery.__file__).parent / "cli" / "README.md").read_text(encoding="utf-8")
-    table = documented.split("### JSON")[1]
+    table = documented.split("### JSON")[1].split("\n### ")[0]
     named = {
         name for row in table.splitlines() if row.startswith("| `") for name in re.findall("`(.*?)`", row.split("|")[1])
     }
     assert named >= {*shown, *columns.names(), "values"}
-    assert named - {*shown, *columns.names(), "values"} == {"best_loss", "reports"}
+    assert named - {*shown, *columns.names(), "values"} == {"best_loss", "reports", "history"}
 
 
 def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
@@ -481,7 +501,7 @@ def test_a_warm_start_is_shown_with_its_study() -> None:
     shadho_celery.minimize(
         lambda values: 0.0, SPACE, trials=1, seed=0, store="sqlite:///shadho.db", study="new", warm_start=[POINT]
     )
-    assert "warm start: 1 trials from elsewhere have taught it" in answer("show", "new")
+    assert "warm start: learned from 1 trials of earlier studies" in answer("show", "new")
     assert "warm start" not in answer("show", "svm-1a2b")
     assert (found("show", "new")["warm_start"], found("show", "svm-1a2b")["warm_start"]) == (1, 0)
 
@@ -619,7 +639,7 @@ def strange(here: Path) -> Path:
 )
 @pytest.mark.filterwarnings("default")
 def test_nothing_that_a_terminal_obeys_reaches_it(strange: Path, words: list[str]) -> None:
-    """Whoever wrote it: errors, warnings, hosts, labels, metrics, log lines; all of it is shown, brackets too."""
+    """Control codes in errors, warnings, hosts, labels, metrics and log lines are shown as text, as are brackets."""
     result = CliRunner().invoke(commands, words, terminal_width=120)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert all(line.isprintable() for line in result.output.split("\n"))
@@ -632,3 +652,17 @@ def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: 
     assert len(json.loads(result.stdout)["trials"]) == TRIALS - 1
     assert result.stderr.count("cannot be read") == 1
     assert result.stderr.startswith("Warning: trial 2 of study 'svm-1a2b'")
+
+
+@cases(
+    "facts, state",
+    [
+        ({}, "serving"),
+        ({"quarantined": True}, "quarantined"),
+        ({"quarantined": True, "draining": True}, "draining"),
+        ({"quarantined": True, "draining": True, "drained": True, "busy": 1}, "draining"),
+        ({"quarantined": True, "draining": True, "drained": True}, "drained"),
+    ],
+)
+def test_a_worker_has_one_state(facts: dict[str, Any], state: str) -> None:
+    assert _state(Worker(**facts)) == state

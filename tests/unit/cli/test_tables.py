@@ -30,8 +30,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.results.report import BEST, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.schema import plain_json, study_json
-from shadho_celery.results.trial import TrialResult
-from shadho_celery.results.values import Values
+from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -464,14 +463,6 @@ def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
     assert "gpu: no worker" in line
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (90, "1 min 30 s"), (7260, "2 h 1 min"), (2 * 86400 + 1, "2 d")],
-)
-def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> None:
-    assert tables.duration(seconds) == shown
-
-
 def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
     study, _, space = searched()
     text = io.StringIO()
@@ -571,22 +562,6 @@ def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
 def test_the_live_view_has_a_line_on_the_budgets() -> None:
     assert tables.rung_lines(overview_of(on_rungs(9)[0])) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
     assert tables.rung_lines(overview_of(searched(trials=1)[0])) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (None, "-"),
-        (0.0, "0 s"),
-        (0.000193, "0.193 ms"),
-        (0.9996, "1 s"),
-        (13.5, "13.5 s"),
-        (99.96, "1 min 40 s"),
-        (7260.0, "2 h 1 min"),
-    ],
-)
-def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
-    assert tables.took(seconds) == shown
 
 
 def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how_many_trials() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct, field
+from services.cases import cases
 
 from shadho_celery.core.checks import (
     as_record,
@@ -67,20 +68,20 @@ def test_plain_values_that_fit_are_a_record() -> None:
     assert as_record({"name": "n"}, Outer) == Outer(name="n")
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
+@cases(
+    "value, message",
     [
         ({}, "name: it is missing"),
         ({"name": "n", "size": 1}, "size: there is no such key; known are name, inner, class"),
         ({"name": "n", "inner": {"sizes": 1}}, "inner.sizes: there is no such key"),
         ({"name": "n", "inner": {"size": 0}}, "inner.size: 0 is not allowed; it must be at least 1"),
         ({"name": "n", "inner": {"size": 10}}, "inner.size: 10 is not allowed; it must be at most 9"),
-        ({"name": "n", "inner": {"size": 1.5}}, "inner.size: 1.5 is no whole number"),
-        ({"name": "n", "inner": {"size": True}}, "inner.size: True is no whole number"),
+        ({"name": "n", "inner": {"size": 1.5}}, "inner.size: 1.5 is not a whole number"),
+        ({"name": "n", "inner": {"size": True}}, "inner.size: True is not a whole number"),
         ({"name": "n", "inner": {"parts": [1, -2.5]}}, "inner.parts.1: -2.5 is not allowed; it must be above 0"),
-        ({"name": "n", "inner": {"parts": [1, "x"]}}, "inner.parts.1: 'x' is no number"),
-        ({"name": "n", "inner": {"parts": {}}}, "inner.parts: this is no list but a table"),
-        ({"name": "n", "inner": 5}, "inner: this is no table but a number"),
+        ({"name": "n", "inner": {"parts": [1, "x"]}}, "inner.parts.1: 'x' is not a number"),
+        ({"name": "n", "inner": {"parts": {}}}, "inner.parts: this is not a list but a table"),
+        ({"name": "n", "inner": 5}, "inner: this is not a table but a number"),
         ({"name": "n", "class": "n"}, "class: 'n' is not allowed; it must not be the name"),
     ],
 )
@@ -92,13 +93,13 @@ def test_the_key_is_named_under_where_it_stands_and_with_what_would_be_right() -
     assert refusal({}, "families.net", "--example shows the form") == (
         "families.net.name: it is missing; --example shows the form"
     )
-    assert refusal([], "top", "give a dict") == "top: this is no table but a list; give a dict"
+    assert refusal([], "top", "give a dict") == "top: this is not a table but a list; give a dict"
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"parts": 5}, "parts: this is no list but a number; write parts = [1.0]; see the form"),
+        ({"parts": 5}, "parts: this is not a list but a number; write parts = [1.0]; see the form"),
         ({"parts": [0]}, "parts.0: 0 is not allowed; it must be above 0; write parts = [1.0]; see the form"),
         ({"part": 5}, "part: there is no such key; known are kind, size, parts, limit; see the form"),
         ({"limit": 1}, "limit: 1 is not allowed; it must not be the size; see the form"),

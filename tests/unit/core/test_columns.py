@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.columns import FACTS, HINTS, KEPT, PACKED, Shown, TrialFacts, names, of_trial
 from shadho_celery.core.trial import Outcome, Trial, TrialState
@@ -40,13 +41,13 @@ def test_every_field_of_a_trial_and_its_outcome_is_in_the_table() -> None:
 
 
 def test_a_store_has_a_column_for_each_fact() -> None:
-    assert [column.name for column in trials.columns] == ["study", *FACTS]
+    assert [column.name for column in trials.columns] == ["study", *FACTS, "change"]
     assert list(FULL.columns) == [*FACTS]
     assert {*KEPT} <= {*BRIEF.columns}
 
 
-@pytest.mark.parametrize("trial", [FULL_TRIAL, BARE_TRIAL], ids=["full", "bare"])
-@pytest.mark.parametrize("column", [*PACKED, "losses", "constraints"])
+@cases("trial", [FULL_TRIAL, BARE_TRIAL])
+@cases("column", [*PACKED, "losses", "constraints"])
 def test_a_finished_trial_is_recalled_with_every_packed_fact(column: str, trial: Trial) -> None:
     read = attrgetter(of_trial(column))
     kept = FinishedTrials([trial], lambda _: [trial])
@@ -59,7 +60,7 @@ def test_the_example_has_another_value_than_none_for_every_packed_fact() -> None
     assert None not in {column: attrgetter(of_trial(column))(FULL_TRIAL) for column in PACKED}.values()
 
 
-@pytest.mark.parametrize("fact", FACTS.values(), ids=[*FACTS])
+@cases("fact", FACTS.values())
 def test_a_fact_is_described_and_cannot_be_set(fact: object) -> None:
     name = fact.name  # type: ignore[attr-defined]
     assert getattr(TrialFacts, name) is fact
@@ -75,7 +76,8 @@ def test_what_is_shown_is_a_property_of_a_result() -> None:
 
 def test_the_columns_of_exported_tables_keep_their_order() -> None:
     assert [
-        *("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts")
+        *("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts"),
+        "sampler",
     ] == FRONT
     assert names(Shown.DATE) == ["asked_at", "started_at", "finished_at"]
     assert names(Shown.END) == ["error", "warning"]

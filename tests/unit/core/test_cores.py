@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.core import cores
-from shadho_celery.core.cores import Cores, usable_cores
+from shadho_celery.core import hardware
+from shadho_celery.core.hardware import Cores, usable_cores
 
 #: as a container sees them, and as other processes do; of version 1, the one of its cpu controller counts
 CONTAINER, SERVICE, VERSION_1 = "0::/", "0::/a.slice/b.service", "5:memory:/other\n3:cpu,cpuacct:/docker/c\n0::/"
@@ -19,8 +19,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the control groups of a machine of eight processors."""
     monkeypatch.delenv("SHADHO_CORES", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(hardware, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(hardware, "_OWN_GROUPS", tmp_path / "own")
     return tmp_path / "cgroup"
 
 
@@ -67,9 +67,9 @@ def test_processes_share_cores_by_system_and_by_the_group_with_the_quota(
     assert free.pool == wide.pool, "a quota that limits nothing"
     first, second = (found(groups, f"0::/a.slice/{name}", quota) for name in "bc")
     assert first.pool == second.pool != free.pool
-    monkeypatch.setattr(cores, "_GROUPS", groups / "a.slice")
+    monkeypatch.setattr(hardware, "_GROUPS", groups / "a.slice")
     assert found(groups, CONTAINER, {}).pool == first.pool, "the same group, seen from within"
-    monkeypatch.setattr(cores, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(hardware, "_BOOT_ID", tmp_path / "boot_id")
     assert found(groups, CONTAINER, {}).pool, "a system without an id has its name"
     (tmp_path / "boot_id").write_text("another system")
     assert found(groups, CONTAINER, {}).pool not in (first.pool, free.pool)

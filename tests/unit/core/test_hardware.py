@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.hardware import (
     DEFAULT_CLASSES,
@@ -90,8 +91,8 @@ def worker_on(processors: int, slots: int, *, limit: int = 0, cores: int = 0, po
     return Machine(cores=count, processors=f"{processors:x}", pool=pool, is_limited=bool(limit)), slots
 
 
-@pytest.mark.parametrize(
-    ("own", "neighbours", "threads"),
+@cases(
+    "own, neighbours, threads",
     [
         (worker_on(0xFF, 1), [], 8),
         (worker_on(0b11, 1), [worker_on(0b11, 1)], 1),

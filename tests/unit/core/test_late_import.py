@@ -11,7 +11,7 @@ from shadho_celery.core.late_import import load_late
 
 
 def said(code: str) -> str:
-    """What a fresh Python prints that runs this code."""
+    """Run the code in a new interpreter, and return what it prints."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -23,6 +23,32 @@ def test_hyperopts_module_is_whole_whoever_imports_it_first(first: str) -> None:
 
 def test_without_its_use_a_process_does_not_load_what_only_it_needs() -> None:
     assert said("import shadho_celery.space.compile, hyperopt, sys; print('scipy.stats' in sys.modules)") == "False"
+
+
+def test_a_module_is_late_only_for_those_imported_with_its_placeholder() -> None:
+    """Here networkx, which hyperopt needs for its own algorithms; others import it and its submodules as ever."""
+    code = """
+import sys
+import shadho_celery.space.compile
+print("networkx" in sys.modules)
+import networkx.algorithms.dag
+from hyperopt import fmin, hp, tpe
+best = fmin(lambda x: x, hp.uniform("x", 0, 1), tpe.suggest, max_evals=25, show_progressbar=False, verbose=False)
+print(best["x"] < 1, networkx is sys.modules["networkx"], networkx.__name__)
+"""
+    assert said(code).split("\n") == ["False", "True True networkx"]
+
+
+def test_hyperopt_loads_its_late_module_itself() -> None:
+    code = """
+import shadho_celery.space.compile
+from hyperopt import fmin, hp, rand
+best = fmin(lambda x: x, hp.uniform("x", 0, 1), rand.suggest, max_evals=2, show_progressbar=False, verbose=False)
+print(best["x"] < 1)
+import networkx.classes
+print(networkx.classes.DiGraph is networkx.DiGraph)
+"""
+    assert said(code).split() == ["True", "True"]
 
 
 def test_it_is_loaded_at_the_first_name_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import MAX_ATTEMPTS, Attempt, ReplicaSeat
@@ -69,8 +70,8 @@ def test_a_payload_is_an_object(payload: Any) -> None:
     assert "object" in refusal(payload)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@cases(
+    "name, value",
     [
         *(("study", value) for value in ("", "..", "../x", "/x", "a/b", "a\nb", "a:b", "ä", "x" * 65, "x\n", None, 5)),
         *(("module", value) for value in ("", ".", "a.", ".a", "a..b", "a-b", "a/b", "os;x", "a b", None, ["a"])),
@@ -93,8 +94,8 @@ def test_a_module_has_any_name_that_python_gives_one(module: str) -> None:
     assert passes({**GOOD, "module": module}).module == module
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@cases(
+    "name, value",
     [
         *(("number", value) for value in (-1, "0", "../x", 1.0, True, None, 2**53, 10**400)),
         *(("attempt", value) for value in (0, -1, "1", 1.5, True, None)),
@@ -123,8 +124,8 @@ def test_a_message_for_a_replica_passes(address: str) -> None:
     passes({**REPLICA, "replica": {**SEAT, "address": address}})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@cases(
+    "name, value",
     [
         *(
             ("address", value)

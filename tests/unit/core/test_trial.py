@@ -6,6 +6,7 @@ import json
 from itertools import product
 
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Memory, Outcome, Trial, TrialState, digest_of
 
@@ -26,7 +27,7 @@ NEXT = {
 ENDS = {S.COMPLETE, S.PRUNED, S.FAILED, S.CANCELLED}
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(S, S)), ids=str)
+@cases("before, after", list(product(S, S)))
 def test_a_transition_is_made_exactly_where_it_is_lawful(before: TrialState, after: TrialState) -> None:
     trial = Trial(number=1, subspace="all", params={}, state=before)
     allowed = NEXT[before] | (set() if before in ENDS else ENDS) | {before}

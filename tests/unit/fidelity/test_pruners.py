@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.trial import NO_OUTCOME, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
@@ -212,14 +213,14 @@ def test_percentiles_are_numpys(percent: float) -> None:
     assert percentile([math.inf, math.inf], percent) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@cases(
+    "given, said",
     [
         ("best", "there is no 'best'"),
         ("median:x", "'x' is not a number"),
         ("percentile:100", "must be below 100"),
         ("asha:1", "eta: 1 is not allowed; it must be at least 2"),
-        ("asha:2.5", "is no whole number"),
+        ("asha:2.5", "is not a whole number"),
         ("patience:0", "must be at least 1"),
         ("threshold", "needs the loss above which"),
         ("threshold:nan", "nothing lies between"),
@@ -227,7 +228,7 @@ def test_percentiles_are_numpys(percent: float) -> None:
         ({"eta": 3}, "it has no name, `how`"),
         ({"how": ["asha"]}, "there is no"),
         ({"how": "threshold", "upper": 1, "lower": 2}, "nothing lies between 2 and 1"),
-        (7, "7 is not one"),
+        (7, "7 is not a pruner"),
         ("", "there is no ''"),
         ("median:-1", "must be at least 1"),
         ("none:3", "none takes no settings"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from services.cases import cases
 from services.rounds import Player, shape
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
@@ -196,7 +197,7 @@ def test_with_backups_no_more_are_drawn_once_there_are_results_enough() -> None:
     assert [trial.origin for trial in player.ask_all()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("at", range(1, 60))
+@cases("at", range(1, 60))
 def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next_one(at: int) -> None:
     """On one slot the results are there before the backups: the next new trial is of the next round."""
     first = Player(halving(1, 9, 3, backups=2)).play_on(1, at, random.Random(0))
@@ -207,8 +208,8 @@ def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next
 # Carried on
 
 
-@pytest.mark.parametrize("backups", [0, 2])
-@pytest.mark.parametrize("at", range(0, 40, 3))
+@cases("backups", [0, 2])
+@cases("at", range(0, 40, 3))
 def test_rounds_told_of_what_was_go_on_as_those_that_were_there(at: int, backups: int) -> None:
     def loss(origin: int, budget: float) -> float | None:
         return None if origin % 11 == 5 else origin * 7919 % 101 / budget
@@ -251,24 +252,24 @@ def nested(levels: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@cases(
+    "settings, said",
     [
         ({"least": 1}, ["fidelity.most: it is missing", FORM]),
         ({}, ["fidelity.most: it is missing", FORM]),
         ({"least": 1, "most": 9, "eta": 1}, ["fidelity.eta: 1", "at least 2", FORM]),
-        ({"least": 1, "most": 9, "eta": 2.5}, ["fidelity.eta: 2.5 is no whole number", FORM]),
+        ({"least": 1, "most": 9, "eta": 2.5}, ["fidelity.eta: 2.5 is not a whole number", FORM]),
         ({"least": 0, "most": 9}, ["fidelity.least: 0", "above 0", FORM]),
-        ({"least": True, "most": 9}, ["fidelity.least: True is no number", FORM]),
+        ({"least": True, "most": 9}, ["fidelity.least: True is not a number", FORM]),
         ({"least": 1, "most": math.inf}, ["fidelity.most: inf", "at most", FORM]),
-        ({"least": 1, "most": "9"}, ["fidelity.most: '9' is no number", FORM]),
+        ({"least": 1, "most": "9"}, ["fidelity.most: '9' is not a number", FORM]),
         ({"least": 9, "most": 1}, ["'most' is 1 and 'least' is 9", "let 'most' be 3 times 'least' or more"]),
         (
             {"least": 1, "most": 2, "eta": 3},
             ["one rung only with eta 3; lower 'eta', or let 'most' be 3 times"],
         ),
         ({"least": 1, "most": 9, "backups": -1}, ["fidelity.backups: -1", "at least 0", FORM]),
-        ({"least": 1, "most": 9, "backups": True}, ["fidelity.backups: True is no whole number", FORM]),
+        ({"least": 1, "most": 9, "backups": True}, ["fidelity.backups: True is not a whole number", FORM]),
         ({"least": 1, "most": 9, "eat": 3}, ["fidelity.eat: there is no such key", "least, most, eta, backups", FORM]),
         ({"least": 1, "most": 9, 3: 1}, ["fidelity.3: there is no such key", "least, most, eta, backups", FORM]),
         ({"least": 1, "max": 9}, ["other names here", "write most for max"]),
@@ -289,10 +290,10 @@ def nested(levels: int) -> dict[str, Any]:
         ({"least": 1, "most": 9, "eta": 10**400}, ["fidelity.eta: 1000", f"at most {LARGEST}", FORM]),
         ({"least": 1, "most": 9, "backups": 10**5000}, ["fidelity.backups", f"at most {LARGEST}", FORM]),
         ({"least": 1, "most": 9, "backups": LARGEST}, ["raise 'least'"]),
-        (3, ["3 is no dict of settings", FORM]),
-        ([1, 2], ["[1, 2] is no dict of settings", FORM]),
-        ("x", ["'x' is no dict of settings", FORM]),
-        (False, ["False is no dict of settings", FORM]),
+        (3, ["3 is not a dict of settings", FORM]),
+        ([1, 2], ["[1, 2] is not a dict of settings", FORM]),
+        ("x", ["'x' is not a dict of settings", FORM]),
+        (False, ["False is not a dict of settings", FORM]),
         (
             {"least": 1, "most": math.inf},
             ["fidelity.most: inf", "a budget is a number above 0 that fits a float", FORM],
@@ -303,7 +304,6 @@ def nested(levels: int) -> dict[str, Any]:
         (nested(3000), ["fidelity.all: there is no such key", FORM]),
         ({"least": nested(3000)}, ["fidelity.least: {", FORM]),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) and isinstance(value[0], str) else "",
 )
 def test_settings_that_make_no_ladder_are_refused_in_one_line_that_names_key_cause_and_remedy(
     settings: Any, said: list[str]

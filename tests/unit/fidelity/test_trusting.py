@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from services.cases import cases
 from services.rounds import Player
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
@@ -64,8 +65,8 @@ def test_trust_comes_back_with_agreement() -> None:
     assert late[0] > 0.9 * sum(late.values())
 
 
-@pytest.mark.parametrize(
-    ("limit", "slots", "lowest"),
+@cases(
+    "limit, slots, lowest",
     [
         *[(40, 1, 0), (39, 1, 1), (13, 1, 1), (12, 1, 2), (4, 1, 2), (3, 1, 3), (53, 2, 0), (52, 2, 1)],
         *[(859, 64, 0), (858, 64, 1), (265, 64, 1), (264, 64, 2), (67, 64, 2), (66, 64, 3), (40, 0, 0)],

@@ -168,8 +168,11 @@ def test_a_trial_that_fails_in_two_ways_on_two_workers_gets_a_third_opinion(judg
     assert verdict.known is None, "it is still one worker's word"
 
 
-def test_without_another_worker_every_failure_is_believed_at_once(judge: Judge) -> None:
-    assert judge.tell(failed("only", 0), 0) == Verdict(closed=frozenset({"only"}), known=kind_of(BROKEN))
+def test_without_another_worker_every_failure_is_believed_at_once_until_another_joins(judge: Judge) -> None:
+    for number in range(3):
+        assert judge.tell(failed("only", number), 0) == Verdict(closed=frozenset({"only"}))
+    assert judge.tell(failed("only", 3), 1).elsewhere, "one worker's failures do not show that trials cause them"
+    assert judge.tell(done("good", 3), 1).quarantined == {"only"}
 
 
 def test_a_trial_that_no_other_worker_has_taken_and_that_fails_again_is_believed(judge: Judge) -> None:
@@ -191,6 +194,11 @@ def test_a_failure_that_took_longer_than_trials_take_is_believed(judge: Judge) -
     judge.tell(done("good", 0, seconds=10.0), 1)
     assert not judge.tell(failed("w", 1, seconds=10.0 * PATIENCE + 1), 1).elsewhere
     assert judge.tell(failed("w", 2, seconds=10.0), 1).elsewhere
+
+
+def test_a_failure_within_a_second_is_tried_elsewhere_however_short_the_trials_are(judge: Judge) -> None:
+    judge.tell(done("good", 0, seconds=0.01), 1)
+    assert judge.tell(failed("w", 1, seconds=1.0), 1).elsewhere
 
 
 @pytest.mark.parametrize(

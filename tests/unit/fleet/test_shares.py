@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
@@ -198,8 +199,8 @@ class Study:
             self._fleet.after(WAY_SECONDS, partial(self._fleet.send, self, sent))
 
 
-@pytest.mark.parametrize(
-    ("slots", "weights", "means"),
+@cases(
+    "slots, weights, means",
     [
         (1, (4, 1), (1, 1)),
         (1, (4, 1), (0.2, 2)),

@@ -11,9 +11,10 @@ from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Machine
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
+from shadho_celery.transport.signing import UNSIGNED
 
 
 @pytest.mark.parametrize("step", [0.0, -600.0, -3600.0, 3600.0])
@@ -64,3 +65,21 @@ def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_
     assert (after["draining"], after["quarantined"]) == (True, True)
     assert (before["ended"], after["ended"]) == (0, 1)
     assert (after["busy"], after["studies"]["k"]["name"], after["studies"]["k"]["slots"]) == (1, "svm", 1)
+
+
+def test_a_worker_whose_redis_user_may_not_read_drains_says_so_once_and_refuses_control(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with the users of an earlier version."""
+    client = MagicMock()
+    client.hget.side_effect = redis.exceptions.NoPermissionError("no permissions")
+    announced = client.pipeline.return_value.__enter__.return_value.set
+    clock, leases = ManualClock(), Leases(MagicMock(), MagicMock())
+    heartbeat = Heartbeat(client, "cpu@h.1", Worker(control=""), leases, clock, control=UNSIGNED)
+    heartbeat._studies = MagicMock(refused=0)
+    heartbeat.check()
+    heartbeat.announce()
+    clock.sleep(DRAIN_EVERY)
+    heartbeat.beat(has_free_slot=False)
+    assert json.loads(announced.call_args.args[1])["control"] is None
+    assert sum("so it cannot be drained" in record.getMessage() for record in caplog.records) == 1

@@ -50,7 +50,8 @@ def announcement(sent):
     assert msgspec.convert(msgspec.to_builtins(sent), type(sent)) == sent
 
 order = protocol.RunAttempt(
-    attempt=attempt, module="m", checkpoint_dir="", compute_class="cpu", slot=0, replica=seat
+    payload=Payload(study="s", module="m", attempts=[attempt], replica=seat),
+    checkpoint_dir="", compute_class="cpu", slot=0
 )
 works = {
     "payload": [payload],

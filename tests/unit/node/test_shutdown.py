@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from celery.worker import state
 
 from shadho_celery.node import shutdown
 from shadho_celery.node.shutdown import Shutdown
+from shadho_celery.transport import urls
 
 INT, TERM, QUIT = signal.SIGINT, signal.SIGTERM, signal.SIGQUIT
 
@@ -56,6 +58,25 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
     slots = worker.app.shadho_slots
     assert (slots.heartbeat.drain.call_count, slots.close.call_count) == (drained, closed)
     assert state.should_stop == worker.exitcode == code
+
+
+@pytest.mark.parametrize("number", [INT, TERM, QUIT])
+def test_an_embedded_worker_closes_its_slots_and_ends_at_the_first_signal(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """It does not wait for Celery, which would give messages back to a broker that ends too."""
+    slots = worker.app.shadho_slots
+    end = MagicMock(side_effect=lambda _: slots.close.assert_called_once_with())
+    monkeypatch.setenv(urls.EMBEDDED, "1")
+    monkeypatch.setattr(os, "_exit", end)
+    Shutdown(worker).start(worker)
+    for _ in range(2):
+        signal.raise_signal(number)
+    for thread in threading.enumerate():
+        if thread.name == shutdown.THREAD:
+            thread.join()
+    end.assert_called_once_with(128 + number)
+    slots.heartbeat.drain.assert_not_called()
 
 
 def test_a_worker_that_is_told_to_end_does_not_restart_as_it_was_told_before(

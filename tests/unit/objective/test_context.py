@@ -20,6 +20,7 @@ from typing import Any
 import hyperopt
 import numpy as np
 import pytest
+from services.cases import cases
 from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock
@@ -58,8 +59,8 @@ def parts(returned: Any) -> tuple[float | None, Mapping[str, Any], str | None]:
     return outcome.loss, outcome.metrics, outcome.warning
 
 
-@pytest.mark.parametrize(
-    ("returned", "loss"),
+@cases(
+    "returned, loss",
     [
         (0.25, 0.25),
         (-0.0, 0.0),
@@ -83,7 +84,6 @@ def parts(returned: Any) -> tuple[float | None, Mapping[str, Any], str | None]:
         (5e-324, 5e-324),
         (1.7e308, 1.7e308),
     ],
-    ids=repr,
 )
 def test_every_kind_of_number_is_a_loss(returned: Any, loss: float) -> None:
     for value in (returned, {"loss": returned}, OrderedDict(status="ok", loss=returned)):
@@ -92,7 +92,7 @@ def test_every_kind_of_number_is_a_loss(returned: Any, loss: float) -> None:
         assert found == loss
 
 
-@pytest.mark.parametrize(
+@cases(
     "returned",
     [
         math.nan,
@@ -127,7 +127,6 @@ def test_every_kind_of_number_is_a_loss(returned: Any, loss: float) -> None:
         object(),
         lambda: 0.5,
     ],
-    ids=lambda value: f"{type(value).__name__}",
 )
 def test_what_is_no_finite_number_is_refused_by_name(returned: Any) -> None:
     with pytest.raises(ValueError, match="return value"):
@@ -173,7 +172,7 @@ def test_a_loss_beside_any_other_status_of_hyperopts_is_a_failure(status: Any) -
             read({"loss": 0.1, "status": status})
 
 
-@pytest.mark.parametrize(
+@cases(
     "status", ["failed", "OK", "Fail", "", b"ok", 0, 200, True, False, math.nan, ["ok"], np.array(["ok", "ok"]), object]
 )
 def test_an_unknown_status_is_a_failure_that_names_the_known_ones(status: Any) -> None:
@@ -231,8 +230,8 @@ class Level(IntEnum):
     LOW = 3
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"),
+@cases(
+    "value, kept",
     [
         ([np.float32(0.5), np.int64(3), (np.bool_(False),)], [0.5, 3, [False]]),
         ({"a": {"b": np.float64(0.5)}, np.int64(2): 1}, {"a": {"b": 0.5}, "2": 1}),
@@ -247,7 +246,6 @@ class Level(IntEnum):
         ([], []),
         (10**400, 10**400),
     ],
-    ids=repr,
 )
 def test_numbers_of_all_kinds_are_kept_within_a_metric_too(value: Any, kept: Any) -> None:
     _, metrics, warning = parts({"loss": 1.0, "metric": value})
@@ -634,8 +632,8 @@ class Model:
         return 1.0
 
 
-@pytest.mark.parametrize(
-    ("objective", "wants"),
+@cases(
+    "objective, wants",
     [
         (lambda params: 0.0, False),
         (lambda params, context: 0.0, True),

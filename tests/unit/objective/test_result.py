@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from services.cases import cases
 
 from shadho_celery.objective.result import Unreadable, read
 
@@ -34,8 +35,8 @@ def test_constraints_stand_beside_any_loss() -> None:
     assert read({"loss": 0.0, "constraints": {"a": 1.7e308, "b": 1.7e308}}).violation < math.inf
 
 
-@pytest.mark.parametrize(
-    ("returned", "objectives", "words"),
+@cases(
+    "returned, objectives, words",
     [
         ({"losses": BOTH}, None, "the study has no objectives; name them, such as STUDY"),
         ({"loss": 1.0}, TWO, "a dict with 'loss'; return {'losses': {'error': ..., 'accuracy': ...}}"),

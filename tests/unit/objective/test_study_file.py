@@ -15,8 +15,10 @@ from shadho_celery.objective.study_file import (
     WITHIN,
     cores_per_trial,
     is_program,
+    literal_settings,
     load,
     module_name,
+    preloaded,
     refuse_libraries,
     refuse_nested,
     within,
@@ -75,13 +77,12 @@ def refusal(module: str) -> str:
 def test_a_module_in_the_working_directory_is_found(write: Callable[..., str]) -> None:
     file = load(write(GOOD + "STUDY = {'trials': 7, 'cores': 2}\n"))
     assert (file.module, file.space, file.stated) == ("a_study_of_mine", {"x": 1}, {"trials": 7, "cores": 2})
-    assert file.settings == StudySettings(trials=7, cores=2)
     assert file.objective({}) == 0.0
 
 
 def test_without_a_study_dict_the_settings_are_the_default_ones(write: Callable[..., str]) -> None:
     file = load(write(GOOD))
-    assert (file.stated, file.settings) == ({}, StudySettings())
+    assert file.stated == {}
 
 
 def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
@@ -106,17 +107,19 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "weight": 2,
         "trial_timeout": 9.5,
         "max_failures": 5,
+        "preload": ["numpy"],
     }
     assert {*stated} == {*StudySettings.__struct_fields__} - {"direction"}, "which is short for objectives"
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))
-    assert file.stated == {**stated, "classes": ("gpu", "cpu")}
-    assert file.settings == StudySettings(**{**stated, "classes": ("gpu", "cpu")})
+    assert file.stated == {**stated, "classes": ("gpu", "cpu"), "preload": ("numpy",)}
 
 
 def test_a_direction_is_short_for_an_objective(write: Callable[..., str]) -> None:
     file = load(write(GOOD + "STUDY = {'trials': 3, 'direction': 'maximize'}\n"))
     assert file.stated == {"trials": 3, "objectives": {"loss": "maximize"}}
-    assert load(write(GOOD + "STUDY = {'direction': 'minimize'}\n", "one_that_minimizes")).settings == StudySettings()
+    assert load(write(GOOD + "STUDY = {'direction': 'minimize'}\n", "one_that_minimizes")).stated == {
+        "objectives": None
+    }
     both = "STUDY = {'direction': 'maximize', 'objectives': {'error': 'minimize'}}\n"
     assert 'STUDY["direction"] is short for STUDY["objectives"]' in refusal(write(GOOD + both, "one_with_both"))
 
@@ -138,7 +141,7 @@ def test_a_number_may_be_one_of_numpys_floats(write: Callable[..., str], key: st
 @pytest.mark.parametrize("key", ["numpy.str_('trials')", "Key.TRIALS"])
 def test_a_key_may_be_a_text_of_numpys_or_of_an_enum(write: Callable[..., str], key: str) -> None:
     file = load(write(GOOD + ODD + f"STUDY = {{{key}: 2}}\n"))
-    assert (file.stated, file.settings.trials) == ({"trials": 2}, 2)
+    assert file.stated == {"trials": 2}
 
 
 @pytest.mark.parametrize("study", ["SELF", "{'cost': DEEP}", "{'fidelity': DEEP}", "{'fidelity': {'\\ud800': 1}}"])
@@ -260,9 +263,8 @@ def test_a_key_that_is_no_text_is_named_with_the_known_ones(write: Callable[...,
 @pytest.mark.parametrize("cost", ["{'all': 3.0}", "{}", "lambda params: params['x']", "len"])
 def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str) -> None:
     file = load(write(GOOD + f"STUDY = {{'cost': {cost}, 'shares': 'promise', 'policy': 'cost'}}\n"))
-    assert (file.settings.shares, file.settings.policy) == ("promise", "cost")
-    assert file.settings.cost is file.stated["cost"]
-    assert callable(file.settings.cost) or isinstance(file.settings.cost, dict)
+    assert file.stated["shares"] == "promise"
+    assert callable(file.stated["cost"]) or isinstance(file.stated["cost"], dict)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +333,32 @@ def test_the_greediest_of_a_workers_modules_decides(write: Callable[..., str]) -
     assert cores_per_trial([]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("STUDY = {'preload': ['numpy', 'scipy.stats']}", ["numpy", "scipy.stats"]),
+        ("STUDY = {'preload': ('json', 'numpy', 'numpy')}", ["json", "numpy"]),
+        ("STUDY = {'preload': ['no_such_library', 'a_study_of_mine', '../x', 'numpy; os', 3]}", []),
+        ("STUDY = {'preload': 'numpy'}", []),
+        ("STUDY = {'preload': [name for name in 'ab']}", []),
+        ("", []),
+    ],
+)
+def test_libraries_to_preload_are_read_where_they_are_written_plainly(
+    write: Callable[..., str], text: str, names: list[str]
+) -> None:
+    assert preloaded([write("raise RuntimeError('imported')\n" + text)]) == names
+
+
+@pytest.mark.parametrize("name", ["no_such_library", "a_study_of_mine"])
+def test_what_is_not_an_installed_library_cannot_be_preloaded(write: Callable[..., str], name: str) -> None:
+    module = write(
+        f"SPACE = {{}}\nSTUDY = {{'preload': ['numpy', {name!r}]}}\ndef objective(params):\n    return 0.0\n"
+    )
+    with pytest.raises(UsageError, match=rf'STUDY\["preload"\]: .{name}. is not an installed library'):
+        load(module)
+
+
 def test_a_study_on_workers_that_an_import_starts_is_refused_naming_the_guard(write: Callable[..., str]) -> None:
     """Also by a process that the import starts; the program may start one before and after."""
     start = "from shadho_celery.objective.study_file import refuse_nested\n"
@@ -362,5 +390,13 @@ def test_a_study_that_its_own_import_starts_is_refused_whoever_imports_it(write:
 
 
 def test_a_study_on_workers_within_a_trial_is_refused() -> None:
-    with within("a trial"), pytest.raises(NestedStart, match=r"within a trial.*without workers"):
+    with within("a trial"), pytest.raises(NestedStart, match=r"within a trial.*use no workers"):
         refuse_nested("another")
+
+
+def test_settings_that_are_literals_are_read_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "1 / 0\nSTUDY = {'cores': 2, 'classes': ['a', 'b'], 'slots': 1 + 1, 'trials': number, **more}\n"
+    (tmp_path / "never_imported.py").write_text(text)
+    assert literal_settings("never_imported") == {"cores": 2, "classes": ["a", "b"]}
+    assert literal_settings("nowhere_at_all") is None

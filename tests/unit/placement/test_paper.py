@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from services.cases import cases
 
 from shadho_celery.placement.paper import START_VALUE, performance
 from shadho_celery.predictors.features import complexity, features
@@ -45,6 +46,7 @@ def noisy_rough(points: Array, generator: np.random.Generator) -> Array:
     return rough(points, generator) + 0.1 * noise(points, generator)
 
 
+@cache
 def score(loss: Loss, seed: int, leaves: int = 2, trials: int = 150) -> float:
     generator = np.random.default_rng(seed)
     points = generator.random((trials, leaves))
@@ -106,8 +108,8 @@ def test_features_of_nothing_have_the_right_shape() -> None:
     assert features([{}, {}, {}], {}).shape == (3, 0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("level", [0.0, 0.1, -1e300, 5e-324])
+@cases("seed", SEEDS)
+@cases("level", [0.0, 0.1, -1e300, 5e-324])
 def test_a_constant_loss_scores_exactly_zero(level: float, seed: int) -> None:
     assert score(lambda points, _: np.full(len(points), level), seed) == 0.0
 
@@ -116,20 +118,20 @@ def test_a_loss_constant_but_for_rounding_scores_zero() -> None:
     assert score(lambda points, _: 0.1 + 1e-16 * points[:, 0], seed=0) == 0.0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("leaves", [1, 2])
+@cases("seed", SEEDS)
+@cases("leaves", [1, 2])
 def test_noise_scores_below_linear_and_linear_below_rough(leaves: int, seed: int) -> None:
     assert 0.0 <= score(noise, seed, leaves) < score(linear, seed, leaves) < score(rough, seed, leaves)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("leaves", [1, 2])
+@cases("seed", SEEDS)
+@cases("leaves", [1, 2])
 def test_the_order_survives_noise_on_the_signals(leaves: int, seed: int) -> None:
     assert score(noise, seed, leaves) < score(noisy_linear, seed, leaves) < score(noisy_rough, seed, leaves)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("leaves", [5, 10])
+@cases("seed", SEEDS)
+@cases("leaves", [5, 10])
 def test_noise_scores_below_linear_with_many_leaves(leaves: int, seed: int) -> None:
     assert score(noise, seed, leaves) < score(noisy_linear, seed, leaves)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from services.cases import cases
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import UsageError
@@ -196,11 +197,9 @@ def test_failures_are_made_up_for_while_they_are_a_minority(in_flight: int) -> N
     assert counts["s1"] == pytest.approx(counts["s2"], abs=2)
 
 
-@pytest.mark.parametrize("others", [lambda generator: 0.5, lambda generator: generator.random()], ids=["flat", "rough"])
-@pytest.mark.parametrize("name", SHARES)
-@pytest.mark.parametrize(
-    "probabilities", [flat(2), flat(10), {"s0": 0.2, "s1": 0.7, "s2": 0.1}], ids=["two", "ten", "uneven"]
-)
+@cases("others", [lambda generator: 0.5, lambda generator: generator.random()])
+@cases("name", SHARES)
+@cases("probabilities", [flat(2), flat(10), {"s0": 0.2, "s1": 0.7, "s2": 0.1}])
 def test_a_subspace_that_always_fails_gets_a_tenth_of_its_share_unless_they_are_uniform_and_the_others_never_starve(
     name: str, probabilities: dict[str, float], others: Law
 ) -> None:
@@ -310,7 +309,7 @@ def test_the_more_promising_of_two_gets_more() -> None:
 
 
 def as_things_stand(shares: PromiseShares, trials: int) -> dict[str, float]:
-    """The part of its even share that each subspace gets of the next trials while there is no news."""
+    """Deal trials without new results. Return each subspace's part of them, relative to its even share."""
     counts: Counter[str] = Counter()
     for _ in range(trials):
         name = next_in_turn(shares)

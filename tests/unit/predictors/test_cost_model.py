@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.trial import Memory, Outcome, Trial, TrialState
 from shadho_celery.predictors import features
-from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, QUANTILES, CostModel
+from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -109,7 +109,7 @@ def told(trials: list[Trial], model: CostModel | None = None) -> CostModel:
 def medians(model: CostModel) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Predicted median seconds of one middling trial of every pair."""
     middle = {s.name: s.sample(np.random.default_rng(9), 1) for s in SUBSPACES}
-    return np.array([[model.seconds(n, c, middle[n], quantiles=[0.5])[0, 0] for c in CLASSES] for n in NAMES])
+    return np.array([[model.seconds(n, c, middle[n])[0] for c in CLASSES] for n in NAMES])
 
 
 TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
@@ -128,14 +128,14 @@ def test_before_any_trial_the_seconds_follow_the_rank_of_complexity_about_one_se
     model = CostModel(SUBSPACES)
     ordered = sorted(SUBSPACES, key=lambda s: features.complexity(s.domains.values()))
     generator = np.random.default_rng(0)
-    guesses = [model.seconds(s.name, "cpu", drawn(s.name, generator), quantiles=[0.5])[0, 0] for s in ordered]
+    guesses = [model.seconds(s.name, "cpu", drawn(s.name, generator))[0] for s in ordered]
     assert guesses == pytest.approx([COMPLEXITY_RATIO**-0.5, 1.0, COMPLEXITY_RATIO**0.5])
 
 
 def test_before_any_trial_one_subspace_is_in_the_middle() -> None:
     subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
-    seconds = CostModel(subspaces).seconds(subspaces[0].name, "cpu", [{"x": 0.5}], quantiles=[0.5])
-    assert seconds[0, 0] == pytest.approx(1.0)
+    seconds = CostModel(subspaces).seconds(subspaces[0].name, "cpu", [{"x": 0.5}])
+    assert seconds[0] == pytest.approx(1.0)
 
 
 def test_before_any_trial_a_cost_declared_by_name_says_how_subspaces_compare() -> None:
@@ -148,8 +148,8 @@ def test_before_any_trial_a_cost_declared_by_name_says_how_subspaces_compare() -
 def test_before_any_trial_a_cost_declared_by_function_says_how_params_compare() -> None:
     declared = declared_cost(lambda params: params.get("width", 1.0), SPACE, SUBSPACES)
     params = [{"model": 0, "width": width, "rate": 0.5} for width in (1.0, 10.0, 100.0)]
-    seconds = CostModel(SUBSPACES, declared).seconds(NET, "gpu", params, quantiles=[0.5])
-    assert seconds[:, 0] == pytest.approx([1.0, 10.0, 100.0])
+    seconds = CostModel(SUBSPACES, declared).seconds(NET, "gpu", params)
+    assert seconds == pytest.approx([1.0, 10.0, 100.0])
 
 
 def test_a_first_trial_is_news_of_all_pairs() -> None:
@@ -185,19 +185,6 @@ def test_a_pair_that_was_never_tried_is_predicted_from_the_others() -> None:
     assert medians(told(trials))[0, 1] == pytest.approx(TRUE[0, 1], rel=0.35)
 
 
-@pytest.mark.parametrize("seconds", [by_pair, by_width])
-def test_eight_in_ten_fresh_trials_take_between_the_outer_quantiles(seconds: Seconds) -> None:
-    within = []
-    for seed in range(3):
-        model = told(trials_of(seconds, 250, seed))
-        for trial in trials_of(seconds, 40, 100 + seed):
-            low, middle, high = model.seconds(trial.subspace, str(trial.compute_class), [trial.params])[0]
-            assert low <= middle <= high
-            within.append(low <= (trial.outcome.seconds or 0.0) <= high)
-    assert QUANTILES == (0.1, 0.5, 0.9)
-    assert np.mean(within) == pytest.approx(0.8, abs=0.06)
-
-
 def relative_errors(model: CostModel, seconds: Seconds, name: str = NET) -> tuple[float, float]:
     """Median relative errors on fresh trials: the model's, and those of the pair's own median."""
     new = [trial for trial in trials_of(seconds, 150, 77) if trial.subspace == name]
@@ -206,7 +193,7 @@ def relative_errors(model: CostModel, seconds: Seconds, name: str = NET) -> tupl
     errors = []
     for trial in new:
         truth, c = trial.outcome.seconds or 0.0, str(trial.compute_class)
-        predicted = model.seconds(name, c, [trial.params], quantiles=[0.5])[0, 0]
+        predicted = model.seconds(name, c, [trial.params])[0]
         errors.append((abs(predicted - truth) / truth, abs(plain[c] - truth) / truth))
     ours, theirs = np.median(errors, axis=0)
     return float(ours), float(theirs)
@@ -217,7 +204,7 @@ def test_where_params_matter_the_prediction_beats_the_pairs_median() -> None:
     ours, plain = relative_errors(model, by_width)
     assert ours < 0.75 * plain
     narrow, wide = ({"model": 0, "width": width, "rate": 0.5} for width in (1.5, 100.0))
-    low, high = model.seconds(NET, "cpu", [narrow, wide], quantiles=[0.5])[:, 0]
+    low, high = model.seconds(NET, "cpu", [narrow, wide])
     assert high > 10 * low
 
 
@@ -233,7 +220,7 @@ def test_a_budget_scales_the_seconds_and_full_ones_can_be_told_beside_it() -> No
         trial = fresh(SVM, "cpu", generator, budget=budget)
         model.tell(measured(trial, seconds=budget * 2.0 * generator.lognormal(0, 0.2)))
     for budget in (1.0, 3.0, 27.0, 81.0):
-        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), quantiles=[0.5], budget=budget)[0, 0]
+        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), budget=budget)[0]
         assert predicted == pytest.approx(2.0 * budget, rel=0.3)
 
 
@@ -244,7 +231,7 @@ def test_seconds_that_a_budget_does_not_buy_are_learned() -> None:
     for budget in (1.0, 9.0, 81.0) * 60:
         model.tell(fresh(SVM, "cpu", generator, budget=budget, seconds=10.0 * generator.lognormal(0, 0.1)))
     for budget in (1.0, 9.0, 81.0):
-        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), quantiles=[0.5], budget=budget)[0, 0]
+        predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), budget=budget)[0]
         assert predicted == pytest.approx(10.0, rel=0.7)
 
 
@@ -316,7 +303,7 @@ def test_the_same_trials_give_the_same_predictions_to_the_bit() -> None:
         max_size=60,
     )
 )
-def test_whatever_it_is_told_predictions_are_finite_and_ascend(news: list[tuple[Any, ...]]) -> None:
+def test_whatever_it_is_told_predictions_are_finite(news: list[tuple[Any, ...]]) -> None:
     generator = np.random.default_rng(0)
     model = CostModel(SUBSPACES)
     for name, c, seconds, memory, budget in news:
@@ -324,11 +311,10 @@ def test_whatever_it_is_told_predictions_are_finite_and_ascend(news: list[tuple[
     for name in NAMES:
         for budget in (None, 0.01, 1e4):
             params = drawn(name, generator, 3)
-            predicted = model.seconds(name, "gpu", params, quantiles=[0.0, 0.1, 0.5, 0.9, 1.0], budget=budget)
-            assert predicted.shape == (3, 5)
+            predicted = model.seconds(name, "gpu", params, budget=budget)
+            assert predicted.shape == (3,)
             assert np.isfinite(predicted).all()
             assert (predicted > 0).all()
-            assert (np.diff(predicted, axis=1) >= 0).all()
             needed = model.memory(name, params, ALL, budget=budget)
             assert needed is None or (np.isfinite(needed).all() and (needed > 0).all())
     for by_name in efficiencies(model, [*CLASSES, "late"], 1.0).values():
@@ -341,7 +327,7 @@ def test_zero_seconds_count_as_very_few() -> None:
     model = CostModel(SUBSPACES)
     for _ in range(50):
         model.tell(fresh(SVM, "cpu", generator, seconds=0.0))
-    predicted = model.seconds(SVM, "cpu", drawn(SVM, generator), quantiles=[0.5])[0, 0]
+    predicted = model.seconds(SVM, "cpu", drawn(SVM, generator))[0]
     assert predicted == pytest.approx(LEAST_SECONDS, rel=0.2)
 
 
@@ -352,8 +338,7 @@ def test_thousands_of_params_are_predicted_from() -> None:
     for params in draws:
         model.tell(ended("all", params, "cpu", seconds=7.0))
     predicted = model.seconds("all", "cpu", draws)
-    assert predicted.shape == (60, 3)
-    assert predicted[:, 1] == pytest.approx(np.full(60, 7.0), rel=0.05)
+    assert predicted == pytest.approx(np.full(60, 7.0), rel=0.05)
 
 
 def test_an_inactive_param_of_a_conditional_choice_is_no_obstacle() -> None:
@@ -362,7 +347,7 @@ def test_an_inactive_param_of_a_conditional_choice_is_no_obstacle() -> None:
     model = CostModel(subspaces)
     for params in subspaces[0].sample(np.random.default_rng(0), 80):
         model.tell(ended("all", params, "cpu", seconds=100.0 if "z" in params else 1.0))
-    short, long = model.seconds("all", "cpu", [{"x": 0.5, "y": 0}, {"x": 0.5, "y": 1, "z": 0.5}], quantiles=[0.5])[:, 0]
+    short, long = model.seconds("all", "cpu", [{"x": 0.5, "y": 0}, {"x": 0.5, "y": 1, "z": 0.5}])
     assert long > 20 * short
 
 
@@ -371,12 +356,12 @@ def test_an_unknown_subspace_is_a_key_error_and_an_unknown_class_a_middling_one(
     params = drawn(SVM, np.random.default_rng(0))
     with pytest.raises(KeyError):
         model.seconds("nothing", "cpu", params)
-    fast, slow, unheard = (model.seconds(SVM, c, params, quantiles=[0.5])[0, 0] for c in ("gpu", "cpu", "unheard of"))
+    fast, slow, unheard = (model.seconds(SVM, c, params)[0] for c in ("gpu", "cpu", "unheard of"))
     assert fast * 0.8 < unheard < slow * 1.2
 
 
 def test_no_params_ask_for_no_predictions() -> None:
-    assert told(trials_of(by_width, 60)).seconds(NET, "cpu", []).shape == (0, 3)
+    assert told(trials_of(by_width, 60)).seconds(NET, "cpu", []).shape == (0,)
 
 
 # Classes
@@ -427,7 +412,6 @@ def test_memory_is_that_of_the_subspaces_trials_from_the_first_on(trials: int) -
     for _ in range(trials):
         model.tell(fresh(NET, "gpu", generator, memory=int(8e9 * generator.lognormal(0, 0.1))))
     assert memory_of(model, NET) == pytest.approx(8e9, rel=0.25)
-    assert 0.4 * memory_of(model, NET) <= memory_of(model, NET, quantile=0.1) <= memory_of(model, NET)
     assert model.memory(SVM, drawn(SVM, generator), ALL) is None
 
 
@@ -482,8 +466,8 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE)
     model.watch([(trial, 900.0)])
     assert model.timed("never heard of") == 0
-    median = model.seconds(NET, "never heard of", [trial.params], quantiles=[0.5])
-    assert median[0, 0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params], quantiles=[0.5])[0, 0]
+    median = model.seconds(NET, "never heard of", [trial.params])
+    assert median[0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params])[0]
 
 
 def test_negative_seconds_teach_nothing() -> None:

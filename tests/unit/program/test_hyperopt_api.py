@@ -17,6 +17,7 @@ from hyperopt import base
 from hyperopt.exceptions import AllTrialsFailed, InvalidLoss
 from hyperopt.fmin import generate_trials_to_calculate
 from hyperopt.tests.unit import test_fmin as theirs
+from services.cases import cases
 
 from shadho_celery import STATUS_FAIL, STATUS_OK, Trials, anneal, auto, fmin, gp, hp, rand, space_eval, tpe
 from shadho_celery.errors import NoSuccessfulTrial, ShadhoError, UsageError
@@ -129,7 +130,7 @@ def test_known_trials_are_learned_from_without_being_proposed_again(monkeypatch:
     quiet(x_squared, SPACE, tpe.suggest, 30, trials=trials, rstate=0)
     asked, told = [], []
     ask, tell = TpeSampler.ask, TpeSampler.tell
-    monkeypatch.setattr(TpeSampler, "ask", lambda self, n, pending: asked.append(n) or ask(self, n, pending))
+    monkeypatch.setattr(TpeSampler, "ask", lambda self, n, *rest: asked.append(n) or ask(self, n, *rest))
     monkeypatch.setattr(
         TpeSampler,
         "tell",
@@ -374,7 +375,7 @@ def test_without_a_trial_there_is_no_argmin_and_the_error_says_why() -> None:
 
 
 def test_a_point_to_evaluate_may_leave_labels_out() -> None:
-    """What it leaves out is proposed and evaluated, and stands in the document; hyperopt asserts that it is there."""
+    """Missing labels are proposed, evaluated and recorded in the document, as hyperopt requires."""
     seen: list[dict[str, Any]] = []
     space = {"x": hp.uniform("x", -5, 5), "kind": hp.choice("kind", ["a", {"depth": hp.randint("depth", 3)}])}
     trials = generate_trials_to_calculate([{"x": 1.0}, {"kind": 1}])
@@ -391,8 +392,8 @@ def test_a_point_to_evaluate_may_leave_labels_out() -> None:
     assert all(("depth" in each) is (each["kind"] == 1) for each in drawn)
 
 
-@pytest.mark.parametrize("algo", [tpe.suggest, functools.partial(tpe.suggest, gamma=0.5), rand.suggest, None])
-@pytest.mark.parametrize(
+@cases("algo", [tpe.suggest, functools.partial(tpe.suggest, gamma=0.5), rand.suggest, None])
+@cases(
     "space",
     [
         hp.choice("c", [3, 1, 2]),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.cases import cases
 
 from shadho_celery import minimize
 from shadho_celery.errors import UsageError
@@ -31,12 +32,12 @@ def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "refused_study.py").write_text(STUDY)
 
 
-@pytest.mark.parametrize(
-    ("given", "about"),
+@cases(
+    "given, about",
     [
-        ({"workers": {"cpu": 0}}, "no class with its slots"),
-        ({"workers": {"a,b": 1}}, "no class with its slots"),
-        ({"workers": {"cpu": True}}, "no class with its slots"),
+        ({"workers": {"cpu": 0}}, "not a class with its number of slots"),
+        ({"workers": {"a,b": 1}}, "not a class with its number of slots"),
+        ({"workers": {"cpu": True}}, "not a class with its number of slots"),
         ({"workers": 4}, "give slots by class"),
         ({"workers": {"cpu": 1}, "redis": "redis://nowhere"}, "workers are for this machine alone"),
         ({"workers": {"cpu": 1}, "fidelity": {"least": 1, "most": 3}}, "fidelity cannot be passed"),

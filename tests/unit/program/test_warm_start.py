@@ -74,7 +74,7 @@ def test_trials_of_hyperopt_teach() -> None:
     fmin(fails, SPACE, rand.suggest, max_evals=30, trials=trials, verbose=False, rstate=np.random.default_rng(0))
     failed = trials.statuses().count("fail")
     with pytest.warns(
-        UserWarning, match=f"{30 - failed} of 30 trials of hyperopt's Trials taught; left out {failed} f"
+        UserWarning, match=f"learned from {30 - failed} of 30 trials of hyperopt's Trials; left out {failed} f"
     ):
         study = Study(SPACE, seed=1, warm_start=trials)
     with study:
@@ -129,7 +129,7 @@ def test_what_fits_is_taken_without_a_word() -> None:
         ([], "the warm start has no trials"),
         (Trials(), "the warm start's Trials have no trials"),
         ([({"x": 1}, 1.0), 3], "trial 1 of the warm start is 3; give"),
-        ([({"x": 99, "y": 1}, 1.0)], "nothing of the list can teach this study, of 1 trials: left out 1 outside x"),
+        ([({"x": 99, "y": 1}, 1.0)], "none of 1 trials of the list fits this study: left out 1 outside x"),
         ("none", "there is no study named 'none'"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hyperopt import hp
+from services.cases import cases
 
 from shadho_celery import Study, minimize
 from shadho_celery.results.frame import quoted, unquoted
@@ -25,7 +26,7 @@ def rows(study: Study, *, plain: bool) -> list[dict[str, str]]:
     return [*csv.DictReader(io.StringIO(file.getvalue(), newline=""))]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@cases("text", TEXTS)
 def test_a_quoted_text_is_no_formula_and_is_read_back_as_it_was(text: str) -> None:
     assert not quoted(text).startswith(("=", "+", "-", "@", "\t", "\r"))
     assert unquoted(quoted(text)) == text

@@ -9,6 +9,7 @@ import os
 import socket
 import sqlite3
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import shadho_celery
 from shadho_celery.core.folders import EMBEDDED, LOCK
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
-from shadho_celery.results.study import load_study
+from shadho_celery.program.recorded import load_study
 from shadho_celery.store.sql import SqlStore
 
 STORE = "sqlite:///shadho.db"
@@ -182,15 +183,22 @@ def test_of_two_studies_with_one_name_in_two_stores_each_has_its_own_folders(tmp
     assert folder.is_dir()
 
 
-def test_a_study_whose_workers_are_still_ending_is_not_deleted(tmp_path: Path) -> None:
+def test_a_study_whose_workers_are_still_ending_is_deleted_once_they_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = searched(trials=1)
     folder = tmp_path / EMBEDDED / study.key
     folder.mkdir(parents=True)
     with (folder / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(StudyLocked, match="still ending; try again"):
-            study.delete()
-    study.delete()
+        with monkeypatch.context() as patched:
+            patched.setattr("shadho_celery.results.study.LOCK_SECONDS", 0.1)
+            with pytest.raises(StudyLocked, match="still ending; try again"):
+                study.delete()
+        unlock = threading.Timer(0.3, fcntl.flock, (file, fcntl.LOCK_UN))
+        unlock.start()
+        study.delete()
+        unlock.join()
     assert not folder.exists()
 
 
@@ -398,5 +406,5 @@ def test_a_pipe_beside_a_store_is_not_waited_for(ending: str) -> None:
     searched(trials=1)
     os.mkfifo(f"shadho.db{ending}")
     for use in (lambda: load_study(STORE, "first"), lambda: searched(resume=True)):
-        with pytest.raises(StoreError, match=f"shadho.db{ending} is no file"):
+        with pytest.raises(StoreError, match=f"shadho.db{ending} is not a file"):
             use()

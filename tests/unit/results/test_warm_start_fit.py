@@ -33,7 +33,7 @@ def test_what_fits_is_complete_and_has_no_seconds() -> None:
     assert (first.params, first.outcome.loss, first.state) == ({"rate": 0.5, "kind": 0}, 2.0, TrialState.COMPLETE)
     assert (second.params, second.subspace) == ({"rate": 1.0, "kind": 1, "depth": 3}, "kind={'depth': depth}")
     assert (first.outcome.seconds, first.compute_class) == (None, None)
-    assert (found.words, found.is_whole) == ("warm start: 2 of 2 trials of study svm taught", True)
+    assert (found.words, found.is_whole) == ("warm start: learned from 2 of 2 trials of study svm", True)
 
 
 def test_what_does_not_fit_is_counted_by_its_reason() -> None:
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_counted_by_its_reason() -> None:
     )
     assert len(found.trials) == 1
     assert found.words == (
-        "warm start: 1 of 13 trials of study svm taught; left out 4 failed, 4 without a finite loss, "
+        "warm start: learned from 1 of 13 trials of study svm; left out 4 failed, 4 without a finite loss, "
         "2 outside rate (uniform(0, 1)), 1 with labels that are not active together and 1 for other reasons"
     )
 
@@ -80,14 +80,12 @@ def test_labels_that_are_lacking_are_drawn_alike_each_time_and_others_dropped() 
     found = fit(known, SUBSPACES)
     assert [trial.params for trial in found.trials] == [trial.params for trial in fit(known, SUBSPACES).trials]
     assert {"kind", "rate"} <= {*found.trials[0].params} <= {"kind", "rate", "depth"}
-    assert "dropped, as the space lacks them: 3, old; drawn, as trials lack them: " in found.words
+    assert "dropped because the space lacks them: 3, old; drawn because trials lack them: " in found.words
     assert not found.is_whole
 
 
 def test_a_source_of_which_nothing_fits_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"nothing of study svm can teach this study, of 3 trials: left out 2 failed, 1"
-    ):
+    with pytest.raises(UsageError, match=r"none of 3 trials of study svm fits this study: left out 2 failed, 1"):
         fit(source(({"rate": 7}, 1.0), failed=2), SUBSPACES)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner.protocol import (
     MAX_TEXT,
@@ -38,13 +39,10 @@ ENDED = {"kind": "ended", "order": 1, "outcome": {"state": "COMPLETE", "loss": 0
     [
         RunAttempt(
             order=3,
-            attempt=ATTEMPT,
-            module="m",
+            payload=Payload(study="s", module="m", attempts=[ATTEMPT], timeout=2.5, replica=SEAT),
             checkpoint_dir="/c",
             compute_class="cpu",
             slot=1,
-            timeout=2.5,
-            replica=SEAT,
         ),
         Recall(order=3),
         Stop(order=3),

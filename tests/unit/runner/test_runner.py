@@ -23,11 +23,13 @@ from msgspec.structs import replace
 from services.clocks import MachineTime
 
 from shadho_celery.core.code import CodeVersion, digest_of
+from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner import output
 from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
+from shadho_celery.runner.starting import ForkServers
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
@@ -449,9 +451,16 @@ def environment(folder: Path, *, real: bool = False) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Runner]:
+def servers() -> Iterator[ForkServers]:
+    servers = ForkServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, servers: ForkServers) -> Iterator[Runner]:
     """One runner for many tests: a new process is made only after a death, as in a worker."""
-    runner = Runner(["deeds", "broken", "lacking"], environment(folder))
+    runner = Runner(["deeds", "broken", "lacking"], environment(folder), start=servers.start)
     yield runner
     runner.kill()
 
@@ -466,8 +475,8 @@ def real(folder: Path) -> Iterator[Runner]:
 
 
 @pytest.fixture
-def own(folder: Path) -> Iterator[Runner]:
-    runner = Runner(["deeds"], environment(folder))
+def own(folder: Path, servers: ForkServers) -> Iterator[Runner]:
+    runner = Runner(["deeds"], environment(folder), start=servers.start)
     yield runner
     runner.kill()
 
@@ -480,14 +489,15 @@ def order(deed: str, *, slots: int = 1, budget: float | None = None, **changes: 
     """Return the record that has a process run the deed; `changes` are of the order, the others of its attempt."""
     params = changes.pop("params", {"do": DEEDS.index(deed), "x": 0.25})
     attempt = Attempt(number=4, attempt=2, subspace="all", seed=11, params=params, slots=slots, budget=budget)
-    told = {"module": "deeds", "checkpoint_dir": CHECKPOINTS, "compute_class": "gpu_large", "slot": 1, **changes}
-    return RunAttempt(attempt=attempt, **told)
+    sent = {name: changes.pop(name) for name in Payload.__struct_fields__ if name in changes}
+    told = {"checkpoint_dir": CHECKPOINTS, "compute_class": "gpu_large", "slot": 1, **changes}
+    return RunAttempt(payload=Payload(**{"study": "s", "module": "deeds", "attempts": [attempt], **sent}), **told)
 
 
 def promoted(folder: Path) -> RunAttempt:
     """Return an order of a trial that goes on from what is in the folder."""
     made = order("plain", checkpoint_dir=str(folder))
-    return replace(made, attempt=made.attempt.evolve(origin=3))
+    return replace(made, payload=replace(made.payload, attempts=[made.attempt.evolve(origin=3)]))
 
 
 def run(runner: Runner, deed: str, **changes: Any) -> Outcome:

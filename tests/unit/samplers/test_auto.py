@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hyperopt import hp
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import NO_OUTCOME, Outcome, Trial, TrialState
 from shadho_celery.samplers.auto import AT_FIRST, MOST_LABELS, MOST_TRIALS, AutoSampler
+from shadho_celery.samplers.decade import FIRST, Decade, decade_of, turn_of_gp
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space
@@ -22,7 +25,7 @@ def whole(space: Any) -> Subspace:
     return split(compile_space(space), max_subspaces=1)[0]
 
 
-def trials(space: Any, number: int, noise: bool = False, seconds: float = 0.0) -> list[Trial]:
+def trials(space: Any, number: int, noise: bool = False, seconds: float = 60.0) -> list[Trial]:
     generator = np.random.default_rng(0)
     found = []
     for place, params in enumerate(whole(space).sample(generator, number)):
@@ -63,7 +66,7 @@ def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
     assert asked[2:] != gp.ask(4, [])[2:]
 
 
-def chosen(space: Any, number: int, limit: int | None, seconds: float = 0.0, pending: int = 0) -> str:
+def chosen(space: Any, number: int, limit: int | None, seconds: float = 60.0, pending: int = 0) -> str:
     auto = AutoSampler(whole(space), (0, 0), limit=limit)
     told = trials(space, number, seconds=seconds)
     auto.tell(told)
@@ -84,10 +87,79 @@ def test_many_short_trials_are_for_tpe_after_the_first_ones() -> None:
     """A study of up to 500 trials asks gp throughout, a longer one in the beginning and where a trial takes long."""
     assert chosen(NUMBERS, AT_FIRST + 20, limit=MOST_TRIALS).startswith("gp: ")
     for limit in (MOST_TRIALS + 1, None):
-        assert chosen(NUMBERS, AT_FIRST, limit=limit).startswith("gp: ")
-        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=0.1).startswith("tpe: a trial takes 0.1 s")
+        assert chosen(NUMBERS, AT_FIRST, limit=limit, seconds=1.5).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=0.1).startswith("tpe: trials take 0.1 to 1 s")
         assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0).startswith("gp: ")
-        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=16).startswith("tpe: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=16).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=64).startswith("tpe: ")
+
+
+# Short trials
+
+
+@pytest.mark.parametrize(("seconds", "every"), [(0.002, 13), (0.3, 3), (2.0, 1), (60.0, 1)])
+def test_the_shorter_trials_are_the_fewer_of_them_are_proposed_by_gp(seconds: float, every: int) -> None:
+    assert turn_of_gp(Decade(decade_of([seconds])).allowed_ms, labels=2, results=50) == every
+    auto, gp = AutoSampler(whole(NUMBERS), (0, 0), limit=100), GpSampler(whole(NUMBERS), (0, 0))
+    gp.is_quick, gp.rare_from = seconds < 1, FIRST
+    told = trials(NUMBERS, 60, seconds=seconds)
+    by_gp = set()
+    for number, trial in enumerate(told):
+        if number >= FIRST and auto.ask(1, []) == gp.ask(1, []):
+            by_gp.add(number)
+        for sampler in (auto, gp):
+            sampler.tell([trial])
+    assert by_gp == {number for number in range(FIRST, 60) if number % every == 0}
+
+
+def test_with_short_trials_gp_and_tpe_take_turns_and_the_choice_says_why() -> None:
+    said = chosen(NUMBERS, FIRST, limit=MOST_TRIALS, seconds=0.002)
+    assert said == "gp and tpe in turn: trials take under 0.1 s, which is too short for gp alone"
+
+
+def test_equal_decades_give_equal_proposals_whatever_the_seconds() -> None:
+    def asked(seconds: Sequence[float]) -> list[Any]:
+        auto, found = AutoSampler(whole(NUMBERS), (0, 0), limit=1000), []
+        for trial, took in zip(trials(NUMBERS, 120), np.resize(seconds, 120), strict=True):
+            found.append(auto.ask(1, []))
+            auto.tell([replace(trial, outcome=replace(trial.outcome, seconds=float(took)))])
+        return found
+
+    assert asked([0.11]) == asked([0.2, 0.9, 0.4]) != asked([2.0])
+
+
+@pytest.mark.parametrize("seconds", [0.002, 0.3, 60.0])
+@pytest.mark.parametrize("first", [15, 20, 45])
+def test_a_sampler_that_knows_the_recorded_decade_goes_on_as_one_that_has_found_it(seconds: float, first: int) -> None:
+    """As a resumed study: fits to the earlier trials are made all at once."""
+    told = trials(NUMBERS, 60, seconds=seconds)
+    lessons = [replace(trial, outcome=replace(trial.outcome, seconds=None)) for trial in trials(NUMBERS, 30)]
+    for earlier in ([], lessons):
+        one, other = (AutoSampler(whole(NUMBERS), (0, 0), limit=200) for _ in range(2))
+        one.tell(earlier)
+        for trial in told[:first]:
+            one.ask(1, [])
+            one.tell([trial])
+        other.decade = Decade(one.decade.recorded)
+        other.tell(earlier)
+        other.tell(told[:first])
+        for trial in told[first:]:
+            assert one.ask(1, []) == other.ask(1, [])
+            for sampler in (one, other):
+                sampler.tell([trial])
+        assert one.decade.recorded == decade_of([seconds])
+
+
+def test_a_proposal_with_short_trials_is_quick_also_with_many_labels_and_constraints() -> None:
+    """The share of gp falls with what its proposals take; where tpe alone takes all that is allowed, there is none."""
+    turns = [turn_of_gp(2.0, labels, 50) for labels in (1, 10, 30)]
+    assert turns == sorted(turns)
+    assert turns[0] >= 10
+    assert turn_of_gp(2.0, 2, 300) > turn_of_gp(2.0, 2, 50)
+    assert turn_of_gp(10.0, 2, 50, functions=3) > turn_of_gp(10.0, 2, 50)
+    assert turn_of_gp(2.0, 60, 50) == 0
+    wide = [hp.uniform(f"x{place}", 0, 1) for place in range(MOST_LABELS)]
+    assert chosen(wide, 40, limit=MOST_TRIALS, seconds=0.002).startswith("gp and tpe in turn: ")
 
 
 def test_the_first_trials_cover_the_space() -> None:

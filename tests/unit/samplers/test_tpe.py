@@ -24,8 +24,10 @@ from shadho_celery.samplers.tpe import (
     Array,
     TpeSampler,
     _axis,
-    _log_products,
+    _Gaussians,
+    _Line,
     _Mixture,
+    _Options,
     _Several,
 )
 from shadho_celery.space.compile import compile_space
@@ -333,8 +335,19 @@ def grid(name: str) -> tuple[Sequence[float], float]:
 
 def densities(name: str, values: Sequence[float], centres: Array, narrowing: Array) -> Array:
     """The kernels of some trials' values, each at `values`, shape (values, centres)."""
-    kernels = _axis(make_domain(name, *LAWS[name])).kernels(centres, narrowing)
-    return np.exp(_log_products([kernels], np.array(values, dtype=float)[:, None], len(centres)))
+    axis, at = _axis(make_domain(name, *LAWS[name])), np.array(values, dtype=float)
+    if isinstance(axis, _Options) or axis.is_grid:
+        return np.exp(axis.kernels(centres, narrowing).logarithms(at))
+    return np.exp(_Gaussians([axis], centres[:, None], narrowing).log_products(at[:, None]))
+
+
+def draws(name: str, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
+    """Draws from the kernels of some trials' values, one for each pick."""
+    axis = _axis(make_domain(name, *LAWS[name]))
+    if isinstance(axis, _Options) or axis.is_grid:
+        return axis.kernels(centres, narrowing).draw(picks, generator)
+    gaussians = _Gaussians([axis], centres[:, None], narrowing)
+    return gaussians.quantiles(picks, generator.random((1, len(picks))))[:, 0]
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -357,13 +370,30 @@ def test_what_one_more_trial_adds_to_a_mixture_is_its_part_of_the_mass_and_lies_
     assert added[len(values) // 3] > 2 * max(added[0], added[-1])
 
 
+def test_kernels_of_many_labels_are_those_of_each_label() -> None:
+    """Also if the labels are inactive in different trials."""
+    axes = [each for name in LAWS if isinstance(each := _axis(make_domain(name, *LAWS[name])), _Line)]
+    axes = [each for each in axes if not each.is_grid]
+    assert len(axes) >= 3
+    generator, narrowing = np.random.default_rng(0), np.full(20, 0.7)
+    centres = np.array([axis.from_unit(generator.random(20)) for axis in axes]).T
+    some = np.where(generator.random(centres.shape) < 0.3, math.nan, centres)
+    for rows in (centres, some):
+        together = _Gaussians(axes, rows, narrowing).log_products(some)
+        apart = [
+            _Gaussians([axis], rows[:, [place]], narrowing).log_products(some[:, [place]])
+            for place, axis in enumerate(axes)
+        ]
+        np.testing.assert_allclose(together, sum(apart), rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", LAWS)
 def test_draws_follow_their_kernel(name: str) -> None:
     values, mass = grid(name)
     centres, narrowing = np.array([values[len(values) // 3], math.nan]), np.full(2, 0.7)
-    axis, size = _axis(make_domain(name, *LAWS[name])), 4000
+    size = 4000
     for kernel in (0, 1):
-        drawn = axis.kernels(centres, narrowing).draw(np.full(size, kernel), np.random.default_rng(1))
+        drawn = draws(name, centres, narrowing, np.full(size, kernel), np.random.default_rng(1))
         density = densities(name, values, centres, narrowing)[:, kernel] * mass
         for part in (0.25, 0.5, 0.75):
             edge = values[int(part * (len(values) - 1))]

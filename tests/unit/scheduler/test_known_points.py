@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.cases import cases
 
 from shadho_celery import Study
 from shadho_celery.errors import UsageError
@@ -68,7 +69,7 @@ def test_the_rest_comes_from_what_the_sampler_has_learned(sampler: str) -> None:
 
 
 def test_a_sampler_of_ones_own_fills_points() -> None:
-    """Where none of its proposals has the option that is given, the labels under that are drawn."""
+    """If none of its proposals has the given option, the labels below this option are drawn."""
     first, second = enqueued(Fixed, [{"x": 1.0}, {"k": 1}])
     assert first == {"x": 1.0, "y": 4.0, "kind": 0}
     assert {label: second[label] for label in ("x", "y", "kind", "k")} == {"x": 0.5, "y": 4.0, "kind": 1, "k": 1}
@@ -137,8 +138,8 @@ def test_a_stored_study_is_enqueued_from_outside(tmp_path: Any) -> None:
         assert abs(params["y"] + 2) < 1
 
 
-@pytest.mark.parametrize(
-    ("point", "words"),
+@cases(
+    "point, words",
     [
         ({"x": 9}, "'x': 9.0 is outside uniform(-5, 5)"),
         ({"x": float("nan")}, "'x': nan is outside uniform(-5, 5)"),

@@ -50,7 +50,8 @@ def proposals_of(
         policy=FifoPolicy(),
         shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
         rounds=rounds or Endless(),
-        samplers=make_samplers(partial(make_sampler, "random"), subspaces, study.record.seed),
+        samplers=make_samplers(partial(make_sampler, "random"), subspaces, (study.record.seed,)),
+        sampler="random",
         limits=Limits(trials=100),
         width=width,
     )

@@ -224,4 +224,4 @@ def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: 
     monkeypatch.setattr(found._session.disk, "edited", lambda code: "m.py")
     [edited] = found.present()
     assert edited.kind is Kind.CODE
-    assert edited.text.startswith("m.py was edited; this run goes on with its code of before")
+    assert edited.text.startswith("m.py was edited; this run continues with its earlier code")

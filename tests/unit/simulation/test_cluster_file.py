@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from services.cases import cases
 
 from shadho_celery.errors import UsageError
 from shadho_celery.simulate import main
@@ -144,9 +145,7 @@ def test_what_the_example_has_commented_out_is_understood_too() -> None:
     assert (cluster.trials, cluster.target) == (1000, 0.001)
 
 
-@pytest.mark.parametrize(
-    "name", ["a b", "a.b", "größe", "文字", "[red]", "[/]", "", "a=b", "a,b", "a\\nb", "x" * 500, "1"]
-)
+@cases("name", ["a b", "a.b", "größe", "文字", "[red]", "[/]", "", "a=b", "a,b", "a\\nb", "x" * 500, "1"])
 def test_classes_and_families_may_be_called_anything(name: str, tmp_path: Path) -> None:
     text = f'trials = 12\n[classes."{name}"]\nworkers = 2\n[families."{name}"]\nseconds = {{ "{name}" = 10 }}\n'
     text += f'[families.other]\nseconds = {{ "{name}" = 10 }}\n[[changes]]\nat = 1\nclass = "{name}"\nworkers = 1\n'
@@ -160,7 +159,7 @@ def test_a_seed_keeps_all_its_digits() -> None:
     assert understood(with_("", top="seed = 9007199254740993")).seed == 9007199254740993
 
 
-@pytest.mark.parametrize("seed", [2**63, 2**64])
+@cases("seed", [2**63, 2**64])
 def test_a_seed_may_have_64_bits_and_no_more(seed: int, tmp_path: Path) -> None:
     assert understood(with_("", top=f"seed = {seed}")).seed == seed
     assert refusal(with_("", top=f"seed = {2**64 + 1}"), tmp_path).startswith("seed: ")
@@ -187,7 +186,7 @@ def test_a_familys_failure_rate_comes_before_the_clusters() -> None:
 # Keys that do not exist
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "key"),
     [
         (with_("", top="second = 1"), "second"),
@@ -208,7 +207,7 @@ def test_a_key_that_does_not_exist_is_named_with_those_that_do(text: str, key: s
     assert line.startswith(f"{key}: there is no such key; known are ")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "known"),
     [
         (with_('[size]\nlaw = "constant"\nsigma = 1'), "law"),
@@ -223,7 +222,7 @@ def test_the_keys_that_do_exist_are_those_of_the_same_table(text: str, known: st
 # Keys that are missing
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "key"),
     [
         ("", "classes"),
@@ -308,53 +307,53 @@ def put(key: str, value: str) -> str:
     return before + value + after
 
 
-@pytest.mark.parametrize("key", PLACES)
+@cases("key", PLACES)
 def test_every_place_is_one_where_a_number_is_understood(key: str) -> None:
     """Or the refusals below would prove nothing."""
     understood(put(key, "1"))
 
 
-@pytest.mark.parametrize("key", PLACES)
+@cases("key", PLACES)
 def test_what_is_no_number_is_named(key: str, tmp_path: Path) -> None:
     for value in NO_NUMBERS:
         assert refusal(put(key, value), tmp_path).startswith(f"{key}: "), value
 
 
-@pytest.mark.parametrize("key", [key for key in PLACES if key not in SIGNED])
+@cases("key", [key for key in PLACES if key not in SIGNED])
 def test_a_negative_number_is_named(key: str, tmp_path: Path) -> None:
     assert refusal(put(key, "-1"), tmp_path).startswith(f"{key}: ")
 
 
-@pytest.mark.parametrize("key", ABOVE_ZERO)
+@cases("key", ABOVE_ZERO)
 def test_zero_is_named_where_it_makes_no_sense(key: str, tmp_path: Path) -> None:
     assert refusal(put(key, "0"), tmp_path).startswith(f"{key}: ")
 
 
-@pytest.mark.parametrize("key", WHOLE)
+@cases("key", WHOLE)
 def test_a_part_of_a_whole_thing_is_named(key: str, tmp_path: Path) -> None:
-    assert refusal(put(key, "1.5"), tmp_path) == f"{key}: 1.5 is no whole number; --example shows the form"
+    assert refusal(put(key, "1.5"), tmp_path) == f"{key}: 1.5 is not a whole number; --example shows the form"
 
 
-@pytest.mark.parametrize("key", PARTS)
+@cases("key", PARTS)
 def test_more_than_the_whole_is_named(key: str, tmp_path: Path) -> None:
     assert "at most 1" in refusal(put(key, "1.01"), tmp_path)
 
 
-@pytest.mark.parametrize("key", PLACES)
+@cases("key", PLACES)
 def test_a_number_that_nothing_can_hold_is_refused_in_one_short_line(key: str, tmp_path: Path) -> None:
     for value in ["1e30", "1e300", "1" + "0" * 400, "-1" + "0" * 400, "0x1" + "0" * 5000, "1" + "0" * 5000]:
         assert len(refusal(put(key, value), tmp_path)) < 400, value[:10]
 
 
-@pytest.mark.parametrize("sign", ["", "-"])
+@cases("sign", ["", "-"])
 def test_more_workers_than_a_machine_can_count_are_refused(sign: str, tmp_path: Path) -> None:
     line = refusal(put("changes.0.workers", f"{sign}{MOST_WORKERS + 1}"), tmp_path)
     assert line.startswith("changes.0.workers: ")
     understood(put("changes.0.workers", f"{sign}{MOST_WORKERS}"))
 
 
-@pytest.mark.parametrize("value", ["5", "true", '"net"', "[1, 2]", "1979-05-27"])
-@pytest.mark.parametrize(
+@cases("value", ["5", "true", '"net"', "[1, 2]", "1979-05-27"])
+@cases(
     ("key", "text"),
     [
         ("classes", "seconds = 1\nclasses = {}\n[families.net]\nseconds = {{ cpu = 10 }}"),
@@ -369,24 +368,24 @@ def test_more_workers_than_a_machine_can_count_are_refused(sign: str, tmp_path: 
     ],
 )
 def test_what_should_be_a_table_and_is_none_is_named(key: str, text: str, value: str, tmp_path: Path) -> None:
-    assert refusal(text.format(value), tmp_path).startswith(f"{key}: this is no table but ")
+    assert refusal(text.format(value), tmp_path).startswith(f"{key}: this is not a table but ")
 
 
-@pytest.mark.parametrize("value", ["5", "true", '"cpu"', "{ at = 1 }"])
+@cases("value", ["5", "true", '"cpu"', "{ at = 1 }"])
 def test_changes_that_are_no_list_are_named_with_their_form(value: str, tmp_path: Path) -> None:
     changes = refusal(with_("", top=f"changes = {value}"), tmp_path)
-    assert changes.startswith("changes: this is no list but ")
+    assert changes.startswith("changes: this is not a list but ")
     assert "; write [[changes]] above each" in changes
 
 
-@pytest.mark.parametrize("value", ["5", "true", '"cpu"', "{ at = 1 }"])
+@cases("value", ["5", "true", '"cpu"', "{ at = 1 }"])
 def test_samples_that_are_no_list_are_named_with_their_form(value: str, tmp_path: Path) -> None:
     samples = refusal(with_(f'[size]\nlaw = "samples"\nvalues = {value}'), tmp_path)
-    assert samples.startswith("size.values: this is no list but ")
+    assert samples.startswith("size.values: this is not a list but ")
     assert "; write values = [1.0, 2.0]" in samples
 
 
-@pytest.mark.parametrize("bounds", ["low = 3\nhigh = 1", "low = 0\nhigh = 0"])
+@cases("bounds", ["low = 3\nhigh = 1", "low = 0\nhigh = 0"])
 def test_bounds_that_are_none_are_refused_with_their_rule(bounds: str, tmp_path: Path) -> None:
     line = refusal(with_(f'[size]\nlaw = "uniform"\n{bounds}'), tmp_path)
     assert line.startswith("size.high: ")
@@ -398,13 +397,13 @@ def test_a_large_number_is_shown_without_all_its_digits(tmp_path: Path) -> None:
         assert refusal(put(key, "1e300"), tmp_path).startswith(f"{key}: 1e+300 is not allowed; it must be at most 1e+")
 
 
-@pytest.mark.parametrize("value", ['"a"', "0"])
+@cases("value", ['"a"', "0"])
 def test_the_seconds_of_a_family_are_refused_with_the_way_to_see_their_form(value: str, tmp_path: Path) -> None:
     assert refusal(put("families.net.seconds.cpu", value), tmp_path).endswith("; --example shows the form")
 
 
-@pytest.mark.parametrize("law", ['"gauss"', '"Uniform"', '""', "3", "true", '["uniform"]', "{ a = 1 }", "nan"])
-@pytest.mark.parametrize(("place", "known"), [("size", "lognormal"), ("straggler", "halfnormal")])
+@cases("law", ['"gauss"', '"Uniform"', '""', "3", "true", '["uniform"]', "{ a = 1 }", "nan"])
+@cases(("place", "known"), [("size", "lognormal"), ("straggler", "halfnormal")])
 def test_a_law_that_does_not_exist_is_named_with_those_that_do(
     law: str, place: str, known: str, tmp_path: Path
 ) -> None:
@@ -413,12 +412,12 @@ def test_a_law_that_does_not_exist_is_named_with_those_that_do(
     assert known in line
 
 
-@pytest.mark.parametrize("law", ['"halfnormal"', '"slow"', '"none"'])
+@cases("law", ['"halfnormal"', '"slow"', '"none"'])
 def test_a_law_of_stragglers_is_none_of_sizes(law: str, tmp_path: Path) -> None:
     assert refusal(with_(f"[size]\nlaw = {law}"), tmp_path).startswith("size.law: ")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("law", "key"),
     [
         ('law = "uniform"\nlow = 2\nhigh = 1', "size.high"),
@@ -439,7 +438,7 @@ def test_a_straggler_is_not_faster_than_the_others(tmp_path: Path) -> None:
     assert "it must be at least 1; a straggler takes longer" in line
 
 
-@pytest.mark.parametrize("name", ['"gpu"', '""', '"CPU"', "3", "true", '["cpu"]', "{ cpu = 1 }", "nan"])
+@cases("name", ['"gpu"', '""', '"CPU"', "3", "true", '["cpu"]', "{ cpu = 1 }", "nan"])
 def test_a_change_to_a_class_that_does_not_exist_is_named(name: str, tmp_path: Path) -> None:
     good = '[[changes]]\nat = 1\nclass = "cpu"\nworkers = 1'
     line = refusal(with_(f"{good}\n[[changes]]\nat = 1\nclass = {name}\nworkers = 1"), tmp_path)
@@ -469,14 +468,14 @@ def test_a_folder_is_one_line(tmp_path: Path) -> None:
     assert "cannot be read" in refusal_of(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01", b"\x7fELF\x02\x01\x01\x00\x80", b"seconds = 1\n\xe9"])
+@cases("content", [b"\xff\xfe\x00\x01", b"\x7fELF\x02\x01\x01\x00\x80", b"seconds = 1\n\xe9"])
 def test_a_binary_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_bytes(content)
     assert "it is not text" in refusal_of(path)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     ["seconds", "seconds = ", "seconds 1", "[classes", '{"seconds": 1}', "a = 1\na = 2", "\x00", "x = " + "[" * 10_000],
 )
@@ -501,7 +500,7 @@ def test_what_stands_in_the_command_takes_the_files_place(tmp_path: Path) -> Non
 # Laws
 
 
-@pytest.mark.parametrize("name", sorted({*NUMBERS} - {"slow"}))
+@cases("name", sorted({*NUMBERS} - {"slow"}))
 def test_a_laws_draws_have_a_mean_of_1_and_none_is_negative(name: str) -> None:
     draws = law(name, NUMBERS[name]).draw(np.random.default_rng(3), 200_000)
     assert draws.shape == (200_000,)
@@ -511,7 +510,7 @@ def test_a_laws_draws_have_a_mean_of_1_and_none_is_negative(name: str) -> None:
     assert float(draws.min()) >= 0
 
 
-@pytest.mark.parametrize("name", sorted(NUMBERS))
+@cases("name", sorted(NUMBERS))
 def test_a_law_draws_the_same_from_the_same_generator_and_any_number(name: str) -> None:
     drawn = law(name, NUMBERS[name])
     first, second = (drawn.draw(np.random.default_rng(3), 50) for _ in "12")
@@ -519,7 +518,7 @@ def test_a_law_draws_the_same_from_the_same_generator_and_any_number(name: str) 
     assert drawn.draw(np.random.default_rng(3), 0).shape == (0,)
 
 
-@pytest.mark.parametrize("name", ["uniform", "lognormal", "samples", "halfnormal", "slow"])
+@cases("name", ["uniform", "lognormal", "samples", "halfnormal", "slow"])
 def test_a_law_of_chance_draws_different_factors(name: str) -> None:
     assert float(law(name, NUMBERS[name]).draw(np.random.default_rng(3), 1000).std()) > 0.1
 

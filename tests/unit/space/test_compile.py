@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hyperopt import hp, space_eval
 from hyperopt.pyll import as_apply, scope
+from services.cases import cases
 
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.compile import MAX_DEPTH, compile_space
@@ -104,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@cases("case", REFUSED)
 def test_a_space_that_cannot_be_searched_is_refused_in_one_line_with_cause_and_remedy(case: str) -> None:
     make, parts = REFUSED[case]
     message = refusal(make())
@@ -157,7 +158,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", ACCEPTED)
+@cases("case", ACCEPTED)
 def test_an_extreme_space_is_searched(case: str) -> None:
     expression = ACCEPTED[case]()
     space = compile_space(expression)

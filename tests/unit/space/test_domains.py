@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from services.cases import cases
 
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.domains import (
@@ -57,8 +58,8 @@ def test_the_central_interval_is_that_of_the_unscaled_law(domain: Domain, interv
     assert domain.central_interval(0.999) == pytest.approx(interval)
 
 
-@pytest.mark.parametrize(
-    ("domain", "count"),
+@cases(
+    "domain, count",
     [
         (Uniform(0, 1), None),
         (LogNormal(0, 1), None),
@@ -78,7 +79,7 @@ def test_a_grid_counts_as_discrete_up_to_64_values(domain: Domain, count: int | 
     assert domain.cardinality(0.999) == count
 
 
-@pytest.mark.parametrize("domain", ALL, ids=repr)
+@cases("domain", ALL)
 def test_every_draw_lies_in_its_domain_and_in_the_unit_interval(domain: Domain) -> None:
     drawn = domain.sample(np.random.default_rng(0), 2000)
     assert drawn.shape == (2000,)
@@ -93,7 +94,7 @@ def test_every_draw_lies_in_its_domain_and_in_the_unit_interval(domain: Domain) 
     assert np.allclose(back[inner], drawn[inner], rtol=1e-9)
 
 
-@pytest.mark.parametrize("domain", ALL, ids=repr)
+@cases("domain", ALL)
 def test_any_point_of_the_unit_interval_becomes_a_value(domain: Domain) -> None:
     for values in (domain.from_unit([0.0, 0.3, 1.0]), domain.quantile([0.0, 0.3, 1.0])):
         assert np.isfinite(values).all()
@@ -180,6 +181,6 @@ def test_validating_a_domain_names_the_label(domain: Domain) -> None:
         validate("my label", domain)
 
 
-@pytest.mark.parametrize("domain", ALL, ids=repr)
+@cases("domain", ALL)
 def test_a_good_domain_is_valid(domain: Domain) -> None:
     validate("x", domain)

@@ -11,6 +11,7 @@ from hyperopt import hp, space_eval
 from hyperopt.pyll import Apply, as_apply, scope, stochastic
 from hyperopt.pyll.base import Lambda
 from scipy import stats
+from services.cases import cases
 
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -145,7 +146,7 @@ def random_space(seed: int) -> Any:
     return {"always": spaces.leaf(), "rest": spaces.any(int(spaces.random.integers(1, 6)))}
 
 
-@pytest.mark.parametrize("seed", range(150))
+@cases("seed", range(150))
 def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
     expression = random_space(seed)
     space = compile_space(expression)
@@ -156,7 +157,7 @@ def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
         space.check(params)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@cases("seed", range(150))
 def test_every_draw_lies_in_exactly_one_subspace_whose_leaves_hold_its_labels(seed: int) -> None:
     space = compile_space(random_space(seed))
     subspaces = split(space, 32)
@@ -172,7 +173,7 @@ def test_every_draw_lies_in_exactly_one_subspace_whose_leaves_hold_its_labels(se
             assert set(subspace.fixed) <= set(params)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_a_label_is_active_only_under_one_of_its_conditions(seed: int) -> None:
     space = compile_space(random_space(seed))
     for params in space.sample(np.random.default_rng(seed), 20):
@@ -182,7 +183,7 @@ def test_a_label_is_active_only_under_one_of_its_conditions(seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # hyperopt's own, under numpy 2.5
-@pytest.mark.parametrize("kind", LEAVES)
+@cases("kind", LEAVES)
 def test_a_law_draws_as_hyperopts_does(kind: str) -> None:
     size = 4000
     expression = LEAVES[kind]("x")
@@ -208,7 +209,7 @@ def _nodes(expression: Apply) -> list[Apply]:
     return [expression, *(below for child in expression.inputs() for below in _nodes(child))]
 
 
-@pytest.mark.parametrize("kind", LEAVES)
+@cases("kind", LEAVES)
 def test_inverting_the_law_gives_its_draws(kind: str) -> None:
     space = compile_space({"x": LEAVES[kind]("x")})
     domain = space.domains["x"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.cases import cases
 
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.compile import compile_space
@@ -100,8 +101,8 @@ def test_a_value_between_two_of_a_grid_is_refused_with_the_nearest(name: str, va
     assert given_values(space, {"x": value}, off_grid=True) == {"x": value}
 
 
-@pytest.mark.parametrize(
-    ("point", "about"),
+@cases(
+    "point, about",
     [
         ({"rat": 0.5}, "no label 'rat'; known are model, rate"),
         ({3: 0.5}, "no label 3"),

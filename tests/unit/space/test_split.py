@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
+from services.cases import cases
 
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -126,8 +127,8 @@ def test_the_undivided_space_is_named_all() -> None:
     assert (only.name, dict(only.fixed), only.probability) == ("all", {}, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
+@cases(
+    "options, names",
     [
         ([{"c": "linear"}, {"c": "rbf", "x": 0}], ["linear", "rbf"]),
         ([{"act": "relu", "type": "svm", "x": 0}, {"act": "relu", "type": "tree", "y": 0}], ["svm", "tree"]),

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
+from services.cases import cases
 
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import LEAST_STEPS, RestoredSpace, Shown, to_json
+from shadho_celery.space.stored import LEAST_STEPS, RestoredSpace, Shown, shown_options, to_json
 
 SHARED = 2 * hp.uniform("shared", 0, 1)
 SPACES: dict[str, Any] = {
@@ -56,8 +57,8 @@ def test_an_unknown_function_is_a_text_too() -> None:
     assert RestoredSpace(tree).evaluate({"C": 1.0}) == ({"C": "gone(...)"}, False)
 
 
-@pytest.mark.parametrize(
-    ("space", "params", "shown"),
+@cases(
+    "space, params, shown",
     [
         (hp.choice("o", ["adam", "sgd"]), {"o": 1}, "sgd"),
         (hp.choice("o", [{"name": "a"}, {"name": "b", "x": hp.uniform("x", 0, 1)}]), {"o": 1, "x": 0.5}, "b"),
@@ -122,10 +123,9 @@ def test_no_two_options_of_a_choice_are_shown_alike(options: list[Any], shown: l
 
 
 def test_an_option_without_a_text_of_its_own_has_its_index_and_is_marked() -> None:
-    stored = to_json(compile_space(hp.choice("o", [Opaque(), "a", Opaque()])))
+    space = compile_space(hp.choice("o", [Opaque(), "a", Opaque()]))
     name = f"{Opaque.__module__}.Opaque object"
-    assert stored["labels"]["o"]["options"] == [f"{name} #0", "'a'", f"{name} #2"]
-    assert stored["labels"]["o"]["alike"] == [0, 2]
+    assert shown_options("o", space.switches["o"]) == ([f"{name} #0", "'a'", f"{name} #2"], [0, 2])
 
 
 def literal(value: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def test_a_record_calls_pure_functions_of_plain_values_and_nothing_else(nodes: l
     assert not is_exact
 
 
-@pytest.mark.parametrize(
+@cases(
     "nodes",
     [
         [literal(9), literal(9), call("pow", 1, 1), call("pow", 0, 2), call("pow", 0, 3)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -675,8 +674,8 @@ def test_without_a_name_a_study_gets_a_short_one_that_begins_like_its_module() -
 
 def test_a_name_that_is_taken_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SqlStore("sqlite://")
-    keys = iter(["3f2a0" + 27 * "0", "3f2a1" + 27 * "0"])
-    monkeypatch.setattr(open_module.uuid, "uuid4", lambda: SimpleNamespace(hex=next(keys)))
+    keys = iter(["3f2a0" + 11 * "0", "3f2a1" + 11 * "0"])
+    monkeypatch.setattr(open_module, "new_key", lambda: next(keys))
     assert [begin(store, module="tasks.svm").name for _ in range(2)] == ["svm-3f2a", "svm-3f2a1"]
 
 
@@ -715,3 +714,51 @@ def test_a_failure_that_is_heard_again_does_not_end_the_trial_that_is_tried_agai
     assert study.trial(trial.number).state is S.QUEUED
     study.tell(result(again))
     assert study.trial(trial.number).state is S.COMPLETE
+
+
+# Cancelling
+
+
+def test_a_waiting_trial_that_is_cancelled_ends_at_once() -> None:
+    study = begin()
+    trial = study.add("all", {"x": 0.5}, seed=0)
+    study.hold_back(trial)
+    ended = study.cancel(0)
+    assert ended is not None
+    assert (ended.state, study.trial(0).state, study.counted) == (S.CANCELLED, S.CANCELLED, 0)
+    assert study.next_waiting() is None
+    assert study.commit()
+    assert [each.state for each in study.store.trials(study.record.key, [0])] == [S.CANCELLED]
+
+
+@pytest.mark.parametrize("how", ["lost", "lost unclaimed", "retried", "cancelled", "complete"])
+def test_a_trial_in_flight_that_is_cancelled_ends_with_its_last_attempt(how: str) -> None:
+    """It does not wait again; a result that comes first stands."""
+    study = begin()
+    trial = sent(study)
+    study.tell(started(trial))
+    assert study.cancel(0) is None
+    events: Mapping[str, Event] = {
+        "lost": lost(trial),
+        "lost unclaimed": lost(trial, claimed=False),
+        "retried": result(trial, state=S.FAILED, retry=Retry(reason="a quarantine")),
+        "cancelled": replace(result(trial), outcome=Outcome(state=S.CANCELLED)),
+        "complete": result(trial),
+    }
+    ended = study.tell(events[how])
+    assert ended is not None
+    assert ended.state is (S.COMPLETE if how == "complete" else S.CANCELLED)
+    assert (study.in_flight, study.next_waiting()) == (0, None)
+
+
+def test_a_cancelled_trial_with_a_copy_ends_with_the_later_attempt() -> None:
+    study = begin()
+    first = sent(study)
+    study.tell(started(first))
+    copy = study.send(study.trial(0), "gpu")
+    assert study.cancel(0) is None
+    assert study.tell(lost(first)) is not None
+    assert study.trial(0).state is S.QUEUED
+    ended = study.tell(lost(copy, claimed=False))
+    assert ended is not None
+    assert ended.state is S.CANCELLED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from shadho_celery.objective.context import LocalContext
 from tasks import federated_blockcyclic as task
 
 PARAMS = {"learning_rate": 0.1, "local_steps": 5}
-SEEDS = range(3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,26 +23,26 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> dict[str, float]:
-    """Mean over the blocks and over three seeds, of each method."""
+def results() -> dict[str, dict[str, float]]:
+    """Return the result of each method."""
     return {
-        method: fmean(
-            1 - task.objective({**PARAMS, "method": method}, LocalContext(seed=seed))["loss"] for seed in SEEDS
-        )
-        for method in ("fedavg", "mm", "mc")
+        method: task.objective({**PARAMS, "method": method}, LocalContext(seed=0)) for method in ("fedavg", "mm", "mc")
     }
 
 
-def test_a_predictor_for_each_block_beats_the_single_model_by_five_points(accuracy: dict[str, float]) -> None:
-    assert accuracy["mm"] >= accuracy["fedavg"] + 0.05
+@pytest.mark.slow
+def test_a_predictor_for_each_block_beats_the_single_model_by_five_points(results: dict[str, dict[str, float]]) -> None:
+    assert results["mm"]["loss"] <= results["fedavg"]["loss"] - 0.05
 
 
-def test_a_chain_for_each_block_costs_no_more_than_a_point(accuracy: dict[str, float]) -> None:
-    assert accuracy["mc"] >= accuracy["mm"] - 0.01
+@pytest.mark.slow
+def test_a_chain_for_each_block_costs_no_more_than_a_point(results: dict[str, dict[str, float]]) -> None:
+    assert results["mc"]["loss"] <= results["mm"]["loss"] + 0.01
 
 
-def test_the_single_model_forgets_the_block_it_saw_first_and_only_that() -> None:
-    found = task.objective({**PARAMS, "method": "fedavg"}, LocalContext(seed=0))
+@pytest.mark.slow
+def test_the_single_model_forgets_the_block_it_saw_first_and_only_that(results: dict[str, dict[str, float]]) -> None:
+    found = results["fedavg"]
     assert found["accuracy_0"] < found["accuracy_1"] - 0.1
     assert found["accuracy_1"] > 0.9
 

@@ -101,7 +101,7 @@ def test_the_renewal_simulation_predicts_the_step_time_of_a_discrete_event_simul
     simulated = simulate(
         injected, 8, backups, cancel_seconds=cancel_seconds, generator=np.random.default_rng(1), runs=100, steps=200
     )
-    assert simulated.step_seconds == pytest.approx(played(injected, 8, backups, cancel_seconds, 4000), rel=0.12)
+    assert simulated.step_seconds == pytest.approx(played(injected, 8, backups, cancel_seconds, 2000), rel=0.12)
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
@@ -110,7 +110,7 @@ def test_the_renewal_simulation_orders_the_numbers_of_backups_as_discrete_events
     law: Law, cancel_seconds: float | None
 ) -> None:
     predictions = choose(law, replicas=6, max_backups=4, cancel_seconds=cancel_seconds).predictions
-    events = [played(law, 6, b, cancel_seconds, 3000) for b in range(5)]
+    events = [played(law, 6, b, cancel_seconds, 1000) for b in range(5)]
     for b, fewer in enumerate(events):
         for more in range(b + 1, 5):
             # Where events leave no doubt about the order.

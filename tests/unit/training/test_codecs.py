@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services.cases import cases
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
@@ -38,8 +39,8 @@ def there_and_back(codec: Codec, vector: Vector, seed: int = 0) -> Vector:
     return out
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize("size", SIZES)
+@cases("codec", CODECS.values())
+@cases("size", SIZES)
 def test_each_number_is_off_by_at_most_one_level_of_its_block_and_the_payload_within_its_limit(
     codec: Codec, size: int
 ) -> None:
@@ -113,8 +114,8 @@ def test_a_whole_gradient_of_zeros_arrives() -> None:
     assert (there_and_back(Quantize("dynamic"), np.zeros(100, dtype=np.float32)) == 0.0).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@cases("value", [np.nan, np.inf, -np.inf])
+@cases("codec", CODECS.values())
 def test_a_number_that_is_not_finite_stays_so(codec: Codec, value: float) -> None:
     vector = gradient(3 * BLOCK)
     vector[BLOCK + 5] = value

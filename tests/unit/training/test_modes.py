@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from services.cases import cases
 from services.hub import Hub, HubReplica, Over, TorchCentre
 from torch import Tensor, nn
 
@@ -245,7 +246,7 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
     assert quantised.bytes_in == 20 * 2 * Quantize(8).max_bytes(SIZE)
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
     [
         lambda: Async(replicas=0),

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services.cases import cases
 
 from shadho_celery.core.trial import (
     MAX_ATTEMPTS,
@@ -59,8 +59,8 @@ EVENTS: list[Event | GangEvent] = [
 ]
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-@pytest.mark.parametrize("signer", [UNSIGNED, SIGNER], ids=["unsigned", "signed"])
+@cases("event", EVENTS)
+@cases("signer", [UNSIGNED, SIGNER])
 def test_an_event_arrives_as_it_was_sent(event: Event | GangEvent, signer: Signer) -> None:
     assert unseal("k1", signer.seal("k1", event), signer) == event
 
@@ -80,8 +80,8 @@ def test_with_a_key_only_what_it_signed_for_this_study_arrives() -> None:
     assert unseal("k1", sealed, UNSIGNED) == STARTED, "who has no key takes what is signed, too"
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "5", "none", "{" * 100_000, '{"kind": "started"}', '{"a": 1} {'])
-@pytest.mark.parametrize("signature", ["", "0" * 64, "ü", "\udcff"])
+@cases("text", ["", "{", "{}", "[]", "5", "none", "{" * 100_000, '{"kind": "started"}', '{"a": 1} {'])
+@cases("signature", ["", "0" * 64, "ü", "\udcff"])
 def test_what_is_no_event_does_not_arrive(text: str, signature: str) -> None:
     assert unseal("k1", signature + text, UNSIGNED) is None
     assert unseal("k1", signature + text, SIGNER) is None
@@ -99,7 +99,7 @@ def changed(**changes: Any) -> str:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes",
     [
         {"number": -1},
@@ -130,7 +130,6 @@ def changed(**changes: Any) -> str:
         {"outcome": {"state": "COMPLETE", "loss": -math.inf}},
         {"outcome": {"state": "PRUNED", "loss": math.nan}},
     ],
-    ids=lambda changes: str(changes)[:60],
 )
 def test_an_event_with_a_wrong_field_does_not_arrive(changes: dict[str, Any]) -> None:
     assert unseal("k1", changed(), UNSIGNED) is not None

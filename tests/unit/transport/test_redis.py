@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from redis._parsers.base import BaseParser
+from services.cases import cases
 
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.redis import OLDEST, connect, is_outage
@@ -128,8 +129,8 @@ PASSING = [
 ]
 
 
-@pytest.mark.parametrize("said", PASSING)
-@pytest.mark.parametrize("is_in_pipeline", [False, True], ids=["alone", "pipeline"])
+@cases("said", PASSING)
+@cases("is_in_pipeline", [False, True])
 def test_a_server_that_denies_a_command_for_now_is_an_outage(said: str, is_in_pipeline: bool) -> None:
     """A results' sender keeps them; redis-py leaves the codes that it knows out of the text."""
     error = BaseParser.parse_error(said)

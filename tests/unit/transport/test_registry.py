@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
@@ -46,6 +47,11 @@ def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our
     ("workers", "fingerprint", "words"),
     [
         ({}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
+        (
+            {"cpu@h.1.aaaa": worker(draining=True, drained=True)},
+            "",
+            ["all live workers are drained", "shadho-celery undrain cpu@h"],
+        ),
         ({"a": worker(draining=True)}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
         ({"a": worker(imports=[])}, "", ["no live worker has my_study", "-Q cpu"]),
         ({"a": worker(protocol=PROTOCOL - 1)}, "", [f"protocol {PROTOCOL - 1}", f"this scheduler {PROTOCOL}"]),
@@ -149,12 +155,11 @@ def test_with_a_key_only_announcements_count_that_it_signed_for_their_name(annou
     assert (without.living().keys(), without.refused) == ({"a", "b", "c", "d"}, 0), "who has no key reads all"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     ["", "notjson", "[]", "5", "[" * 100_000, '{"slots": -1}', '{"slots": "1"}', '{"machine": {"memory": -1}}']
     + [json.dumps({"compute_class": name}) for name in (64 * "x", "\0", "\ud800")]
     + ['{"machine": {"cores": 1%s}}' % (400 * "0"), "\udcff{}x", "{" + MAX_ANNOUNCEMENT * " " + "}"],
-    ids=lambda text: text[:40],
 )
 def test_what_is_no_announcement_is_refused_and_counted(text: str) -> None:
     table: Any = Table()

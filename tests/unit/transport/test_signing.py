@@ -12,7 +12,7 @@ import pytest
 
 from shadho_celery.core.trial import GangCall
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer, read_key
+from shadho_celery.transport.signing import CONTROL_KEY_FILE, KEY_FILE, UNSIGNED, UNSIGNED_CONTROL, Signer, read_key
 
 KEY = b"0123456789abcdef"
 
@@ -126,3 +126,25 @@ def test_text_that_is_none_has_a_signature_of_its_own() -> None:
     signed = {text: signer.sign(text) for text in ("?", "\udcff", "\ud800", "\\udcff", "\ufffd")}
     assert len({*signed.values()}) == len(signed)
     assert not signer.is_signed("a\udcff", signer.sign("a?"))
+
+
+def test_control_needs_a_key_or_permission_to_do_without(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (KEY_FILE, CONTROL_KEY_FILE, UNSIGNED_CONTROL):
+        monkeypatch.delenv(name, raising=False)
+    assert Signer.for_control() is None
+    monkeypatch.setenv(UNSIGNED_CONTROL, "1")
+    unsigned = Signer.for_control()
+    assert unsigned is not None
+    assert unsigned.fingerprint == ""
+    monkeypatch.setenv(UNSIGNED_CONTROL, "0")
+    monkeypatch.setenv(KEY_FILE, str(file))
+    signed = Signer.for_control()
+    assert signed is not None
+    assert signed.fingerprint == Signer(KEY).fingerprint
+    other = file.with_name("control.key")
+    other.write_bytes(KEY[::-1])
+    other.chmod(0o600)
+    monkeypatch.setenv(CONTROL_KEY_FILE, str(other))
+    embedded = Signer.for_control()
+    assert embedded is not None
+    assert embedded.fingerprint == Signer(KEY[::-1]).fingerprint

@@ -1,0 +1,163 @@
+"""The record of a chart, and the rules by which large charts are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+#: a value of a column; None is a gap
+Cell = float | int | str | None
+
+#: maximum number of marks of a chart
+MOST = 5000
+#: maximum number of categories of an axis, and of labels that a chart compares
+MOST_CATEGORIES = 60
+#: ratio of the greatest to the median value, or of the median to the least, above which an axis is logarithmic
+LOG_RATIO = 100.0
+#: maximum length of a text in a chart
+MOST_CHARACTERS = 200
+
+
+class Scale(str, Enum):
+    """Scale of an axis."""
+
+    LINEAR = "linear"
+    LOG = "log"
+    #: seconds since the epoch
+    TIME = "time"
+    #: values are indices of the axis's categories
+    CATEGORY = "category"
+
+
+class Mark(str, Enum):
+    """Form in which a series is drawn."""
+
+    POINTS = "points"
+    LINE = "line"
+    #: a line that keeps its value until the next point
+    STEPS = "steps"
+    #: bars from 0, or from the column `base`
+    BARS = "bars"
+    #: bars from `start` to `end` in the row `y`
+    SPANS = "spans"
+    #: a line over all axes for each row: parallel coordinates
+    POLYLINES = "polylines"
+
+
+class Axis(Struct, frozen=True, kw_only=True):
+    """An axis: what it measures."""
+
+    name: str
+    #: unit of the values, such as "s"; "" without one
+    unit: str = ""
+    scale: Scale = Scale.LINEAR
+    categories: Sequence[str] = ()
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """Marks of one kind and colour."""
+
+    name: str
+    mark: Mark
+    #: what the colour stands for, such as "class gpu_small", "state FAILED" or "best"; the same everywhere
+    colour: str
+    #: how a point is drawn: filled, hollow or cross; how a bar is drawn: filled, light, hatched or outlined
+    form: str = "filled"
+    #: by name: one value per mark. `x` and `y` are positions; a line over all axes has `axis 0`, `axis 1` and so on.
+    #: `number` is a trial, to which a mark leads
+    columns: Mapping[str, Sequence[Cell]]
+
+    def __len__(self) -> int:
+        """Return the number of marks."""
+        return len(next(iter(self.columns.values()), ()))
+
+
+class Chart(Struct, frozen=True, kw_only=True):
+    """A chart: its axes and series, with a title that says what it shows."""
+
+    #: identifier, such as "history"
+    name: str
+    #: sentence that says what the chart shows
+    title: str
+    #: of x and y; of parallel coordinates one for each column
+    axes: Sequence[Axis]
+    series: Sequence[Series]
+    #: sentences about marks that were joined or left out, and about the method
+    note: str = ""
+    #: sentence that says what will be here; "" if there are marks
+    empty: str = ""
+
+    def __len__(self) -> int:
+        """Return the number of marks."""
+        return sum(map(len, self.series))
+
+
+def empty_chart(name: str, title: str, empty: str, *axes: Axis) -> Chart:
+    """Return a chart without marks, with a sentence about what will be here."""
+    return Chart(name=name, title=title, axes=axes, series=(), empty=empty)
+
+
+def cells(values: Array | Indices) -> list[Cell]:
+    """Return numbers as a column. Those that are not finite become gaps, because JSON has no such numbers."""
+    if values.dtype.kind == "i":
+        return [*values.tolist()]
+    return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
+
+
+def shortened(value: object) -> str:
+    """Return a value as text that can be encoded, shortened in the middle if it is long."""
+    found = str(value).encode("utf-8", "backslashreplace").decode()
+    half = MOST_CHARACTERS // 2
+    return found if len(found) <= MOST_CHARACTERS else f"{found[:half]}...{found[3 - half :]}"
+
+
+def scale_of(values: Array) -> Scale:
+    """Return a logarithmic scale for positive values of very different sizes, else a linear one."""
+    known = values[np.isfinite(values)]
+    if not len(known) or known.min() <= 0:
+        return Scale.LINEAR
+    least, median, most = known.min(), np.median(known), known.max()
+    return Scale.LOG if most > LOG_RATIO * median or median > LOG_RATIO * least else Scale.LINEAR
+
+
+def thin_points(x: Array, y: Array, most: int = MOST) -> tuple[Indices, str]:
+    """Return the indices of at most `most` points, in order of x, and the rule by which they were chosen.
+
+    The points are divided into intervals with equally many points. The least and the greatest value of each interval
+    stay, so that no outlier is lost. Points that are not finite are left out.
+    """
+    shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    shown = shown[np.argsort(x[shown], kind="stable")]
+    lost = len(x) - len(shown)
+    note = f"{lost:,} points without a finite value are left out. " if lost else ""
+    if len(shown) > most:
+        parts = np.array_split(shown, most // 2)
+        note += f"Of {len(shown):,} points, the least and the greatest of each of {len(parts):,} intervals are drawn."
+        shown = np.unique([place for part in parts for place in (part[y[part].argmin()], part[y[part].argmax()])])
+        shown = shown[np.argsort(x[shown], kind="stable")]
+    return shown, note.strip()
+
+
+def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -> tuple[Indices, str]:
+    """Return the indices of at most `most` of `count` rows: those that `is_kept`, and others at equal distances."""
+    if count <= most:
+        return np.arange(count), ""
+    kept = np.flatnonzero(is_kept)[:most] if is_kept is not None else np.empty(0, np.intp)
+    others = np.setdiff1d(np.arange(count), kept)
+    chosen = np.linspace(0, max(0, len(others) - 1), most - len(kept)).astype(np.intp)
+    return np.union1d(kept, others[chosen]), f"{most:,} of {count:,} are drawn, at equal distances."
+
+
+def thin_steps(x: Array, y: Array, most: int = MOST) -> Indices:
+    """Return the indices of the points at which a step line changes, its last point, and at most `most` of them."""
+    if not len(x):
+        return np.empty(0, np.intp)
+    changes = np.flatnonzero(np.append(True, y[1:] != y[:-1]))
+    changes = np.union1d(changes, [len(x) - 1])
+    return changes[thin_rows(len(changes), most)[0]]

@@ -1,0 +1,237 @@
+"""The trials of a study as columns, from which charts are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.charts.chart import Array, Indices
+from shadho_celery.core.records import Placed
+from shadho_celery.core.trial import TrialState
+from shadho_celery.results.records import Records
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Column of texts, each as the index of its name: a study has many trials and few names."""
+
+    #: index of each text in `names`, -1 for a missing one; shape (n,)
+    codes: NDArray[np.int32]
+    names: Sequence[str]
+
+    @classmethod
+    def of(cls, values: Iterable[str | None]) -> Codes:
+        """Return a column of these texts. Its names are sorted."""
+        texts = [*values]
+        names = sorted({text for text in texts if text is not None})
+        place: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+        return cls(np.array([place.get(text, -1) for text in texts], np.int32), names)
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self.codes)
+
+    def __getitem__(self, index: int) -> str | None:
+        """Return a text, or None if it is missing."""
+        code = int(self.codes[index])
+        return None if code < 0 else self.names[code]
+
+    def is_in(self, *names: str) -> NDArray[np.bool_]:
+        """Return where the text is one of `names`, shape (n,)."""
+        return np.asarray(np.isin(self.codes, [code for code, name in enumerate(self.names) if name in names]), bool)
+
+    def texts(self, places: Indices) -> list[str]:
+        """Return the texts at some places, "" for a missing one."""
+        return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
+
+    def places(self, within: NDArray[np.bool_] | None = None) -> Iterator[tuple[str, Indices]]:
+        """Yield each name that occurs, with its places, of those that are `within`."""
+        for code, name in enumerate(self.names):
+            is_here = self.codes == code
+            places = np.flatnonzero(is_here if within is None else is_here & within)
+            if len(places):
+                yield name, places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A label of the space with its drawn values."""
+
+    name: str
+    #: values, shape (n,): numbers, or indices of `options`; NaN where the label is inactive
+    values: Array
+    #: texts of the options of a choice; empty for a label with numbers
+    options: Sequence[str] = ()
+    #: True if the label's distribution is logarithmic, and all values are above 0
+    is_log: bool = False
+
+    @property
+    def is_active(self) -> NDArray[np.bool_]:
+        """True for the trials in which the label is active, shape (n,)."""
+        return ~np.isnan(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialColumns:
+    """The trials of a study by number. Each column has one entry per trial."""
+
+    number: Indices
+    state: Codes
+    #: first loss, in the objective's own direction; NaN without one
+    loss: Array
+    #: True if a greater loss is better
+    is_maximized: bool
+    #: seconds of the objective, and moments in seconds since the epoch; NaN if not known
+    seconds: Array
+    started_at: Array
+    finished_at: Array
+    subspace: Codes
+    compute_class: Codes
+    host: Codes
+    sampler: Codes
+    #: headline of a failure
+    failure: Codes
+    #: budget (NaN for all of it) and rung (-1 without budgets)
+    budget: Array
+    rung: Indices
+    #: number of the trial that a promoted trial continues; -1 for others
+    origin: Indices
+    #: sum of the constraints above 0
+    violation: Array
+    #: losses by name, in the objective's own direction; empty in a study of one loss without a name
+    losses: Mapping[str, Array]
+    #: direction of each loss by name
+    objectives: Mapping[str, str]
+    labels: Mapping[str, Label]
+    #: limit on the number of trials; None without one
+    asked: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return len(self.number)
+
+    @cached_property
+    def is_complete(self) -> NDArray[np.bool_]:
+        """True for COMPLETE trials, shape (n,)."""
+        return self.state.is_in(TrialState.COMPLETE.value)
+
+    @cached_property
+    def is_rated(self) -> NDArray[np.bool_]:
+        """True for COMPLETE, feasible trials with a finite loss and the greatest budget so far, shape (n,)."""
+        rated = self.is_complete & np.isfinite(self.loss) & ~(self.violation > 0)
+        budget = np.where(np.isnan(self.budget), math.inf, self.budget)
+        return np.asarray(rated & (budget == budget[rated].max(initial=-math.inf)), bool)
+
+    @cached_property
+    def merit(self) -> Array:
+        """The loss in the direction in which less is better, shape (n,)."""
+        return -self.loss if self.is_maximized else self.loss
+
+    @cached_property
+    def ranking(self) -> Indices:
+        """Places of the trials from best to worst, shape (n,): the order of `core.best.merit`."""
+        has_no_loss = np.isnan(self.loss)
+        budget = np.where(np.isnan(self.budget), math.inf, self.budget)
+        violation = np.where(np.isnan(self.violation), 0.0, self.violation)
+        keys = (self.merit, ~self.is_complete, -budget, violation)
+        # Trials without a loss are all alike; numpy sorts by the last key first.
+        return np.lexsort([self.number, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
+
+    @cached_property
+    def began_at(self) -> float:
+        """Time at which the first trial began; NaN before it."""
+        known = self.started_at[np.isfinite(self.started_at)]
+        return float(known.min()) if len(known) else math.nan
+
+
+class Session(NamedTuple):
+    """A time in which a worker could run trials of a study. Moments are in seconds since the epoch."""
+
+    worker: str
+    compute_class: str
+    host: str
+    slots: int
+    since: float
+    #: None while it lasts
+    until: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptColumns:
+    """The attempts of a study's trials, and the workers that could run them. Moments are in seconds since the epoch."""
+
+    #: number of the trial, and of the attempt within it
+    number: Indices
+    attempt: Indices
+    compute_class: Codes
+    host: Codes
+    worker: Codes
+    #: number of the worker's slot; -1 if not known
+    slot: Indices
+    queued_at: Array
+    started_at: Array
+    ended_at: Array
+    #: how the attempt ended, such as "complete" or "lost"; missing while it lasts
+    end: Codes
+    is_copy: NDArray[np.bool_]
+    #: what the scheduler expected of each class when it placed the attempt, by class
+    placed: Sequence[Mapping[str, Placed]]
+    sessions: Sequence[Session]
+    #: time of reading, or of the last record of a study that does not run
+    now: float
+
+    def __len__(self) -> int:
+        """Return the number of attempts."""
+        return len(self.number)
+
+    @cached_property
+    def until(self) -> Array:
+        """The end of each attempt that has started, or the time of reading; NaN for one that has not started."""
+        return np.where(np.isnan(self.started_at), math.nan, np.where(np.isnan(self.ended_at), self.now, self.ended_at))
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Names of the compute classes that have attempts or workers, sorted."""
+        return sorted({*self.compute_class.names, *(session.compute_class for session in self.sessions)})
+
+
+def read_attempts(records: Records, now: float, *, is_running: bool = True) -> AttemptColumns:
+    """Return the attempts of a study and its workers as the store has them now. `now` is the time of reading.
+
+    If the study was interrupted, its last record is the end of what had not ended: nothing runs since then.
+    """
+    found, sessions = records.attempts(), records.sessions()
+    if not is_running:
+        moments = (found["queued_at"], found["started_at"], found["ended_at"], sessions["since"], sessions["until"])
+        known = [moment for column in moments for moment in column if moment is not None]
+        now = min(now, max(known, default=now))
+    return AttemptColumns(
+        number=_whole(found["number"]),
+        attempt=_whole(found["attempt"]),
+        compute_class=Codes.of(found["compute_class"]),
+        host=Codes.of(found["host"]),
+        worker=Codes.of(found["worker"]),
+        slot=_whole(-1 if slot is None else slot for slot in found["slot"]),
+        queued_at=_real(found["queued_at"]),
+        started_at=_real(found["started_at"]),
+        ended_at=_real(found["ended_at"]),
+        end=Codes.of(found["end"]),
+        is_copy=np.array([bool(copy) for copy in found["copy"]], bool),
+        placed=found["placed"],
+        sessions=[Session(*row) for row in zip(*(sessions[name] for name in Session._fields), strict=True)],
+        now=now,
+    )
+
+
+def _real(values: Iterable[float | None]) -> Array:
+    return np.array([math.nan if value is None else value for value in values], float)
+
+
+def _whole(values: Iterable[int]) -> Indices:
+    return np.array([*values], np.intp)

@@ -1,0 +1,75 @@
+"""Failures: how many of each kind, and where in the space they occur."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark, Scale, Series, empty_chart
+from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.charts.params import explained, groups, interval_names
+from shadho_celery.core.trial import TrialState
+
+_NONE = "No trial has failed."
+
+
+def failures(trials: TrialColumns) -> Chart:
+    """Return the number of failed trials by the headline of their failure, the most frequent first."""
+    counts = sorted(
+        ((len(places), name) for name, places in trials.failure.places()), key=lambda pair: (-pair[0], pair[1])
+    )
+    shown = counts[:MOST_CATEGORIES]
+    axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=[name for _, name in shown])
+    if not counts:
+        return empty_chart("failures", "Failures by kind", _NONE, *axes)
+    first = {name: int(trials.number[places[0]]) for name, places in trials.failure.places()}
+    columns: dict[str, list[Cell]] = {
+        "x": [count for count, _ in shown],
+        "y": [*range(len(shown))],
+        "number": [first[name] for _, name in shown],
+    }
+    failed = sum(count for count, _ in counts)
+    left = len(counts) - len(shown)
+    return Chart(
+        name="failures",
+        title=f"{failed:,} of {len(trials):,} trials failed, most with {shown[0][1]}",
+        axes=axes,
+        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        note=f"{left} rarer kinds are left out." if left else "",
+    )
+
+
+def failures_by_label(trials: TrialColumns) -> Chart:
+    """Return the share of failed trials over the values of the label that best explains the failures."""
+    name, title = "failures by label", "Where in the space trials fail"
+    is_failed = trials.state.is_in(TrialState.FAILED)
+    is_ended = is_failed | trials.is_complete
+    axes = Axis(name="share of failed trials"), Axis(name="label", scale=Scale.CATEGORY)
+    if not is_failed.any():
+        return empty_chart(name, title, _NONE, *axes)
+    found = []
+    for label in trials.labels.values():
+        places = np.flatnonzero(is_ended & label.is_active)
+        group = groups(label, places)
+        strength = explained(group, is_failed[places].astype(float))
+        if strength:
+            found.append((strength, label, places, group))
+    if not found:
+        return empty_chart(name, title, "No param explains the failures so far.", *axes)
+    _, label, places, group = max(found, key=lambda each: each[0])
+    sizes = np.bincount(group)
+    shares = np.bincount(group, is_failed[places]) / np.maximum(sizes, 1)
+    used = np.flatnonzero(sizes)[:MOST_CATEGORIES]
+    names = interval_names(label, places, group)
+    worst = int(used[shares[used].argmax()])
+    columns: dict[str, list[Cell]] = {
+        "x": shares[used].tolist(),
+        "y": [*range(len(used))],
+        "trials": sizes[used].tolist(),
+    }
+    return Chart(
+        name=name,
+        title=f"{100 * shares[worst]:.0f} % of the trials with {label.name} {names[worst]} fail",
+        axes=(axes[0], Axis(name=label.name, scale=Scale.CATEGORY, categories=[names[place] for place in used])),
+        series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
+        note="The label is the one that explains the most variance of failing; other params may have a part in it.",
+    )

@@ -1,0 +1,91 @@
+"""Several losses: the Pareto front, and its hypervolume over the course of the study."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from shadho_celery.charts.chart import (
+    MOST,
+    Axis,
+    Chart,
+    Mark,
+    Series,
+    cells,
+    empty_chart,
+    scale_of,
+    thin_points,
+    thin_rows,
+)
+from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.core.units import digits
+from shadho_celery.results.coverage import Coverage
+from shadho_celery.study.front import first_front
+
+_NO_FRONT = "A study with several `objectives` has a front once a feasible trial has completed."
+_ONE_LOSS = "This study has one loss. A study with several `objectives` has a front."
+
+
+def on_front(trials: TrialColumns) -> list[int]:
+    """Return the numbers of the feasible COMPLETE trials that no other trial dominates, sorted by the first loss.
+
+    Of trials with equal losses, only the first is among them. In a study of one loss there are none.
+    """
+    if len(trials.losses) < 2:
+        return []
+    signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
+    losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
+    places = np.flatnonzero(trials.is_complete & ~(trials.violation > 0) & np.isfinite(losses).all(axis=1))
+    places = places[first_front(losses[places])]
+    order = np.lexsort(losses[places].T[::-1])
+    return [*trials.number[places[order]].tolist()]
+
+
+def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | None = None) -> Chart:
+    """Return two losses of all COMPLETE trials; trials with the numbers `on_front` are told apart.
+
+    By default these are the first two losses.
+    """
+    names = losses or next(combinations(trials.losses, 2), None)
+    if names is None:
+        return empty_chart("front", "The front of the losses", _ONE_LOSS)
+    x, y = (trials.losses[name] for name in names)
+    axes = tuple(
+        Axis(name=f"{name} ({trials.objectives[name]})", scale=scale_of(values[trials.is_complete]))
+        for name, values in zip(names, (x, y), strict=True)
+    )
+    is_front = np.isin(trials.number, [*on_front]) & trials.is_complete
+    series, notes = [], []
+    for label, colour, within in (
+        ("other trials", "other", trials.is_complete & ~is_front),
+        ("front", "best", is_front),
+    ):
+        places = np.flatnonzero(within)
+        drawn, note = thin_points(x[places], y[places], MOST // 2)
+        places = places[drawn]
+        notes.append(note)
+        columns = {"x": cells(x[places]), "y": cells(y[places]), "number": cells(trials.number[places])}
+        series.append(Series(name=label, mark=Mark.POINTS, colour=colour, columns=columns))
+    if not any(map(len, series)):
+        return empty_chart("front", "The front of the losses", "No trial has completed yet.", *axes)
+    title = f"{int(is_front.sum()):,} of {int(trials.is_complete.sum()):,} trials are on the front"
+    return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
+
+
+def hypervolume(coverage: Coverage | None) -> Chart:
+    """Return the hypervolume of the front after each number of ended trials."""
+    axes = Axis(name="ended trials"), Axis(name="hypervolume")
+    if coverage is None:
+        return empty_chart("hypervolume", "The hypervolume of the front", _NO_FRONT, *axes)
+    ended, volumes = (np.array(column, float) for column in zip(*coverage.history, strict=True))
+    drawn, note = thin_rows(len(ended), MOST)
+    columns = {"x": cells(ended[drawn]), "y": cells(volumes[drawn])}
+    point = ", ".join(f"{name} {digits(value)}" for name, value in coverage.reference.items())
+    return Chart(
+        name="hypervolume",
+        title=f"The front covers a hypervolume of {digits(coverage.hypervolume)}",
+        axes=axes,
+        series=[Series(name="hypervolume", mark=Mark.STEPS, colour="best", columns=columns)],
+        note=f"{note} The reference point is {point}.".strip(),
+    )

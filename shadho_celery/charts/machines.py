@@ -1,0 +1,319 @@
+"""Machines: throughput beside its bound, predicted and actual seconds, reasons for a placement, and waiting times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from shadho_celery.charts.chart import (
+    MOST,
+    MOST_CATEGORIES,
+    Array,
+    Axis,
+    Cell,
+    Chart,
+    Mark,
+    Scale,
+    Series,
+    cells,
+    empty_chart,
+    thin_points,
+    thin_rows,
+)
+from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.core.trial import TrialState
+from shadho_celery.core.units import digits, took
+from shadho_celery.placement.bound import Bound, throughput_bound
+from shadho_celery.predictors.durations import Durations
+
+#: number of intervals of time in charts over time
+INTERVALS = 60
+_HOUR = 3600.0
+_BOUND = (
+    "The bound is what a linear program allows with the mean seconds of each subspace on each class, the slots of the "
+    "live workers, and the mix of subspaces as it was."
+)
+_NO_TRIALS = "No trial has completed yet."
+_NO_PREDICTIONS = "No prediction was recorded for a completed trial."
+_NO_RECORDS = "The store has no attempts of this study: an earlier version has written it."
+
+
+def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
+    """Return the completed trials per hour by class over time, beside the bound of what the fleet could complete."""
+    axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
+    found = fleet_bound(trials, attempts)
+    if found is None:
+        return empty_chart("throughput", "Completed trials an hour", _NO_TRIALS, *axes)
+    edges = _edges(trials, attempts)
+    hours = np.diff(edges) / _HOUR
+    series = []
+    total = np.zeros(len(hours))
+    for name, places in trials.compute_class.places(trials.is_complete):
+        rate = np.histogram(trials.finished_at[places], edges)[0] / hours
+        columns = {
+            "x": cells(edges[:-1]),
+            "width": cells(np.diff(edges)),
+            "base": cells(total),
+            "y": cells(total + rate),
+        }
+        series.append(Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns))
+        total = total + rate
+    seconds, mix = mean_seconds(trials), _mix(trials)
+    bounds = []
+    # Most intervals have the same slots, and a linear program takes milliseconds.
+    known: dict[tuple[float, ...], float] = {}
+    for start, end in itertools.pairwise(edges):
+        slots = live_slots(trials, attempts, start, end)
+        key = tuple(round(count, 2) for count in slots.values())
+        if key not in known:
+            known[key] = _HOUR * throughput_bound(seconds, slots, mix).rate if any(key) else 0.0
+        bounds.append(known[key])
+    columns = {"x": cells(edges), "y": cells(np.array([*bounds, bounds[-1]]))}
+    series.append(Series(name="bound", mark=Mark.STEPS, colour="bound", columns=columns))
+    completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
+    share = completed / possible if possible else 0.0
+    title = f"{100 * share:.0f} % of the trials that this fleet could have completed"
+    return Chart(name="throughput", title=title, axes=axes, series=series, note=_BOUND)
+
+
+def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
+    """Return how many more trials an hour one more worker of each class would complete."""
+    found = fleet_bound(trials, attempts)
+    axes = Axis(name="more trials", unit="an hour"), Axis(name="class", scale=Scale.CATEGORY)
+    name, title = "one more worker", "What one more worker of each class would complete"
+    if found is None:
+        return empty_chart(name, title, _NO_TRIALS, *axes)
+    sizes = _worker_slots(attempts)
+    gains = {each: _HOUR * found.per_slot[each] * sizes.get(each, 1.0) for each in found.per_slot}
+    shown = sorted(gains, key=lambda each: -gains[each])[:MOST_CATEGORIES]
+    columns: dict[str, list[Cell]] = {
+        "x": [gains[each] for each in shown],
+        "y": [*range(len(shown))],
+        "slots": [sizes.get(each, 1.0) for each in shown],
+    }
+    best = shown[0]
+    rate = _HOUR * found.rate
+    return Chart(
+        name=name,
+        title=f"One more {best} worker adds {digits(gains[best])} trials an hour to the {digits(rate)} of this fleet",
+        axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
+        series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
+        note=f"{_BOUND} A gain is the dual value of the slots of a class, times the slots that its workers have.",
+    )
+
+
+def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
+    """Return the predicted seconds of each completed attempt beside the actual seconds, by class."""
+    axes = (
+        Axis(name="predicted", unit="s", scale=Scale.LOG),
+        Axis(name="actual", unit="s", scale=Scale.LOG),
+    )
+    actual = dict(zip(trials.number.tolist(), trials.seconds.tolist(), strict=True))
+    is_done = attempts.end.is_in("complete")
+    predicted = np.full(len(attempts), math.nan)
+    seconds = np.full(len(attempts), math.nan)
+    for place in np.flatnonzero(is_done).tolist():
+        facts = attempts.placed[place].get(str(attempts.compute_class[place]))
+        if facts is not None and facts.seconds is not None:
+            predicted[place], seconds[place] = facts.seconds, actual.get(int(attempts.number[place]), math.nan)
+    is_known = (predicted > 0) & (seconds > 0)
+    name = "predictions"
+    if not is_known.any():
+        empty = _NO_RECORDS if not len(attempts) else _NO_PREDICTIONS if is_done.any() else _NO_TRIALS
+        return empty_chart(name, "Predicted and actual seconds", empty, *axes)
+    places = np.flatnonzero(is_known)
+    drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
+    is_drawn = np.zeros(len(attempts), bool)
+    is_drawn[places[drawn]] = True
+    series = []
+    for class_name, own in attempts.compute_class.places(is_drawn):
+        columns = {"x": cells(predicted[own]), "y": cells(seconds[own]), "number": cells(attempts.number[own])}
+        series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
+    ends: list[Cell] = [float(predicted[places].min()), float(predicted[places].max())]
+    series.append(Series(name="as predicted", mark=Mark.LINE, colour="bound", columns={"x": ends, "y": [*ends]}))
+    # The middle half of the trials lies within this factor.
+    factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
+    title = f"Half of {len(places):,} trials took within a factor of {factor:.2f} of their predicted seconds"
+    return Chart(name=name, title=title, axes=axes, series=series, note=note)
+
+
+def why_here(attempts: AttemptColumns, number: int, attempt: int, seconds: float | None) -> Chart:
+    """Return what each class would have cost a trial when this attempt was placed.
+
+    `seconds` is how long the trial really took, if it is known. Raises KeyError if the store has no such attempt.
+    """
+    found = np.flatnonzero((attempts.number == number) & (attempts.attempt == attempt))
+    if not len(found):
+        raise KeyError((number, attempt))
+    place = int(found[0])
+    placed, chosen = attempts.placed[place], attempts.compute_class[place]
+    name = "why here"
+    title = f"Trial {number}, attempt {attempt}, went to {chosen}"
+    axes = Axis(name="time", unit="s"), Axis(name="class", scale=Scale.CATEGORY)
+    if not placed:
+        return empty_chart(name, title, "No prediction was recorded for this attempt.", *axes)
+    shown = sorted(placed, key=lambda each: _key(placed[each].seconds))[:MOST_CATEGORIES]
+    rows: list[Cell] = [*range(len(shown))]
+    parts = {"predicted seconds": [placed[n].seconds for n in shown], "backlog": [placed[n].backlog for n in shown]}
+    series = [Series(name=n, mark=Mark.BARS, colour=n, columns={"x": [*v], "y": rows}) for n, v in parts.items()]
+    series[0] = Series(
+        name="predicted seconds",
+        mark=Mark.BARS,
+        colour="predicted seconds",
+        columns={
+            "x": [*parts["predicted seconds"]],
+            "y": rows,
+            "price": [placed[each].price for each in shown],
+            "chosen": [int(each == chosen) for each in shown],
+        },
+    )
+    if seconds is not None and chosen in shown:
+        columns: dict[str, list[Cell]] = {"x": [seconds], "y": [shown.index(chosen)]}
+        series.append(Series(name="actual seconds", mark=Mark.POINTS, colour="best", columns=columns))
+    own = placed.get(str(chosen))
+    if own is not None and own.seconds is not None:
+        title += f", where it was expected to take {took(own.seconds)}"
+    return Chart(
+        name=name,
+        title=title,
+        axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
+        series=series,
+        note="A class with a high price is kept for trials that it runs comparatively fast.",
+    )
+
+
+def waiting(attempts: AttemptColumns) -> Chart:
+    """Return the number of attempts that waited in the queue of each class over time."""
+    axes = Axis(name="time", scale=Scale.TIME), Axis(name="waiting attempts")
+    left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
+    known = np.isfinite(attempts.queued_at)
+    if not known.any():
+        empty = _NO_RECORDS if not len(attempts) else "No attempt has been sent yet."
+        return empty_chart("waiting", "Attempts that wait in the queues", empty, *axes)
+    series, waited = [], []
+    for name, own in attempts.compute_class.places(known):
+        queued, gone = attempts.queued_at[own], left[own]
+        waited.append(gone - queued)
+        moments = np.concatenate([queued, gone[np.isfinite(gone)]])
+        steps = np.concatenate([np.ones(len(queued)), -np.ones(int(np.isfinite(gone).sum()))])
+        order = np.argsort(moments, kind="stable")
+        length = np.cumsum(steps[order])
+        drawn, _ = thin_rows(len(order), MOST // max(1, len(attempts.compute_class.names)))
+        columns = {"x": cells(moments[order][drawn]), "y": cells(length[drawn])}
+        series.append(Series(name=name, mark=Mark.STEPS, colour=f"class {name}", columns=columns))
+    all_waits = np.concatenate(waited)
+    all_waits = all_waits[np.isfinite(all_waits)]
+    said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
+    title = f"{len(all_waits):,} attempts have left the queues{said}"
+    return Chart(name="waiting", title=title, axes=axes, series=series)
+
+
+def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
+    """Return the bound of the throughput of the fleet over the whole study; None before the first completed trial."""
+    seconds = mean_seconds(trials)
+    began, ended = _extent(trials, attempts)
+    slots = live_slots(trials, attempts, began, ended)
+    if not seconds or not math.isfinite(began) or not any(slots.values()):
+        return None
+    return throughput_bound(seconds, slots, _mix(trials))
+
+
+def mean_seconds(trials: TrialColumns) -> dict[str, dict[str, float]]:
+    """Return the mean seconds of a trial by subspace and class. Pairs without trials are estimated from the others.
+
+    The estimate is that of placement (`predictors.durations`). What fails or is pruned counts as time without result:
+    it lengthens the seconds for each completed trial of its subspace.
+    """
+    is_timed = trials.is_complete & (trials.seconds > 0) & (trials.compute_class.codes >= 0)
+    is_timed &= trials.subspace.codes >= 0
+    if not is_timed.any():
+        return {}
+    rows, columns = trials.subspace.codes[is_timed], trials.compute_class.codes[is_timed]
+    durations = Durations(len(trials.subspace.names))
+    for _ in trials.compute_class.names:
+        durations.add_column()
+    logs = np.log(trials.seconds[is_timed])
+    for row, column, value in zip(rows.tolist(), columns.tolist(), logs.tolist(), strict=True):
+        durations.tell(row, column, value, 1.0)
+    estimate = durations.estimate()
+    # The model has the means of the logarithms. The ratio to the means of the seconds is that of the subspace's trials.
+    medians = np.exp(estimate.mean)
+    expected = np.bincount(rows, medians[rows, columns], len(trials.subspace.names))
+    actual = np.bincount(rows, trials.seconds[is_timed], len(trials.subspace.names))
+    means = medians * np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0)[:, None]
+    lost = _lost_factor(trials)
+    return {
+        trials.subspace.names[row]: {
+            name: float(means[row, column] * lost[row]) for column, name in enumerate(trials.compute_class.names)
+        }
+        for row in np.unique(rows).tolist()
+    }
+
+
+def _lost_factor(trials: TrialColumns) -> Array:
+    """Return by subspace: all seconds that trials took, divided by those of completed trials."""
+    names = trials.subspace.names
+    known = np.isfinite(trials.seconds) & (trials.subspace.codes >= 0)
+    ended = known & trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED)
+    done = known & trials.is_complete
+    total = np.bincount(trials.subspace.codes[ended], trials.seconds[ended], len(names))
+    useful = np.bincount(trials.subspace.codes[done], trials.seconds[done], len(names))
+    return np.where(useful > 0, total / np.where(useful > 0, useful, 1.0), 1.0)
+
+
+def _mix(trials: TrialColumns) -> dict[str, float]:
+    codes = trials.subspace.codes[trials.is_complete & (trials.seconds > 0) & (trials.subspace.codes >= 0)]
+    counts = np.bincount(codes, minlength=len(trials.subspace.names))
+    return {name: float(counts[code]) for code, name in enumerate(trials.subspace.names) if counts[code]}
+
+
+def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end: float) -> dict[str, float]:
+    """Return the mean number of live slots of each class between two moments.
+
+    A store without sessions gives the number of trials of a class that ran at the same time.
+    """
+    found = dict.fromkeys(trials.compute_class.names, 0.0)
+    length = max(end - start, 1e-9)
+    for session in attempts.sessions:
+        if session.compute_class in found:
+            until = attempts.now if session.until is None else session.until
+            overlap = max(0.0, min(end, until) - max(start, session.since))
+            found[session.compute_class] += session.slots * overlap / length
+    if attempts.sessions:
+        return found
+    for name, places in trials.compute_class.places(np.isfinite(trials.started_at)):
+        began, ended = trials.started_at[places], trials.finished_at[places]
+        ended = np.where(np.isnan(ended), attempts.now, ended)
+        moments = np.concatenate([began, ended])
+        steps = np.concatenate([np.ones(len(began)), -np.ones(len(ended))])
+        # At equal moments, ends come first.
+        running = np.cumsum(steps[np.lexsort((steps, moments))])
+        found[name] = float(running.max())
+    return found
+
+
+def _worker_slots(attempts: AttemptColumns) -> Mapping[str, float]:
+    """Return the mean number of slots of a worker by class."""
+    slots: dict[str, list[int]] = {}
+    for session in attempts.sessions:
+        slots.setdefault(session.compute_class, []).append(session.slots)
+    return {name: sum(each) / len(each) for name, each in slots.items()}
+
+
+def _extent(trials: TrialColumns, attempts: AttemptColumns) -> tuple[float, float]:
+    """Return the first start and the last end of a trial; the time of reading while trials run."""
+    is_running = bool(trials.state.is_in(TrialState.RUNNING, TrialState.QUEUED).any())
+    ends = trials.finished_at[np.isfinite(trials.finished_at)]
+    return trials.began_at, attempts.now if is_running or not len(ends) else float(ends.max())
+
+
+def _edges(trials: TrialColumns, attempts: AttemptColumns) -> Array:
+    began, ended = _extent(trials, attempts)
+    return np.linspace(began, max(ended, began + 1e-3), INTERVALS + 1)
+
+
+def _key(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

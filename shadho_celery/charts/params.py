@@ -1,0 +1,244 @@
+"""Params: parallel coordinates, slices, and how much each label matters for the loss and for the seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from shadho_celery.charts.chart import (
+    MOST,
+    MOST_CATEGORIES,
+    Array,
+    Axis,
+    Cell,
+    Chart,
+    Indices,
+    Mark,
+    Scale,
+    Series,
+    cells,
+    empty_chart,
+    scale_of,
+    thin_points,
+    thin_rows,
+)
+from shadho_celery.charts.columns import Label, TrialColumns
+from shadho_celery.core.units import digits
+
+#: number of best trials that parallel coordinates always keep
+BEST = 50
+#: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
+INTERVALS, LEAST_TRIALS = 8, 5
+#: maximum number of labels of parallel coordinates
+MOST_AXES = 12
+
+_IMPORTANCE = (
+    "Importance is the share of the variance that a label explains by itself, among the trials in which it is active: "
+    "the correlation ratio, corrected for its number of intervals (Kelley 1935). For the loss it is computed on ranks, "
+    "for the seconds on their logarithm within each compute class."
+)
+
+
+class Importance(Struct, frozen=True, kw_only=True):
+    """How much one label matters: shares of explained variance from 0 to 1; None if there are too few trials."""
+
+    label: str
+    loss: float | None
+    seconds: float | None
+    #: number of trials in which it is active
+    trials: int
+
+
+def parallel(trials: TrialColumns) -> Chart:
+    """Return a line for each COMPLETE trial over its labels and its loss; the most important labels come first."""
+    shown = [each.label for each in importances(trials)][:MOST_AXES]
+    places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
+    if not shown or not len(places):
+        return empty_chart("parallel", "The params of each trial", "No trial has completed yet.")
+    loss = Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[places]))
+    axes = [*(_axis(trials.labels[label]) for label in shown), loss]
+    # Each line counts as one mark per axis.
+    is_best = np.zeros(len(places), bool)
+    is_best[np.argsort(trials.merit[places], kind="stable")[:BEST]] = True
+    drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
+    places = places[drawn]
+    series = []
+    for name, own in trials.compute_class.places(_mask(places, len(trials))):
+        # Named by the place of the axis, because a label may have any name.
+        values = [*(trials.labels[label].values for label in shown), trials.loss]
+        columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
+        columns["number"] = cells(trials.number[own])
+        series.append(Series(name=name, mark=Mark.POLYLINES, colour=f"class {name}", columns=columns))
+    if note:
+        note = f"{note} The best {BEST} trials are among them."
+    more = len(trials.labels) - len(shown)
+    title = f"The params of {len(places):,} trials" + (f"; {more} labels that matter less are left out" if more else "")
+    return Chart(name="parallel", title=title, axes=axes, series=series, note=note)
+
+
+def slice_of(trials: TrialColumns, label: str) -> Chart:
+    """Return the loss over one label, for the trials in which it is active. Raises KeyError for an unknown label."""
+    found = trials.labels[label]
+    name = f"slice {label}"
+    axes = (
+        _axis(found),
+        Axis(name=next(iter(trials.objectives), "loss"), scale=scale_of(trials.loss[trials.is_complete])),
+    )
+    is_shown = trials.is_complete & found.is_active
+    if not is_shown.any():
+        return empty_slice(label, *axes)
+    places = np.flatnonzero(is_shown)
+    drawn, note = thin_points(found.values[places], trials.loss[places])
+    series = []
+    for class_name, own in trials.compute_class.places(_mask(places[drawn], len(trials))):
+        columns = {
+            "x": cells(found.values[own]),
+            "y": cells(trials.loss[own]),
+            "number": cells(trials.number[own]),
+        }
+        series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
+    title = f"The loss over {label}, {_where(trials, found)}"
+    return Chart(name=name, title=title, axes=axes, series=series, note=note)
+
+
+def empty_slice(label: str, *axes: Axis) -> Chart:
+    """Return the chart of `slice_of` for a label that no COMPLETE trial has."""
+    return empty_chart(f"slice {label}", f"The loss over {label}", "No trial with this label has completed yet.", *axes)
+
+
+def importance(trials: TrialColumns) -> Chart:
+    """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
+    found = [each for each in importances(trials) if each.loss is not None or each.seconds is not None]
+    axes = (
+        Axis(name="share of the variance"),
+        Axis(name="label", scale=Scale.CATEGORY, categories=[each.label for each in found[:MOST_CATEGORIES]]),
+    )
+    if not found:
+        least = 2 * LEAST_TRIALS
+        empty = f"This takes {least} completed trials in which a label is active."
+        return empty_chart("importance", "Which params matter", empty, *axes)
+    found = found[:MOST_CATEGORIES]
+    rows: list[Cell] = [*range(len(found))]
+    series = [
+        Series(name="loss", mark=Mark.BARS, colour="loss", columns={"x": [each.loss for each in found], "y": rows}),
+        Series(
+            name="seconds", mark=Mark.BARS, colour="seconds", columns={"x": [each.seconds for each in found], "y": rows}
+        ),
+    ]
+    return Chart(name="importance", title=_important(found), axes=axes, series=series, note=_IMPORTANCE)
+
+
+def importances(trials: TrialColumns) -> list[Importance]:
+    """Return how much each label matters, those that matter most for the loss first."""
+    is_rated = trials.is_complete & np.isfinite(trials.loss)
+    is_timed = trials.is_complete & (trials.seconds > 0)
+    found = []
+    for label in trials.labels.values():
+        by_loss, by_seconds = np.flatnonzero(is_rated & label.is_active), np.flatnonzero(is_timed & label.is_active)
+        found.append(
+            Importance(
+                label=label.name,
+                loss=explained(groups(label, by_loss), _ranks(trials.loss[by_loss])),
+                seconds=explained(groups(label, by_seconds), _log_seconds(trials, by_seconds)),
+                trials=int(label.is_active.sum()),
+            )
+        )
+    return sorted(found, key=lambda each: (-(each.loss or 0.0), -(each.seconds or 0.0), each.label))
+
+
+def explained(group: Indices, values: Array) -> float | None:
+    """Return the share of the variance of values that their groups explain, from 0 to 1.
+
+    It is the squared correlation ratio, corrected for chance: epsilon squared of Kelley, "An Unbiased Correlation
+    Ratio Measure", 1935. Returns None for fewer than 2 * LEAST_TRIALS values. It is 0 if the values do not vary.
+    """
+    count = len(values)
+    if count < 2 * LEAST_TRIALS:
+        return None
+    total = float(np.square(values - values.mean()).sum())
+    sizes = np.bincount(group)
+    used = int((sizes > 0).sum())
+    if total <= 0 or used < 2 or used >= count:
+        return 0.0
+    means = np.bincount(group, values) / np.maximum(sizes, 1)
+    within = float(np.square(values - means[group]).sum())
+    return max(0.0, 1.0 - (within / (count - used)) / (total / (count - 1)))
+
+
+def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
+    """Return the group of each place: the option, or the interval with about as many trials as the others."""
+    values = label.values[places]
+    if label.options or not len(values):
+        return values.astype(np.intp)
+    distinct, group = np.unique(values, return_inverse=True)
+    count = max(2, min(intervals, len(values) // LEAST_TRIALS))
+    if len(distinct) <= count:
+        return np.asarray(group, np.intp)
+    edges = np.quantile(values, np.arange(1, count) / count)
+    return np.searchsorted(edges, values, side="right")
+
+
+def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
+    """Return the name of each group of `groups`: an option, or the range of its values."""
+    if label.options:
+        return [*label.options]
+    values = label.values[places]
+    names = []
+    for index in range(int(group.max(initial=-1)) + 1):
+        own = values[group == index]
+        if not len(own):
+            names.append("")
+            continue
+        least, most = digits(float(own.min())), digits(float(own.max()))
+        names.append(least if least == most else f"{least} to {most}")
+    return names
+
+
+def _ranks(values: Array) -> Array:
+    """Return the ranks of values; equal values have the mean of their ranks."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[group], float)
+
+
+def _log_seconds(trials: TrialColumns, places: Indices) -> Array:
+    """Return log seconds minus the mean of their compute class."""
+    logs = np.log(trials.seconds[places])
+    classes = trials.compute_class.codes[places]
+    for code in np.unique(classes):
+        logs[classes == code] -= logs[classes == code].mean()
+    return np.asarray(logs, float)
+
+
+def _axis(label: Label) -> Axis:
+    if label.options:
+        return Axis(name=label.name, scale=Scale.CATEGORY, categories=label.options[:MOST_CATEGORIES])
+    return Axis(name=label.name, scale=Scale.LOG if label.is_log else Scale.LINEAR)
+
+
+def _where(trials: TrialColumns, label: Label) -> str:
+    """Return in which subspaces a label is active, as words."""
+    within = [name for name, _ in trials.subspace.places(label.is_active)]
+    if len(within) == len(trials.subspace.names):
+        return "in all trials"
+    return f"in {within[0]}" if len(within) == 1 else f"in {len(within)} of {len(trials.subspace.names)} subspaces"
+
+
+def _important(found: Sequence[Importance]) -> str:
+    for_loss = max(found, key=lambda each: each.loss or 0.0)
+    for_seconds = max(found, key=lambda each: each.seconds or 0.0)
+    if not for_loss.loss:
+        return "No param explains the loss by itself so far"
+    if not for_seconds.seconds:
+        return f"{for_loss.label} matters most for the loss; none matters for the seconds"
+    if for_loss.label == for_seconds.label:
+        return f"{for_loss.label} matters most, for the loss and for the seconds"
+    return f"{for_loss.label} matters most for the loss, {for_seconds.label} for the seconds"
+
+
+def _mask(places: Indices, count: int) -> NDArray[np.bool_]:
+    found = np.zeros(count, bool)
+    found[places] = True
+    return found

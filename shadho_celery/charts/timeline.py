@@ -1,0 +1,220 @@
+"""Timeline of the attempts by class, machine and slot (a Gantt chart)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
+from shadho_celery.charts.columns import AttemptColumns
+
+#: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
+MOST_SLOTS, MOST_HOSTS = 60, 600
+#: width in pixels for which the chart is made: bars that are narrower than a pixel are joined
+PIXELS = 1200
+#: how the bars of attempts are drawn, by how the attempts ended; other ends are drawn as `light`
+FORMS = {"complete": "filled", "pruned": "light", "failed": "crossed", "retried": "crossed", "lost": "hatched"}
+
+
+class Fold(str, Enum):
+    """What a row stands for."""
+
+    SLOT = "slot"
+    HOST = "machine"
+    CLASS = "class"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a timeline."""
+
+    fold: Fold
+    #: name, compute class and number of slots of each row
+    names: Sequence[str]
+    classes: Sequence[str]
+    slots: Sequence[int]
+    #: row of each attempt; -1 for one that has not started
+    of: Indices
+
+
+def timeline(
+    attempts: AttemptColumns, since: float | None = None, until: float | None = None, pixels: int = PIXELS
+) -> Chart:
+    """Return the attempts between two moments, by default all, as bars in the rows of their slots.
+
+    Each row's series has its share of idle time in the last column. In a large fleet, a row stands for a machine or a
+    class, and bars narrower than a pixel are joined to strips, whose column `busy` is the share of busy slots.
+    """
+    axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
+    known = np.isfinite(attempts.started_at)
+    if not known.any():
+        return empty_chart("timeline", "Which slot ran which trial", "No attempt has started yet.", *axes)
+    start = float(attempts.started_at[known].min()) if since is None else since
+    end = float(attempts.until[known].max()) if until is None else until
+    end = max(end, start + 1e-3)
+    rows = make_rows(attempts)
+    is_shown = known & (attempts.until >= start) & (attempts.started_at <= end)
+    width = (end - start) / pixels
+    narrow = (attempts.until - attempts.started_at < width) | (rows.fold is not Fold.SLOT)
+    bars = np.flatnonzero(is_shown & ~narrow)
+    if len(bars) > MOST // 2:
+        narrow[bars] = True
+        bars = bars[:0]
+    series = [*_bars(attempts, rows, bars)]
+    strips = np.flatnonzero(is_shown & narrow)
+    note = ""
+    if len(strips):
+        # Strips and bars together stay below the maximum number of marks.
+        parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.names))))
+        series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
+        note = f"{len(strips):,} short attempts are joined: a strip shows the share of its slots that were busy."
+    idle = idle_shares(attempts, rows, start, end)
+    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.names))], "idle": cells(idle)}
+    series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
+    weights = np.array(rows.slots, float)
+    busy = 1.0 - float(np.average(idle, weights=weights)) if len(idle) else 0.0
+    title = f"{int(is_shown.sum()):,} attempts; the slots were busy for {100 * busy:.0f} % of the time"
+    axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
+    return Chart(name="timeline", title=title, axes=axes, series=series, note=note)
+
+
+def make_rows(attempts: AttemptColumns) -> Rows:
+    """Return the rows: a slot each, or where there are too many a machine each, or a class each."""
+    known = np.isfinite(attempts.started_at)
+    keys: list[tuple[str, str, str, int]] = []
+    for place in range(len(attempts)):
+        name, host = attempts.compute_class[place] or "", attempts.host[place] or ""
+        keys.append((name, host, attempts.worker[place] or "", int(attempts.slot[place])))
+    slots = {key for key, is_known in zip(keys, known.tolist(), strict=True) if is_known}
+    for session in attempts.sessions:
+        slots |= {(session.compute_class, session.host, session.worker, slot) for slot in range(session.slots)}
+    hosts = {key[:2] for key in slots}
+    fold = Fold.SLOT if len(slots) <= MOST_SLOTS else Fold.HOST if len(hosts) <= MOST_HOSTS else Fold.CLASS
+    depth = {Fold.SLOT: 4, Fold.HOST: 2, Fold.CLASS: 1}[fold]
+    shown: list[tuple[Any, ...]] = sorted({key[:depth] for key in slots})
+    place_of = {key: place for place, key in enumerate(shown)}
+    sizes = [0] * len(shown)
+    for key in slots:
+        sizes[place_of[key[:depth]]] += 1
+    return Rows(
+        fold=fold,
+        names=[_row_name(key) for key in shown],
+        classes=[key[0] for key in shown],
+        slots=sizes,
+        of=np.array(
+            [place_of[key[:depth]] if is_known else -1 for key, is_known in zip(keys, known.tolist(), strict=True)],
+            np.intp,
+        ),
+    )
+
+
+def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
+    """Return the share of the time between two moments in which the slots of each row were idle, shape (rows,).
+
+    The time in which a worker was live counts, if the store has sessions; else all of the time.
+    """
+    began = np.clip(attempts.started_at, start, end)
+    ended = np.clip(attempts.until, start, end)
+    own = rows.of >= 0
+    busy = np.bincount(rows.of[own], (ended - began)[own], len(rows.names))
+    live = np.array(rows.slots, float) * (end - start)
+    if attempts.sessions:
+        seconds = _live_seconds(attempts, rows, start, end)
+        live = np.where(seconds > 0, seconds, live)
+    return np.clip(1.0 - busy / live, 0.0, 1.0)
+
+
+def _live_seconds(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
+    """Return for each row the slot seconds in which its workers were live."""
+    found = np.zeros(len(rows.names))
+    place_of = {name: place for place, name in enumerate(rows.names)}
+    for session in attempts.sessions:
+        until = attempts.now if session.until is None else session.until
+        seconds = max(0.0, min(until, end) - max(session.since, start))
+        key = (session.compute_class, session.host, session.worker)
+        if rows.fold is Fold.SLOT:
+            for slot in range(session.slots):
+                found[place_of[_row_name((*key, slot))]] += seconds
+        else:
+            depth = 2 if rows.fold is Fold.HOST else 1
+            found[place_of[_row_name(key[:depth])]] += session.slots * seconds
+    return found
+
+
+def _row_name(key: Sequence[object]) -> str:
+    name, *rest = key
+    if not rest:
+        return str(name)
+    host = rest[0] or "unknown machine"
+    if len(rest) == 1:
+        return f"{name}, {host}"
+    worker, slot = rest[1:]
+    return f"{name}, {host}, {worker}, slot {slot if slot != -1 else '?'}"
+
+
+def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Series]:
+    """Yield the bars of single attempts, a series for each class, end and copies."""
+    within = np.zeros(len(attempts), bool)
+    within[bars] = True
+    ends: NDArray[np.bool_] = attempts.end.codes < 0
+    groups = [("running", within & ends), *((end, within & attempts.end.is_in(end)) for end in attempts.end.names)]
+    for end, is_so in groups:
+        for name, places in attempts.compute_class.places(is_so):
+            for is_copy in (False, True):
+                own = places[attempts.is_copy[places] == is_copy]
+                if not len(own):
+                    continue
+                yield Series(
+                    name=f"{name}, {end}{', copy' if is_copy else ''}",
+                    mark=Mark.SPANS,
+                    colour=f"class {name}",
+                    form="outlined" if is_copy else FORMS.get(end, "filled" if end == "running" else "light"),
+                    columns={
+                        "y": cells(rows.of[own]),
+                        "start": cells(attempts.started_at[own]),
+                        "end": cells(attempts.until[own]),
+                        "number": cells(attempts.number[own]),
+                        "attempt": cells(attempts.attempt[own]),
+                    },
+                )
+
+
+def _strips(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Iterator[Series]:
+    """Yield the share of busy slots of each row between `edges`, equal parts of the time, a series for each class."""
+    parts, start, end, width = len(edges) - 1, edges[0], edges[-1], edges[1] - edges[0]
+    busy = np.zeros((len(rows.names), parts))
+    began = (np.clip(attempts.started_at[places], start, end) - start) / width
+    ended = (np.clip(attempts.until[places], start, end) - start) / width
+    first = np.minimum(began.astype(np.intp), parts - 1)
+    last = np.minimum(ended.astype(np.intp), parts - 1)
+    row = rows.of[places]
+    is_within = first == last
+    np.add.at(busy, (row, first), np.where(is_within, ended - began, first + 1 - began))
+    np.add.at(busy, (row[~is_within], last[~is_within]), (ended - last)[~is_within])
+    # Parts that an attempt covers as a whole: a difference array, summed up.
+    whole = np.zeros((len(rows.names), parts + 1))
+    long = last - first > 1
+    np.add.at(whole, (row[long], first[long] + 1), 1.0)
+    np.add.at(whole, (row[long], last[long]), -1.0)
+    busy = np.minimum((busy + np.cumsum(whole, axis=1)[:, :-1]) / np.array(rows.slots, float)[:, None], 1.0)
+    for name in sorted({*rows.classes}):
+        own, part = np.nonzero((busy > 0) & np.array([each == name for each in rows.classes])[:, None])
+        if not len(own):
+            continue
+        yield Series(
+            name=f"{name}, busy",
+            mark=Mark.SPANS,
+            colour=f"class {name}",
+            form="strip",
+            columns={
+                "y": cells(own),
+                "start": cells(edges[part]),
+                "end": cells(edges[part + 1]),
+                "busy": cells(busy[own, part]),
+            },
+        )

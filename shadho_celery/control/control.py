@@ -1,0 +1,268 @@
+"""Control of running studies and workers: requests to them, each of which returns an answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from shadho_celery.control.reach import NO_FLEET, Reach, reaches, requester
+from shadho_celery.core.actions import Answer
+from shadho_celery.core.checks import listed, one_line
+from shadho_celery.core.settings import CHANGEABLE, read_settings
+from shadho_celery.errors import ServiceError, ShadhoError, UsageError
+from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.transport.control import (
+    GRACE_SECONDS,
+    MAX_POINTS,
+    MAX_REQUESTS,
+    VALID_SECONDS,
+    Cancel,
+    Change,
+    ControlClient,
+    Deed,
+    Enqueue,
+    Pause,
+    Request,
+    Stop,
+    Unpause,
+)
+from shadho_celery.transport.drains import Drains
+from shadho_celery.transport.redis import refusals
+from shadho_celery.transport.registry import Registry, StudyWants, Worker, place_of
+from shadho_celery.transport.signing import Signer
+
+#: seconds for which an answer is waited for, and between two checks
+ANSWER_SECONDS, LOOK_SECONDS = 10.0, 0.1
+
+#: seconds after which it is checked whether the study still runs
+STUDY_SECONDS = 1.0
+
+#: maximum number of workers or studies that an error lists
+LISTED = 5
+
+
+class Control:
+    """Steers the running studies and the workers of a fleet, or of the embedded fleets of this folder.
+
+    Each method waits a limited time for what it asks for, and returns an answer: `is_done`, False if the request was
+    refused, and `text`, what has become of it. A `study` is named by its name, or by the beginning of its name if no
+    other running study begins so. Raises ShadhoError if there is no such study or worker, or if it does not answer.
+    """
+
+    def __init__(self, *, redis: str | None = None, store: str = DEFAULT_STORE) -> None:
+        """Use the fleet's Redis at the URL `redis`, by default the one that the environment names.
+
+        Without either, use the embedded fleets of the working directory. The `store` is read only to say what has
+        become of a study that does not run.
+        """
+        self._redis, self._store = redis, store
+
+    def stop(self, study: str) -> Answer:
+        """Send no more trials, and end the study once its running trials have finished, as after one Ctrl-C."""
+        return self._ask(study, Stop())
+
+    def pause(self, study: str) -> Answer:
+        """Start no more trials until `unpause`. Running trials finish."""
+        return self._ask(study, Pause())
+
+    def unpause(self, study: str) -> Answer:
+        """Start trials of a paused study again."""
+        return self._ask(study, Unpause())
+
+    def cancel(self, study: str, number: int) -> Answer:
+        """Stop the trial with this number. It ends CANCELLED, and does not count towards the limit on trials."""
+        return self._ask(study, Cancel(number))
+
+    def enqueue(self, study: str, points: Iterable[object]) -> Answer:
+        """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
+        try:
+            found = json.loads(json.dumps([*points], allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"the points cannot be written as JSON: {one_line(error)}") from None
+        if not 0 < len(found) <= MAX_POINTS:
+            raise UsageError(f"there are {len(found)} points; give 1 to {MAX_POINTS} at a time")
+        return self._ask(study, Enqueue(found))
+
+    def set(self, study: str, **settings: Any) -> Answer:
+        """Change settings of a running study: trials, seconds, target, early_stop or trial_timeout.
+
+        A later run of the study has the new values too. `trial_timeout` applies to the trials that are sent from now
+        on.
+        """
+        if not settings:
+            raise UsageError(f"no setting is given; these can change: {', '.join(CHANGEABLE)}")
+        read_settings(settings)
+        return self._ask(study, Change(settings))
+
+    def drain(self, worker: str) -> Answer:
+        """Let a worker finish its trials and take no more, until `undrain`.
+
+        `worker` is a worker's name, or the part of it that stays when it restarts, such as cpu@node7. It applies to all
+        workers with that part, also to those that start later.
+        """
+        with reaches(self._redis) as found, refusals():
+            reach, place, workers = _place(found, worker)
+            for name, each in workers.items():
+                if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
+                    return Answer(is_done=False, text=reason)
+            drains = Drains(reach.client, reach.control)
+            if (drain := drains.find(place)) is not None:
+                return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
+            drains.add(place, requester())
+            workers = _await(reach, place, is_drained=True)
+        running = sum(worker.busy for worker in workers.values())
+        rest = f"; {running} of its slots finish their trials first" if running else ""
+        return Answer(is_done=True, text=f"drained {place}: it takes no more trials{rest}")
+
+    def undrain(self, worker: str) -> Answer:
+        """Let a worker take trials again. `worker` is as in `drain`."""
+        with reaches(self._redis) as found, refusals():
+            reach, place, workers = _place(found, worker, with_gone=True)
+            if not Drains(reach.client, reach.control).remove(place):
+                return Answer(is_done=True, text=f"{place} was not drained")
+            if not workers:
+                return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
+            _await(reach, place, is_drained=False)
+        return Answer(is_done=True, text=f"undrained {place}: it takes trials again")
+
+    def _ask(self, name: str, deed: Deed) -> Answer:
+        """Send a request to the scheduler of a study, and wait for the answer. Raises ShadhoError without one."""
+        with reaches(self._redis) as found, refusals():
+            reach, key, study = self._study(found, name)
+            what = f"study {one_line(study.name or key, 80)}"
+            if (reason := why_not(what, study.control, reach.control)) is not None:
+                return Answer(is_done=False, text=reason)
+            client = ControlClient(reach.client, reach.control)
+            request = client.request(key, study.fence, requester(), deed)
+            try:
+                entry = client.send(request)
+            except ValueError as error:
+                raise UsageError(f"the request is too long: {error}") from None
+            if entry is None:
+                raise ServiceError(
+                    f"the scheduler of {what} has not read {MAX_REQUESTS} earlier requests, so this one was not sent; "
+                    "see whether it hangs"
+                )
+            return _awaited(reach, client, request, entry, what)
+
+    def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
+        """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
+        running = [
+            (reach, key, study)
+            for reach in found
+            for key, study in Registry(reach.client, StudyWants, reach.signer).living().items()
+        ]
+        meant = [each for each in running if name in (each[2].name, each[1])]
+        meant = meant or [each for each in running if name and each[2].name.startswith(name)]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            names = sorted(one_line(study.name, 80) for _, _, study in meant)
+            raise UsageError(f"{len(meant)} running studies are called {one_line(name, 80)!r}: {listed(names, LISTED)}")
+        raise self._absent(name, sorted(one_line(study.name, 80) for _, _, study in running), is_reached=bool(found))
+
+    def _absent(self, name: str, running: Sequence[str], *, is_reached: bool) -> ShadhoError:
+        """Return the error for a study that does not run where requests are sent."""
+        shown = one_line(name, 80)
+        with suppress(ShadhoError):
+            store = SqlStore(self._store, read_only=True)
+            record = store.find(name)
+            holder = store.holder(record.key, time.time())
+            where = "name its fleet's Redis, or run this command in its folder"
+            if holder is not None:
+                return ServiceError(f"the scheduler of study {record.name} runs on {holder}; {where}")
+            return UsageError(
+                f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
+                f"{record.name} continues it"
+            )
+        if not is_reached:
+            return ServiceError(NO_FLEET)
+        others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
+        return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
+
+
+def why_not(what: str, control: str | None, signer: Signer) -> str | None:
+    """Return why `what` refuses requests that `signer` signs, or None. `control` is what it announces."""
+    if control is None:
+        return (
+            f"{what} refuses control because it has no signing key; start it with --signing-key-file, or with "
+            "--allow-unsigned-control"
+        )
+    if control != signer.fingerprint:
+        return f"{what} obeys requests with another signing key; give its --signing-key-file"
+    return None
+
+
+def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> tuple[Reach, str, Mapping[str, Worker]]:
+    """Return the Redis and the place of a worker, and the live workers there by name.
+
+    With `with_gone`, the place may also be a drained one without a live worker. Raises UsageError if nothing, or more
+    than one thing, is meant.
+    """
+    if not found:
+        raise ServiceError(NO_FLEET)
+    matches, known = [], set[str]()
+    for reach in found:
+        living = Registry(reach.client, Worker, reach.signer).living()
+        places = {place_of(name) for name in living}
+        if with_gone:
+            places |= Drains(reach.client, reach.control).all().keys()
+        known |= places
+        place = place_of(worker) if worker in living else worker
+        if place in places:
+            there = {name: each for name, each in living.items() if place_of(name) == place}
+            if worker in living and len(there) > 1:
+                raise UsageError(
+                    f"{len(there)} workers are {place}, and only all of them can be drained; give {place}, or stop the "
+                    "one with SIGTERM"
+                )
+            matches.append((reach, place, there))
+    if not matches:
+        names = [one_line(each, 80) for each in sorted(known)]
+        some = f"there are {listed(names, LISTED)}" if names else "none is live"
+        raise UsageError(f"no live worker is {one_line(worker, 80)!r}; {some}; see shadho-celery status")
+    if len(matches) > 1:
+        raise UsageError(f"{len(matches)} studies of this folder have a worker {worker!r}; give the worker's full name")
+    return matches[0]
+
+
+def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, what: str) -> Answer:
+    """Return the answer to a request. Raises ServiceError if there is none while it is valid, or if the study ends."""
+    registry, deadline = Registry(reach.client, StudyWants, reach.signer), time.monotonic() + VALID_SECONDS
+    while (answer := client.wait(request, STUDY_SECONDS)) is None and time.monotonic() < deadline + GRACE_SECONDS:
+        if request.study not in registry.living():
+            raise ServiceError(f"{what} ended before its scheduler answered")
+        if time.monotonic() >= deadline and client.take_back(request, entry):
+            raise ServiceError(
+                f"the scheduler of {what} has not read the request within {VALID_SECONDS:.0f} s, so nothing was "
+                "changed; see whether it hangs"
+            )
+    if answer is None:
+        raise ServiceError(
+            f"the scheduler of {what} has read the request but has not answered, for example because its store cannot "
+            "be reached; see shadho-celery status for what has become of it"
+        )
+    return answer
+
+
+def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker]:
+    """Wait until the live workers of a place announce that they are drained, or are not. Return them by name.
+
+    Raises ServiceError if they do not within ANSWER_SECONDS.
+    """
+    registry, deadline = Registry(reach.client, Worker, reach.signer), time.monotonic() + ANSWER_SECONDS
+    while True:
+        there = {name: worker for name, worker in registry.living().items() if place_of(name) == place}
+        late = [name for name, worker in there.items() if worker.drained != is_drained]
+        if not late:
+            return there
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"worker {late[0]} has not confirmed it within {ANSWER_SECONDS:.0f} s; it obeys once it reads this "
+                "from Redis: see its log, and shadho-celery status"
+            )
+        time.sleep(LOOK_SECONDS)

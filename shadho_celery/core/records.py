@@ -1,0 +1,194 @@
+"""Records of what happened on the machines: attempts, sessions of workers, and machines.
+
+A study writes them for pictures and for "why did this trial go there". No decision depends on them.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from shadho_celery import __version__
+from shadho_celery.core.checks import resolve
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.trial import Bytes, Name, Number, Place, StoredMoment
+
+#: bytes of one class in `AttemptRecord.placed`: three numbers of 32 bits
+CLASS_BYTES = 12
+#: maximum number of classes of one study in a record; and the greatest number that fits 32 bits
+MAX_CLASSES, _MOST = 10_000, 3.4e38
+_NAN = (math.nan,) * 3
+
+
+class End(str, Enum):
+    """How an attempt ended."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    #: its worker no longer renewed its lease
+    LOST = "lost"
+    #: it failed on one worker, and its trial is tried on another
+    RETRIED = "retried"
+    #: its class had too little memory, and its trial is tried on another
+    OUTGROWN = "outgrown"
+    #: another attempt has ended its trial
+    SUPERSEDED = "superseded"
+    #: a worker gave it back without fault of the trial, for instance because it was stopped
+    RETURNED = "returned"
+    #: it ended before a worker claimed it: it was taken back, or no worker was there
+    UNCLAIMED = "unclaimed"
+
+    __str__ = str.__str__
+
+
+class Leaving(str, Enum):
+    """Why a session ended."""
+
+    #: the worker stopped in order
+    STOPPED = "stopped"
+    #: the worker no longer announced itself
+    LOST = "lost"
+    #: the worker gets no more trials of this study, because it fails trials that others finish
+    QUARANTINED = "quarantined"
+    #: the worker can no longer run this study, for instance because its code was edited
+    UNFIT = "unfit"
+    #: the run of the study ended, or its scheduler did
+    ENDED = "study ended"
+
+    __str__ = str.__str__
+
+
+_Slot = Annotated[int, Meta(ge=0, le=10**6)]
+
+
+class AttemptRecord(Struct, frozen=True, kw_only=True, array_like=True):
+    """One attempt of a trial, from its placement to its end. Facts that are not known, or not yet, are None.
+
+    A store keeps the known facts of an earlier record of the same attempt where a later record has None.
+    """
+
+    #: number of the trial, and of the attempt within it
+    number: Number
+    attempt: Place
+    compute_class: Name | None = None
+    #: name of the machine
+    host: Name | None = None
+    #: name of the worker that claimed it
+    worker: Name | None = None
+    #: number of the worker's slot that ran it, from 0
+    slot: _Slot | None = None
+    #: seconds since the epoch by the scheduler's clock
+    queued_at: StoredMoment | None = None
+    #: seconds since the epoch by the worker's clock, except the end of an attempt without a result
+    started_at: StoredMoment | None = None
+    ended_at: StoredMoment | None = None
+    end: End | None = None
+    #: True for a speculative copy of an attempt that was running
+    copy: bool | None = None
+    #: `pack` of the classes that were live when it was placed
+    placed: Annotated[bytes, Meta(max_length=CLASS_BYTES * MAX_CLASSES)] | None = None
+
+    def merged(self, later: AttemptRecord) -> AttemptRecord:
+        """Return the facts of a `later` record of the same attempt, with those of this record where it has None."""
+        facts = {name: fact for name in self.__struct_fields__ if (fact := getattr(later, name)) is not None}
+        return replace(self, **facts)
+
+
+class SessionRecord(Struct, frozen=True, kw_only=True):
+    """A time in which a worker could run trials of a study."""
+
+    worker: Name
+    #: seconds since the epoch by the scheduler's clock
+    since: StoredMoment
+    compute_class: Name
+    host: Name
+    slots: _Slot
+    #: None while it lasts
+    until: StoredMoment | None = None
+    reason: Leaving | None = None
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """A GPU of a machine."""
+
+    name: Name
+    #: bytes; 0 if unknown
+    memory: Bytes = 0
+
+
+class MachineRecord(Struct, frozen=True, kw_only=True):
+    """A machine that has run, or could have run, trials of a study."""
+
+    host: Name
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
+    #: cores that its workers may use; 0 if unknown
+    cores: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    #: bytes of RAM; 0 if unknown
+    memory: Bytes = 0
+    #: versions by name: `shadho_celery` and `python`
+    versions: Annotated[Mapping[Name, Name], Meta(max_length=100)] = {}
+
+    @classmethod
+    def of(cls, machine: Machine, versions: Mapping[str, str]) -> MachineRecord:
+        """Return the record of an announced machine. Its GPUs count as alike, with the memory of the smallest."""
+        gpu = Gpu(name=machine.gpu_name, memory=machine.gpu_memory)
+        gpus = (gpu,) * len(machine.gpus)
+        return cls(host=machine.host, gpus=gpus, cores=machine.cores, memory=machine.memory, versions=versions)
+
+
+class Present(NamedTuple):
+    """A worker that can run trials of a study now."""
+
+    compute_class: str
+    slots: int
+    machine: MachineRecord
+
+
+resolve(AttemptRecord, SessionRecord, MachineRecord)
+
+
+def own_versions() -> dict[str, str]:
+    """Return the versions of this package and of Python in this process."""
+    return {"shadho_celery": __version__, "python": platform.python_version()}
+
+
+class Placed(NamedTuple):
+    """What the scheduler knew of one live class when it placed an attempt. A number that was not known is None."""
+
+    #: predicted seconds of the trial on this class
+    seconds: float | None
+    #: predicted seconds of the attempts of the study that waited in the queue of this class
+    backlog: float | None
+    #: price of a second on this class, relative to the other classes; only policy `cost` has prices
+    price: float | None
+
+
+def pack(found: Mapping[str, Placed], order: Sequence[str]) -> bytes:
+    """Return the facts of the live classes as three 32-bit numbers a class, in the study's `order` of classes."""
+    numbers: list[float] = []
+    for name in order:
+        numbers += [math.nan if n is None else min(max(n, -_MOST), _MOST) for n in found.get(name, _NAN)]
+    while len(numbers) > 3 and all(map(math.isnan, numbers[-3:])):
+        del numbers[-3:]
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def unpack(packed: bytes | None, order: Sequence[str]) -> dict[str, Placed]:
+    """Return the facts of the classes that were live, by name. Bytes that `pack` cannot have written give {}."""
+    if not packed or len(packed) % CLASS_BYTES:
+        return {}
+    known = [Placed(*map(_known, each)) for each in struct.iter_unpack("<3f", packed)]
+    return {name: facts for name, facts in zip(order, known, strict=False) if any(n is not None for n in facts)}
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None

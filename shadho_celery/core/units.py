@@ -1,0 +1,30 @@
+"""Texts of numbers and durations, as tables, pictures and messages show them."""
+
+from __future__ import annotations
+
+from itertools import dropwhile
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [*dropwhile(lambda part: not part[0], ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")))]
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
+
+
+def took(seconds: float | None) -> str:
+    """Return a duration with three digits in s or ms, or if it is longer in its two largest units."""
+    if not seconds:
+        return "-" if seconds is None else "0 s"
+    if seconds >= 99.95:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits, such as 0.0711, 2,180 or 1.5e-07."""
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

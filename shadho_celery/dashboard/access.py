@@ -1,0 +1,205 @@
+"""Who may ask the dashboard: a token, a cookie, and checks against requests that other pages make.
+
+Other users of a login node can reach its loopback addresses, so a token is always needed. The printed URL has a code
+after ``#``, which browsers do not send to servers or proxies. The page exchanges it for a cookie; a code works once.
+Source of the checks of Host and Origin: OWASP Cheat Sheet Series, "Cross-Site Request Forgery Prevention", 2024.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shadho_celery.errors import UsageError
+
+#: number of random bytes in a token, a code or a session
+RANDOM_BYTES = 24
+#: maximum number of browsers that stay logged in; an older one must log in again
+MOST_SESSIONS = 100
+#: maximum length of a request's URL and of its body, in bytes
+MOST_URL, MOST_BODY = 4096, 1_000_000
+#: names by which the dashboard may be asked: those of this machine's loopback address
+HOSTS = {"127.0.0.1", "localhost", "[::1]"}
+#: beginning of the cookie's name
+COOKIE = "shadho_celery_"
+#: names that a URL's query must not have
+_SECRETS = {"token", "code", "key", "password"}
+#: answers to requests without a session
+_FREE = ("/static/", "/pages/", "/login")
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Access:
+    """The token of a dashboard, its codes, and the sessions of browsers."""
+
+    def __init__(self, token: str | None = None) -> None:
+        """A random token is made unless one is given."""
+        self._token = token or secrets.token_urlsafe(RANDOM_BYTES)
+        self._codes: set[str] = set()
+        #: sessions, the oldest first
+        self._sessions: dict[str, None] = {}
+
+    def new_code(self) -> str:
+        """Return a new code that logs in one browser once. It replaces codes that were not used."""
+        code = secrets.token_urlsafe(RANDOM_BYTES)
+        self._codes = {code}
+        return code
+
+    def log_in(self, secret: str) -> str | None:
+        """Return a new session for a code or the token; None for anything else."""
+        is_code = _is_one_of(secret, self._codes)
+        if not is_code and not _is_one_of(secret, [self._token]):
+            return None
+        if is_code:
+            self._codes.clear()
+        session = secrets.token_urlsafe(RANDOM_BYTES)
+        self._sessions[session] = None
+        while len(self._sessions) > MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        return session
+
+    def knows(self, session: str) -> bool:
+        """Return whether a browser is logged in."""
+        return _is_one_of(session, self._sessions)
+
+
+def _is_one_of(secret: str, known: Iterable[str]) -> bool:
+    """Compare in constant time, so that the time of the answer says nothing about a secret."""
+    given = secret.encode("utf-8", "replace")
+    # A list, because a generator would stop at the first one that is equal.
+    return any([hmac.compare_digest(given, each.encode()) for each in known])  # noqa: C419
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file, which is made with a new token, readable by its owner only, if it does not exist.
+
+    Raises UsageError if the file cannot be used, or if others may read it.
+    """
+    try:
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(f"--token-file: {path} cannot be written: {error.strerror}") from None
+    else:
+        with os.fdopen(made, "w") as file:
+            file.write(secrets.token_urlsafe(RANDOM_BYTES) + "\n")
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"--token-file: others may read {path}; protect it: chmod 600 {path}")
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file: {path} cannot be read: {error}") from None
+    if len(token) < RANDOM_BYTES:
+        raise UsageError(f"--token-file: {path} has fewer than {RANDOM_BYTES} characters; remove it to get a new token")
+    return token
+
+
+class Guard:
+    """ASGI middleware that refuses requests that are not from a page of this dashboard, and adds security headers."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Headers that a route sets itself are kept.
+        refused = self._refusal(scope)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in own]
+                message["headers"] = [*message["headers"], *extra]
+            await send(message)
+
+        if refused is not None:
+            status, reason = refused
+            await PlainTextResponse(reason + "\n", status)(scope, receive, guarded)
+            return
+        await self._app(scope, _limited(receive), guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Return status and reason if a request is refused."""
+        headers, path = Headers(scope=scope), scope["path"]
+        found = _size_refusal(scope, headers) or _origin_refusal(scope["method"], path, headers)
+        if found or path == "/" or path.startswith(_FREE) or self._access.knows(session_of(headers)):
+            return found
+        return 401, "not logged in: open the URL that was printed, or restart the dashboard for a new one"
+
+
+def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:
+    query = scope["query_string"].decode("latin-1")
+    if len(scope["path"]) + len(query) > MOST_URL:
+        return 414, "this URL is too long"
+    if _SECRETS & {name.lower() for name, _ in parse_qsl(query, keep_blank_values=True)}:
+        return 400, "a secret in a URL's query is refused: it would stay in logs; open the URL that was printed"
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MOST_BODY:
+        return 413, f"send at most {MOST_BODY} bytes"
+    return None
+
+
+def _origin_refusal(method: str, path: str, headers: Headers) -> tuple[int, str] | None:
+    """Return why a request was not made by a page of this dashboard, or None."""
+    # The port may be another one, if the browser uses a tunnel. A page of another name has another host.
+    host = headers.get("host", "").lower()
+    if re.sub(r":\d+\Z", "", host) not in HOSTS:
+        return 421, "this dashboard has another address; open the URL that was printed"
+    is_own = headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
+    if method in {"GET", "HEAD"}:
+        # A link to the page, as in the terminal of a notebook, is followed: the page itself has nothing of a study.
+        is_link = path == "/" and headers.get("sec-fetch-mode") == "navigate"
+        return None if is_own or is_link else (403, "another page has made this request")
+    if not is_own or headers.get("origin", "").lower() != f"http://{host}":
+        return 403, "another page has made this request"
+    return None if headers.get("content-type", "").partition(";")[0] == "application/json" else (415, "send JSON")
+
+
+def session_of(headers: Mapping[str, str]) -> str:
+    """Return the session in a request's cookie, or ""."""
+    name = cookie_name(headers)
+    pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    return next((value for key, _, value in pairs if key == name), "")
+
+
+def cookie_name(headers: Mapping[str, str]) -> str:
+    """Return the name of the cookie. It has the port, because all ports of a host share its cookies."""
+    return COOKIE + headers.get("host", "").rpartition(":")[2]
+
+
+def _limited(receive: Receive) -> Receive:
+    """Return a `receive` that ends a body without a stated length after MOST_BODY bytes."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MOST_BODY:
+            return {"type": "http.disconnect"}
+        return message
+
+    return limited

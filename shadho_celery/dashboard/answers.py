@@ -1,0 +1,203 @@
+"""Answers of the dashboard: plain values for JSON, made from the columns of a study and from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import to_builtins
+from numpy.typing import NDArray
+
+from shadho_celery.charts.chart import Array, Indices
+from shadho_celery.charts.columns import Codes, TrialColumns
+from shadho_celery.charts.fronts import on_front
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.dashboard.cache import Cache, CachedStudy
+from shadho_celery.errors import UsageError
+from shadho_celery.pages.reading import in_order_of_colours
+from shadho_celery.results.schema import plain_json, trial_json
+from shadho_celery.results.trial import TrialResult
+
+#: number of trials on a page by default, and at most; and maximum number of studies in the list
+PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
+#: number of latest trials from which the present rate is computed
+RATE_TRIALS = 50
+#: maximum length of a text that is searched for
+MOST_SEARCH = 200
+
+Json = dict[str, Any]
+
+
+def studies(cache: Cache) -> Json:
+    """Return the studies of the store, the latest first."""
+    records = cache.store.records()
+    found = []
+    for record in records[:MOST_STUDIES]:
+        study = cache.results(record)
+        best = study.best_loss
+        found.append(
+            {
+                "name": record.name,
+                "module": record.module,
+                "created_at": record.created_at,
+                "running_on": study.running_on,
+                "counts": study.counts,
+                "asked": record.in_force.get("trials") or record.settings.get("trials"),
+                "loss": next(iter(record.objectives), "loss"),
+                "best": best,
+            }
+        )
+    return {
+        "store": cache.store.safe_url,
+        "studies": plain_json(found),
+        "left_out": max(0, len(records) - MOST_STUDIES),
+    }
+
+
+def summary(cached: CachedStudy) -> Json:
+    """Return the facts of a study that stand at the top of its page."""
+    study, trials = cached.study, cached.trials(whole=False)
+    best = _best(cached)
+    counts = {name: len(places) for name, places in trials.state.places()}
+    ended = sum(counts.get(state.value, 0) for state in COUNTED)
+    return {
+        "name": study.name,
+        "module": study.module,
+        "running_on": study.running_on,
+        "created_at": study.created_at,
+        "store": study.store,
+        "seed": study.seed,
+        "counts": counts,
+        "ended": ended,
+        "asked": cached.asked,
+        "a_minute": rate_a_minute(trials),
+        "best": None if best is None else plain_json(trial_json(best)),
+        "objectives": dict(study.objectives),
+        "labels": [*study.space],
+        "has_budgets": bool((trials.rung >= 0).any()),
+        "classes": in_order_of_colours({*trials.compute_class.names}),
+        "sampler": study.in_force.get("sampler"),
+        "settings": plain_json(study.settings),
+        "change": cached.change,
+    }
+
+
+def _best(cached: CachedStudy) -> TrialResult | None:
+    """Return the best trial, or None. The front of several losses is computed from the columns."""
+    front = on_front(cached.trials()) if len(cached.study.objectives) > 1 else []
+    if found := cached.numbered(front[:1]):
+        return found[0]
+    return cached.study.best_or_none
+
+
+def rate_a_minute(trials: TrialColumns) -> float | None:
+    """Return the ended trials per minute, from the latest ones; None before there are two."""
+    ends = np.sort(trials.finished_at[np.isfinite(trials.finished_at)])[-RATE_TRIALS:]
+    if len(ends) < 2 or ends[-1] <= ends[0]:
+        return None
+    return float(60.0 * (len(ends) - 1) / (ends[-1] - ends[0]))
+
+
+#: by name of a column of the table: the values by which it is sorted
+SORTED: Mapping[str, Callable[[TrialColumns], Array | Indices]] = {
+    "number": lambda trials: trials.number,
+    "seconds": lambda trials: trials.seconds,
+    "started_at": lambda trials: trials.started_at,
+    "finished_at": lambda trials: trials.finished_at,
+    "budget": lambda trials: trials.budget,
+}
+#: by name of a filter: the column of texts that it applies to
+FILTERS: Mapping[str, Callable[[TrialColumns], Codes]] = {
+    "state": lambda trials: trials.state,
+    "class": lambda trials: trials.compute_class,
+    "host": lambda trials: trials.host,
+    "subspace": lambda trials: trials.subspace,
+    "sampler": lambda trials: trials.sampler,
+    "failure": lambda trials: trials.failure,
+}
+
+
+def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
+    """Return one page of the trials that fit.
+
+    `asked` may have: `page` from 0, `size`, `sort` (a key of SORTED or "loss", with "-" in front for the reverse
+    order), `search` (a part of a text column), and any of FILTERS. Raises UsageError for anything else.
+    """
+    trials = cached.trials(whole="search" in asked or "failure" in asked)
+    known = {*FILTERS, "page", "size", "sort", "search"}
+    if unknown := {*asked} - known:
+        raise UsageError(f"trials have no filter {short(min(unknown))}; filters: {', '.join(sorted(known))}")
+    places = _order(trials, asked.get("sort", "-number"))
+    places = places[_fits(trials, asked)[places]]
+    size = min(_count(asked, "size", PAGE), MOST_PAGE)
+    start = _count(asked, "page", 0) * size
+    numbers = trials.number[places[start : start + size]].tolist()
+    return {
+        "count": len(places),
+        "page": start // size if size else 0,
+        "size": size,
+        "trials": [plain_json(trial_json(trial)) for trial in cached.numbered(numbers)],
+    }
+
+
+def _order(trials: TrialColumns, sort: str) -> Indices:
+    name = sort.removeprefix("-")
+    values: Array | Indices = trials.loss
+    if name == "loss":
+        places = trials.ranking
+    elif name in SORTED:
+        values = SORTED[name](trials)
+        places = np.argsort(values, kind="stable")
+    else:
+        raise UsageError(f"trials cannot be sorted by {short(name)}; sort by loss, {', '.join(SORTED)}")
+    if not sort.startswith("-"):
+        return places
+    # Trials without a value come last in both orders.
+    places = places[::-1]
+    is_missing = np.isnan(values[places])
+    return np.concatenate([places[~is_missing], places[is_missing]])
+
+
+def _fits(trials: TrialColumns, asked: Mapping[str, str]) -> NDArray[np.bool_]:
+    found = np.ones(len(trials), bool)
+    for name, column in FILTERS.items():
+        if name in asked:
+            found &= column(trials).is_in(asked[name])
+    if text := asked.get("search", "")[:MOST_SEARCH].lower():
+        is_found = trials.number == int(text) if text.isdecimal() and len(text) < 10 else np.zeros(len(trials), bool)
+        for column in FILTERS.values():
+            codes = column(trials)
+            is_found = is_found | codes.is_in(*(name for name in codes.names if text in name.lower()))
+        found &= is_found
+    return found
+
+
+def _count(asked: Mapping[str, str], name: str, default: int) -> int:
+    text = asked.get(name, str(default))
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{name}={short(text)} is not a count")
+    return int(text)
+
+
+def trial(cached: CachedStudy, number: int) -> Json:
+    """Return all that is known of one trial. Raises UsageError if there is none."""
+    found = cached.study.trial(number)
+    attempts = cached.study.records.attempts([number])
+    rows = [dict(zip(attempts, row, strict=True)) for row in zip(*attempts.values(), strict=True)]
+    machines = cached.study.records.machines()
+    at = machines["host"].index(found.host) if found.host in machines["host"] else None
+    reports = found.reports
+    return {
+        "trial": plain_json(trial_json(found)),
+        "attempts": plain_json([{name: value for name, value in row.items() if name != "placed"} for row in rows]),
+        "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
+        "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],
+        "is_live": not TrialState(found.state).is_finished,
+    }
+
+
+def fleet(places: Sequence[Json]) -> Json:
+    """Return the fleets and embedded studies that `status` shows."""
+    return {"places": to_builtins(plain_json(places))}

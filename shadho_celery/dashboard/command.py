@@ -1,0 +1,111 @@
+"""Command `dashboard`: serves the pages on this machine's loopback address."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.messages import say
+from shadho_celery.cli.result_options import store_option
+from shadho_celery.cli.status import places_of
+from shadho_celery.core.clock import SystemClock
+from shadho_celery.errors import UsageError
+
+HOST, PORT = "127.0.0.1", 8420
+#: seconds for which open requests may take when the dashboard ends
+END_SECONDS = 1
+#: maximum number of requests at a time
+MOST_REQUESTS = 300
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery dashboard
+  shadho-celery dashboard --store postgresql://me@db/searches --port 0
+  ssh -L 8420:127.0.0.1:8420 node shadho-celery dashboard
+
+\b
+It only listens on this machine. From another machine, use a tunnel as in the last example.
+"""
+)
+@store_option
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 for a free one.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with a token to log in; made if missing.")
+@click.option("--open", "is_opened", is_flag=True, help="Open the page in a browser.")
+@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input ends, as when a run is killed.")
+@connection_options.options
+def dashboard(
+    store: str, port: int, token_file: Path | None, is_opened: bool, with_parent: bool, **connection: str | None
+) -> None:
+    """Serve web pages about the studies of a store, until Ctrl-C. They show running studies as they change."""
+    try:
+        import uvicorn
+
+        from shadho_celery.control.control import Control
+        from shadho_celery.dashboard.access import Access, read_token
+        from shadho_celery.dashboard.cache import Cache
+        from shadho_celery.dashboard.server import Server
+        from shadho_celery.store.sql import SqlStore
+    except ModuleNotFoundError:
+        raise UsageError('the dashboard needs its packages; in the checkout: pip install -e ".[dashboard]"') from None
+    named = connection_options.environment(**connection)
+    os.environ.update(named)
+    access = Access(None if token_file is None else read_token(token_file))
+    opened = SqlStore(store, read_only=True)
+    # The server ends in order on Ctrl-C, and raises it again.
+    with suppress(KeyboardInterrupt), _listen(port) as listening:
+        address = f"http://{HOST}:{listening.getsockname()[1]}/"
+
+        def say_used(code: str) -> None:
+            say(f"a browser has logged in; to use another one, open {address}#{code}")
+
+        url = f"{address}#{access.new_code()}"
+        server = Server(Cache(opened, SystemClock()), access, lambda: places_of(named), Control(store=store), say_used)
+        say(f"dashboard: {url}")
+        if with_parent:
+            threading.Thread(target=_end_with_input, daemon=True).start()
+        if is_opened:
+            webbrowser.open(url)
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        config = uvicorn.Config(
+            server.app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MOST_REQUESTS,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+        uvicorn.Server(config).run([listening])
+
+
+def _end_with_input() -> None:
+    """End this process, as Ctrl-C does, once its standard input ends."""
+    while sys.stdin.buffer.read(1024):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address. Raises UsageError if the port is in use."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+        # A browser may come before the server is ready.
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise UsageError(f"--port: {port} cannot be used: {error.strerror}; --port 0 takes a free one") from None
+    return listening

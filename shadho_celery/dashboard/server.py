@@ -1,0 +1,207 @@
+"""Routes of the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from shadho_celery.charts.losses import comparison
+from shadho_celery.charts.study import chart_by_name
+from shadho_celery.control.control import Control
+from shadho_celery.core.actions import Answer
+from shadho_celery.core.checks import short
+from shadho_celery.dashboard import actions, answers
+from shadho_celery.dashboard.access import Access, Guard, cookie_name
+from shadho_celery.dashboard.cache import Cache
+from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound
+from shadho_celery.pages.payload import packed
+from shadho_celery.results.schema import plain_json
+
+log = logging.getLogger(__name__)
+
+#: files of the pages
+STATIC = Path(__file__).parent / "static"
+#: seconds between two looks for changes, and after which a silent stream of events says that it lives
+LOOK_SECONDS, ALIVE_SECONDS = 0.5, 15.0
+#: maximum number of streams of events, and number of bytes from which answers are compressed
+MOST_STREAMS, LEAST_COMPRESSED = 100, 1000
+
+#: maximum number of studies that are compared
+MOST_COMPARED = 10
+
+#: returns the facts of the fleets that `status` shows
+Fleet = Callable[[], Sequence[dict[str, Any]]]
+
+
+class Server:
+    """The routes, with the studies that they are about."""
+
+    def __init__(
+        self, cache: Cache, access: Access, fleet: Fleet, control: Control, say: Callable[[str], None]
+    ) -> None:
+        """`say` is called with the code for a further browser when one has logged in."""
+        self._cache, self._access, self._fleet, self._say = cache, access, fleet, say
+        self._control = control
+        #: held while servers are asked, because the addresses of embedded ones are in the environment meanwhile
+        self._asking = threading.Lock()
+        self._streams = 0
+
+    @property
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/", self.page),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Mount("/pages", StaticFiles(packages=[("shadho_celery.pages", "static")])),
+            Route("/login", self.log_in, methods=["POST"]),
+            Route("/api/studies", self.studies),
+            Route("/api/compare", self.compare),
+            Route("/api/fleet", self.fleet),
+            Route("/api/study/{name}", self.study),
+            Route("/api/study/{name}/chart/{chart}", self.chart),
+            Route("/api/study/{name}/trials", self.trials),
+            Route("/api/study/{name}/trial/{number:int}", self.trial),
+            Route("/api/study/{name}/events", self.events),
+            Route("/api/study/{name}/action", self.act_on_study, methods=["POST"]),
+            Route("/api/worker/action", self.act_on_worker, methods=["POST"]),
+        ]
+        middleware = [
+            Middleware(Guard, access=self._access),
+            Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED, compresslevel=4),
+        ]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers={ShadhoError: refuse})
+
+    async def page(self, request: Request) -> Response:
+        """Return the page, which asks for everything else."""
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def log_in(self, request: Request) -> Response:
+        """Exchange a code or the token for a cookie."""
+        try:
+            body = msgspec.json.decode(await request.body(), type=dict[str, str])
+        except (msgspec.MsgspecError, UnicodeDecodeError, ClientDisconnect):
+            body = {}
+        session = self._access.log_in(body.get("code", ""))
+        if session is None:
+            return answer({"error": "this address was used before or is old; use the one that was printed last"}, 401)
+        response = answer({})
+        response.set_cookie(cookie_name(request.headers), session, httponly=True, samesite="strict")
+        self._say(self._access.new_code())
+        return response
+
+    def studies(self, request: Request) -> Response:
+        """Return the list of studies."""
+        return answer(answers.studies(self._cache))
+
+    def compare(self, request: Request) -> Response:
+        """Return the comparison of the studies whose names are in the query, joined by "/"."""
+        names = request.query_params.get("names", "").split("/")[:MOST_COMPARED]
+        return answer(packed(comparison({name: self._cache.study(name).trials(whole=False) for name in names})))
+
+    def fleet(self, request: Request) -> Response:
+        """Return what runs on the fleet, or in this folder."""
+        try:
+            with self._asking:
+                return answer(answers.fleet(self._fleet()))
+        except ServiceError as error:
+            return answer({"places": [], "trouble": str(error)})
+
+    def study(self, request: Request) -> Response:
+        """Return the facts at the top of a study's page."""
+        cached = self._cache.study(request.path_params["name"])
+        return answer(cached.answer("summary", partial(answers.summary, cached)))
+
+    def chart(self, request: Request) -> Response:
+        """Return a chart by its name, with its arguments in the query."""
+        cached, name = self._cache.study(request.path_params["name"]), request.path_params["chart"]
+        asked = dict(request.query_params)
+        return answer(
+            cached.answer((name, *sorted(asked.items())), lambda: packed(chart_by_name(cached.charts, name, asked)))
+        )
+
+    def trials(self, request: Request) -> Response:
+        """Return a page of the table of trials."""
+        cached = self._cache.study(request.path_params["name"])
+        return answer(answers.trials_page(cached, request.query_params))
+
+    def trial(self, request: Request) -> Response:
+        """Return all that is known of a trial."""
+        cached = self._cache.study(request.path_params["name"])
+        return answer(answers.trial(cached, request.path_params["number"]))
+
+    async def act_on_study(self, request: Request) -> Response:
+        """Steer a running study. The answer says whether it was done, and what has become of it."""
+        body = await request.body()
+        cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
+        return await run_in_threadpool(self._acted, partial(actions.on_study, self._control, cached.study.key, body))
+
+    async def act_on_worker(self, request: Request) -> Response:
+        """Drain a worker, or undrain it."""
+        body = await request.body()
+        return await run_in_threadpool(self._acted, partial(actions.on_worker, self._control, body))
+
+    def _acted(self, act: Callable[[], Answer]) -> Response:
+        with self._asking:
+            return answer(act())
+
+    async def events(self, request: Request) -> Response:
+        """Return a stream with an event each time that the study has changed."""
+        cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
+        if self._streams >= MOST_STREAMS:
+            return answer({"error": f"{MOST_STREAMS} pages are open; close some"}, 503)
+
+        async def stream() -> AsyncIterator[str]:
+            self._streams += 1
+            try:
+                last, silent, has_failed = None, 0.0, False
+                while True:
+                    try:
+                        change, has_failed = await run_in_threadpool(cached.look), False
+                    except StoreError as error:
+                        # The stream goes on: a browser does not open it again once the server has refused that.
+                        if not has_failed:
+                            log.warning("%s", error)
+                        change, has_failed = last or 0, True
+                    if change != last or silent >= ALIVE_SECONDS:
+                        yield f"data: {change}\n\n"
+                        last, silent = change, 0.0
+                    await asyncio.sleep(LOOK_SECONDS)
+                    silent += LOOK_SECONDS
+            except StudyNotFound:
+                return
+            finally:
+                self._streams -= 1
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def answer(found: object, status: int = 200) -> Response:
+    """Return an answer as JSON. NaN and infinity are null in it."""
+    try:
+        body = msgspec.json.encode(found)
+    except (OverflowError, UnicodeEncodeError):
+        # An objective may return a whole number of any size, or a text that is not Unicode. This is slower.
+        body = json.dumps(plain_json(found)).encode()
+    return Response(body, status, {"cache-control": "no-store"}, "application/json")
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Return the answer for a request that cannot be served, with its reason in one line."""
+    status = 404 if isinstance(error, StudyNotFound) else 503 if isinstance(error, ServiceError | StoreError) else 400
+    return answer({"error": short(error, 500)}, status)

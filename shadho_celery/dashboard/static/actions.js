@@ -1,0 +1,52 @@
+// Actions on a running study and on workers. Each asks first, and says what has become of it.
+
+import { ofStudy, post } from "/static/api.js";
+import { element } from "/pages/marks.js";
+
+const said = document.getElementById("said");
+
+function button(text, question, act) {
+  const made = element("button", text, { type: "button" });
+  made.addEventListener("click", async () => {
+    const asked = question();
+    if (!asked) {
+      return;
+    }
+    made.disabled = true;
+    said.textContent = `${text} ...`;
+    try {
+      const { is_done: isDone, text: what } = await act(asked);
+      said.textContent = isDone ? what : `refused: ${what}`;
+    } catch (error) {
+      said.textContent = error.message;
+    } finally {
+      made.disabled = false;
+    }
+  });
+  return made;
+}
+
+const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
+
+export function studyActions(name) {
+  const simple = (action, words) => button(action, () => confirm(words), () => onStudy(name, { action }));
+  return [
+    simple("pause", `Start no more trials of ${name} until it is unpaused? Its running trials finish.`),
+    simple("unpause", `Start trials of ${name} again?`),
+    simple("stop", `End ${name} once its running trials have finished?`),
+    button(
+      "set trials",
+      () => Number.parseInt(prompt(`Run ${name} until it has how many trials?`) ?? "", 10),
+      (trials) => onStudy(name, { action: "set", trials }),
+    ),
+  ];
+}
+
+export const cancelAction = (name, number) =>
+  button("cancel", () => confirm(`Stop trial ${number} of ${name}?`), () => onStudy(name, { action: "cancel", number }));
+
+export function workerAction(worker, isDrained) {
+  const action = isDrained ? "undrain" : "drain";
+  const words = isDrained ? `Let ${worker} take trials again?` : `Let ${worker} finish its trials and take no more?`;
+  return button(action, () => confirm(words), () => post("/api/worker/action", { action, worker }));
+}

@@ -1,0 +1,93 @@
+// Login, routes and the line at the top.
+
+import { Refused, post } from "/static/api.js";
+import { element } from "/pages/marks.js";
+import { showFleet } from "/static/fleet.js";
+import { showPlacement } from "/static/placement.js";
+import { showCompare, showStudies } from "/static/studies.js";
+import { showStudy } from "/static/study.js";
+import { showTrial } from "/static/trial.js";
+import { showTrials } from "/static/trials.js";
+
+// Each page is given its place, the parts of its address and a signal that aborts when the reader goes on. It may
+// return nothing. Parts are decoded, and are only ever shown as text.
+const ROUTES = [
+  [/^\/?$/, showStudies],
+  [/^\/fleet$/, showFleet],
+  [/^\/compare\/(.+)$/, showCompare],
+  [/^\/study\/([^/]+)$/, showStudy],
+  [/^\/study\/([^/]+)\/trials(?:\?(.*))?$/, showTrials],
+  [/^\/study\/([^/]+)\/trial\/(\d+)$/, showTrial],
+  [/^\/study\/([^/]+)\/placement$/, showPlacement],
+];
+
+const main = document.getElementById("main");
+const place = document.getElementById("place");
+const said = document.getElementById("said");
+let leaving = new AbortController();
+
+export function say(line) {
+  said.textContent = line;
+}
+
+async function open() {
+  const hash = decodeURI(location.hash.slice(1));
+  if (hash && !hash.startsWith("/")) {
+    // The code of the printed address. It is taken out of the address before anything else is asked for.
+    history.replaceState(null, "", "/#/");
+    try {
+      await post("/login", { code: hash });
+    } catch (error) {
+      say(error.message);
+      return;
+    }
+  }
+  leaving.abort();
+  leaving = new AbortController();
+  main.replaceChildren();
+  place.replaceChildren();
+  say("");
+  document.title = "shadho_celery";
+  const path = location.hash.slice(1);
+  for (const [pattern, show] of ROUTES) {
+    const found = pattern.exec(path);
+    if (found) {
+      await shown(show, found.slice(1));
+      return;
+    }
+  }
+  say("There is no such page.");
+}
+
+async function shown(show, parts) {
+  const { signal } = leaving;
+  const slow = setTimeout(() => say("Reading the store ..."), 500);
+  try {
+    await show({ main, place, signal, say }, ...parts.map((part) => (part === undefined ? "" : decodeURIComponent(part))));
+    say("");
+  } catch (error) {
+    if (signal.aborted) {
+      return;
+    }
+    if (!(error instanceof Refused)) {
+      throw error;
+    }
+    say(error.message);
+    if (error.status === 401) {
+      main.replaceChildren(
+        element("h1", "Not logged in"),
+        element("p", "Open the address that shadho-celery dashboard printed last, or start it again for a new one."),
+      );
+    }
+  } finally {
+    clearTimeout(slow);
+  }
+}
+
+// The hash is the address of a page, so the link to the content does not set it.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+addEventListener("hashchange", open);
+open();

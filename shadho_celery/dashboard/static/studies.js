@@ -1,0 +1,64 @@
+// The list of studies, and the comparison of several.
+
+import { get } from "/static/api.js";
+import { link, number, table, time } from "/static/parts.js";
+import { showChart } from "/pages/figure.js";
+import { element } from "/pages/marks.js";
+
+export async function showStudies({ main, signal }) {
+  const found = await get("/api/studies");
+  if (signal.aborted) {
+    return;
+  }
+  main.append(element("h1", "Studies"), element("p", found.store, { class: "soft" }));
+  if (!found.studies.length) {
+    main.append(element("p", "The studies of this store will be here. A first one: shadho-celery run tasks.svm --trials 40"));
+    return;
+  }
+  const chosen = new Set();
+  const compare = element("button", "Compare", { type: "button", disabled: "" });
+  compare.addEventListener("click", () => {
+    location.hash = `#/compare/${[...chosen].map(encodeURIComponent).join("/")}`;
+  });
+  const box = (study) => {
+    const made = element("input", "", { type: "checkbox", "aria-label": `Compare ${study.name}` });
+    made.addEventListener("change", () => {
+      chosen[made.checked ? "add" : "delete"](study.name);
+      compare.disabled = chosen.size < 2;
+    });
+    return made;
+  };
+  const count = (study, ...states) => states.reduce((sum, state) => sum + (study.counts[state] ?? 0), 0);
+  const columns = [
+    ["compare", box],
+    ["study", (study) => link(study.name, "study", study.name)],
+    ["state", (study) => (study.running_on ? `running on ${study.running_on}` : "ended")],
+    ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
+    ["failed", (study) => String(count(study, "FAILED")), "number"],
+    ["best", (study) => (study.best === null ? "–" : `${study.loss} ${number(study.best)}`), "number"],
+    ["begun", (study) => time(study.created_at)],
+  ];
+  main.append(table("Studies of this store, the latest first", columns, found.studies), compare);
+  if (found.left_out) {
+    main.append(element("p", `${found.left_out} earlier studies are left out.`, { class: "soft" }));
+  }
+}
+
+function trialsText(study, ended) {
+  return study.asked ? `${ended} of ${study.asked}` : String(ended);
+}
+
+export async function showCompare({ main, signal }, names) {
+  const chart = await get("/api/compare", { names });
+  if (signal.aborted) {
+    return;
+  }
+  const box = element("section");
+  const links = element("p");
+  for (const name of names.split("/")) {
+    links.append(link(name, "study", name), " ");
+  }
+  main.append(element("h1", "Comparison of studies"), links, box);
+  const drawn = showChart(box, chart, []);
+  signal.addEventListener("abort", () => drawn.dispose());
+}

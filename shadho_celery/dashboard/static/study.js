@@ -1,0 +1,86 @@
+// The page of a study: how it goes, which params matter, what failed.
+
+import { get, ofStudy } from "/static/api.js";
+import { chartPlace, follow, headline, link, number, paramsText, placeOf } from "/static/parts.js";
+import { element } from "/pages/marks.js";
+
+export async function showStudy({ main, place, signal }, name) {
+  const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
+  const charts = element("div", "", { class: "charts" });
+  main.append(element("h1", name), top, charts);
+  const facts = await get(ofStudy(name));
+  const onTrial = (trial) => {
+    location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
+  };
+  const options = { classes: facts.classes, onTrial, signal };
+  const drawn = [chartPlace(charts, name, "history", options), chartPlace(charts, name, "timeline", options)];
+  const whole = ["parallel", "importance"];
+  if (facts.labels.length) {
+    whole.push("slice");
+  }
+  whole.push("failures", "failures_by_label", "samplers", "curves");
+  if (facts.has_budgets) {
+    whole.push("rungs");
+  }
+  if (Object.keys(facts.objectives).length > 1) {
+    whole.push("front", "hypervolume");
+  }
+  for (const chart of whole) {
+    if (chart === "slice") {
+      drawn.push(slices(charts, name, facts.labels, options));
+    } else {
+      drawn.push(chartPlace(charts, name, chart, options));
+    }
+  }
+  let first = facts;
+  await follow(name, signal, async () => {
+    const now = first ?? (await get(ofStudy(name)));
+    first = null;
+    if (signal.aborted) {
+      return;
+    }
+    place.replaceChildren(placeOf(name, now.running_on, "study"));
+    top.replaceChildren(...headlines(name, now));
+    for (const renew of drawn) {
+      await renew();
+    }
+  });
+}
+
+function headlines(name, facts) {
+  const best = facts.best;
+  const loss = Object.keys(facts.objectives)[0] ?? "loss";
+  const found = [];
+  if (best) {
+    const first = headline(`best ${loss}`, number(best.loss));
+    const params = element("p", paramsText(best.values instanceof Object ? best.values : best.params), { class: "params" });
+    params.append(" ", link(`trial ${best.number}`, "study", name, "trial", best.number));
+    first.append(params);
+    found.push(first);
+  } else {
+    found.push(headline("no trial has completed yet", "–"));
+  }
+  found.push(headline(facts.asked ? `of ${facts.asked} trials` : "trials", String(facts.ended)));
+  for (const [state, words] of [["RUNNING", "running"], ["PRUNED", "pruned"], ["FAILED", "failed"]]) {
+    if (facts.counts[state]) {
+      found.push(headline(words, String(facts.counts[state])));
+    }
+  }
+  if (facts.running_on && facts.a_minute) {
+    found.push(headline("trials a minute", number(facts.a_minute)));
+  }
+  return found;
+}
+
+function slices(parent, name, labels, options) {
+  const frame = element("div", "", { class: "sliced" });
+  parent.append(frame);
+  const choose = element("select", "", { "aria-label": "Param of the slice" });
+  for (const label of labels) {
+    choose.append(element("option", label, { value: label }));
+  }
+  frame.append(choose);
+  const renew = chartPlace(frame, name, "slice", { ...options, query: { label: labels[0] } });
+  choose.addEventListener("change", () => renew({ label: choose.value }));
+  return renew;
+}

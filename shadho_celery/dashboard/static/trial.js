@@ -1,0 +1,78 @@
+// The page of a trial: values, attempts, reasons for its placement, reports, machine, failure.
+
+import { cancelAction } from "/static/actions.js";
+import { get, ofStudy } from "/static/api.js";
+import { chartPlace, follow, gib, headline, number, placeOf, seconds, table, time } from "/static/parts.js";
+import { element } from "/pages/marks.js";
+
+export async function showTrial({ main, place, signal }, name, number_) {
+  const facts = await get(ofStudy(name));
+  place.replaceChildren(placeOf(name, facts.running_on, "trial"));
+  const body = element("div", "", { class: "trial" });
+  const charts = element("div", "", { class: "charts" });
+  main.append(element("h1", `Trial ${number_}`), body, charts);
+  const first = await get(ofStudy(name, `/trial/${number_}`));
+  const options = { classes: facts.classes, signal };
+  const drawn = first.attempts.map((each) =>
+    chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt: each.attempt } }),
+  );
+  await follow(name, signal, async () => {
+    const found = await get(ofStudy(name, `/trial/${number_}`));
+    if (signal.aborted) {
+      return;
+    }
+    body.replaceChildren(...parts(found));
+    if (found.is_live && facts.running_on) {
+      body.prepend(cancelAction(name, Number(number_)));
+    }
+    for (const renew of drawn) {
+      await renew();
+    }
+  });
+}
+
+function parts({ trial, attempts, machine, reports }) {
+  const top = element("div", "", { class: "facts" });
+  top.append(headline("state", trial.state.toLowerCase()));
+  if (trial.loss !== null) {
+    top.append(headline(`loss, in full ${trial.loss}`, number(trial.loss)));
+  }
+  top.append(headline("time", seconds(trial.seconds)));
+  const made = [top];
+  const values = trial.values instanceof Object ? trial.values : trial.params;
+  const pairs = (found) => Object.entries(found ?? {});
+  const named = [["name", ([label]) => label], ["value", ([, value]) => (typeof value === "string" ? value : JSON.stringify(value))]];
+  made.push(table("Values that the objective got", named, pairs(values)));
+  const metrics = pairs(trial.metrics);
+  if (metrics.length) {
+    made.push(table("Metrics", named, metrics));
+  }
+  made.push(
+    table("Attempts", [
+      ["attempt", (each) => String(each.attempt), "number"],
+      ["class", (each) => each.compute_class],
+      ["host", (each) => each.host],
+      ["slot", (each) => (each.slot === null ? "–" : String(each.slot)), "number"],
+      ["queued", (each) => time(each.queued_at)],
+      ["waited", (each) => seconds(difference(each.queued_at, each.started_at)), "number"],
+      ["ran", (each) => seconds(difference(each.started_at, each.ended_at)), "number"],
+      ["end", (each) => `${each.end ?? "running"}${each.copy ? ", copy" : ""}`],
+    ], attempts),
+  );
+  if (machine) {
+    const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";
+    made.push(element("p", `${machine.host}: ${gpus}, ${machine.cores} cores, ${gib(machine.memory)} RAM`));
+  }
+  if (reports.length) {
+    const latest = reports[reports.length - 1];
+    made.push(element("p", `${reports.length} reports; the latest at step ${latest.step}: ${number(latest.loss)}`));
+  }
+  for (const [title, text] of [["Failure", trial.error], ["Warning", trial.warning], ["Output", trial.output]]) {
+    if (text) {
+      made.push(element("h2", title), element("pre", text, { tabindex: "0" }));
+    }
+  }
+  return made;
+}
+
+const difference = (from, to) => (from === null || to === null ? null : Math.max(0, to - from));

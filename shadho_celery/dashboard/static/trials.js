@@ -1,0 +1,91 @@
+// The table of trials: pages from the server, which filters, sorts and searches.
+
+import { get, ofStudy } from "/static/api.js";
+import { follow, link, number, paramsText, placeOf, seconds, table, time } from "/static/parts.js";
+import { element } from "/pages/marks.js";
+
+const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITING", "CANCELLED"];
+// Width in pixels below which rows are cards, of which a page has fewer.
+const NARROW = 640;
+const SORTS = { "-number": "newest first", number: "oldest first", loss: "best first", "-seconds": "longest first", seconds: "shortest first" };
+
+export async function showTrials({ main, place, signal }, name, query) {
+  const asked = Object.fromEntries(new URLSearchParams(query));
+  const facts = await get(ofStudy(name));
+  place.replaceChildren(placeOf(name, facts.running_on, "trials"));
+  const go = (changed) => {
+    const next = new URLSearchParams({ ...asked, page: 0, ...changed });
+    for (const [key, value] of [...next]) {
+      if (value === "" || (key === "page" && value === "0")) {
+        next.delete(key);
+      }
+    }
+    location.hash = `#/study/${encodeURIComponent(name)}/trials${next.size ? `?${next}` : ""}`;
+  };
+  const form = element("form", "", { class: "filters", role: "search" });
+  form.append(
+    chooser("State", "state", STATES.map((state) => [state, state ? state.toLowerCase() : "all"]), asked, go),
+    chooser("Class", "class", ["", ...facts.classes].map((each) => [each, each || "all"]), asked, go),
+    chooser("Order", "sort", Object.entries(SORTS), { sort: "-number", ...asked }, go),
+    search(asked, go),
+  );
+  const body = element("div");
+  main.append(element("h1", `Trials of ${name}`), form, body);
+  await follow(name, signal, async () => {
+    const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
+    if (!signal.aborted) {
+      body.replaceChildren(...rows(name, found, go));
+    }
+  });
+}
+
+function rows(name, found, go) {
+  if (!found.count) {
+    return [element("p", "No trial fits. Trials are here as soon as they are chosen.")];
+  }
+  const columns = [
+    ["trial", (trial) => link(String(trial.number), "study", name, "trial", trial.number), "number"],
+    ["state", (trial) => element("span", trial.state.toLowerCase(), { class: `state ${trial.state}` })],
+    ["loss", (trial) => number(trial.loss), "number"],
+    ["time", (trial) => seconds(trial.seconds), "number"],
+    ["class", (trial) => trial.compute_class],
+    ["host", (trial) => trial.host],
+    ["values", (trial) => paramsText(trial.values instanceof Object ? trial.values : trial.params)],
+    ["ended", (trial) => time(trial.finished_at)],
+  ];
+  const last = Math.max(0, Math.ceil(found.count / found.size) - 1);
+  const pages = element("nav", "", { class: "pages", "aria-label": "Pages of the table" });
+  const button = (text, page, isOff) => {
+    const made = element("button", text, { type: "button" });
+    made.disabled = isOff;
+    made.addEventListener("click", () => go({ page }));
+    return made;
+  };
+  pages.append(
+    button("Previous", found.page - 1, found.page === 0),
+    element("span", `${found.page + 1} of ${last + 1}`),
+    button("Next", found.page + 1, found.page >= last),
+  );
+  return [table(`${found.count.toLocaleString("en-US")} trials`, columns, found.trials), pages];
+}
+
+function chooser(label, key, options, asked, go) {
+  const made = element("label", label);
+  const choose = element("select");
+  for (const [value, text] of options) {
+    choose.append(element("option", text, { value }));
+  }
+  choose.value = asked[key] ?? "";
+  choose.addEventListener("change", () => go({ [key]: choose.value }));
+  made.append(choose);
+  return made;
+}
+
+function search(asked, go) {
+  const made = element("label", "Search");
+  const field = element("input", "", { type: "search", placeholder: "number, host, subspace, failure", maxlength: "200" });
+  field.value = asked.search ?? "";
+  field.addEventListener("change", () => go({ search: field.value }));
+  made.append(field);
+  return made;
+}

@@ -1,0 +1,127 @@
+"""What to try next, as sentences: each rule looks at the columns of a study and says nothing if it does not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from shadho_celery.charts.columns import Label, TrialColumns
+from shadho_celery.charts.failures import failures, failures_by_label
+from shadho_celery.charts.machines import fleet_bound, one_more_worker
+from shadho_celery.charts.params import importances
+from shadho_celery.core.checks import listed
+from shadho_celery.core.units import digits
+from shadho_celery.pages.reading import StudyData
+
+#: number of rated trials from which on their best values say something about a label's range
+LEAST_TRIALS = 20
+#: number of best trials that must all lie near one end, and the part of the range that is near an end
+BEST, END = 3, 0.05
+#: share of failed trials from which on failures are mentioned
+MANY_FAILED = 0.1
+#: share of explained variance below which a label does not matter, and the number of trials that it takes to tell
+NO_MATTER, ENOUGH = 0.02, 100
+#: share of the latest trials: a best trial among them means that the search still makes progress
+LATEST = 0.2
+#: share of the first trials: if the best of at least `ENOUGH` trials is among them, the search has made no progress
+FIRST = 0.1
+
+
+def advice(data: StudyData) -> list[str]:
+    """Return sentences about what to try next, the most urgent first."""
+    return [sentence for rule in RULES for sentence in rule(data)]
+
+
+def many_failures(data: StudyData) -> Iterator[str]:
+    """If many trials fail, say with what and where in the space."""
+    trials = data.trials()
+    failed, ended = len(np.flatnonzero(trials.failure.codes >= 0)), _ended(trials)
+    if failed and failed >= MANY_FAILED * ended:
+        yield f"{failures(trials).title}: fix the cause, or exclude such params from the space."
+        where = failures_by_label(trials)
+        if not where.empty:
+            yield f"{where.title}."
+
+
+def best_at_an_end(data: StudyData) -> Iterator[str]:
+    """If the best trials have values at one end of a label's range, say that the range may be too small."""
+    trials = data.trials()
+    rated = np.flatnonzero(trials.is_rated)
+    if len(rated) < LEAST_TRIALS:
+        return
+    order = rated[np.argsort(trials.merit[rated], kind="stable")]
+    for label in trials.labels.values():
+        best = order[label.is_active[order]][:BEST]
+        if label.options or len(best) < BEST or best[0] != order[0]:
+            continue
+        places = _within_range(label)[best]
+        for is_near, end in ((places <= END, "lower"), (places >= 1 - END, "upper")):
+            if is_near.all():
+                value = digits(float(label.values[order[0]]))
+                yield f"The best trials have {label.name} at the {end} end of its range ({value}): extend the range."
+
+
+def progress(data: StudyData) -> Iterator[str]:
+    """Say if the best trial is one of the latest, so that more trials may find a better one, or one of the first."""
+    trials = data.trials()
+    rated = np.flatnonzero(trials.is_rated)
+    if len(rated) < LEAST_TRIALS:
+        return
+    best = int(rated[np.argmin(trials.merit[rated])])
+    if best >= (1 - LATEST) * len(trials):
+        yield (
+            f"The best trial, {trials.number[best]}, is one of the latest: more trials may find a better one "
+            f"(shadho-celery resume {data.study.name} --trials {2 * len(trials)})."
+        )
+    elif len(rated) >= ENOUGH and best < FIRST * len(trials):
+        yield (
+            f"None of the {len(trials) - best - 1:,} trials after trial {trials.number[best]} was better: more trials "
+            "in this space promise little."
+        )
+
+
+def no_matter(data: StudyData) -> Iterator[str]:
+    """Name the labels that explain neither the loss nor the seconds."""
+    idle = [
+        each.label
+        for each in importances(data.trials())
+        if each.trials >= ENOUGH
+        and each.loss is not None
+        and each.loss < NO_MATTER
+        and (each.seconds or 0.0) < NO_MATTER
+    ]
+    if len(idle) == 1:
+        yield f"{idle[0]} by itself changes neither the loss nor the seconds: give it a fixed value."
+    elif idle:
+        yield f"{listed(idle, 5)} by themselves change neither the loss nor the seconds: give them fixed values."
+
+
+def another_worker(data: StudyData) -> Iterator[str]:
+    """Say of which class one more worker adds most, if there are several classes."""
+    if len(data.trials().compute_class.names) > 1 and fleet_bound(data.trials(), data.attempts()) is not None:
+        yield f"{one_more_worker(data.trials(), data.attempts()).title}."
+
+
+#: rules in the order of their sentences
+RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
+    many_failures,
+    best_at_an_end,
+    progress,
+    another_worker,
+    no_matter,
+)
+
+
+def _ended(trials: TrialColumns) -> int:
+    return int(trials.state.is_in("COMPLETE", "PRUNED", "FAILED").sum())
+
+
+def _within_range(label: Label) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return the places of a label's values between the least drawn value (0) and the greatest (1)."""
+    values = np.log(label.values) if label.is_log else label.values
+    least, most = np.nanmin(values), np.nanmax(values)
+    # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
+    if len(np.unique(values[np.isfinite(values)])) <= LEAST_TRIALS / 2 or most <= least:
+        return np.full(len(values), 0.5)
+    return np.asarray((values - least) / (most - least), float)

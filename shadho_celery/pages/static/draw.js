@@ -1,0 +1,252 @@
+// The option with which ECharts draws a chart. All texts are drawn on a canvas, or are text nodes.
+
+import { card, columnOf, withUnit } from "./marks.js";
+import { digits } from "./numbers.js";
+import { lengthOf } from "./table.js";
+
+const CROSS = "path://M0,1L1,0L4,3L7,0L8,1L5,4L8,7L7,8L4,5L1,8L0,7L3,4Z";
+const FONT_SIZE = 14;
+// Characters of a category at an axis, and of one on a narrow page.
+const CATEGORY = 28;
+const NARROW_CATEGORY = 14;
+const NARROW = 480;
+// Characters of an axis's name.
+const NAME = 40;
+// ECharts cannot divide an axis that is longer than this. The values are then drawn at the ends of the axis.
+const FAR = 1e290;
+
+// Return the option for a figure that is `width` pixels wide.
+export function optionOf(chart, theme, width) {
+  const isParallel = chart.series.some((series) => series.mark === "polylines");
+  return {
+    animation: false,
+    textStyle: { fontFamily: theme.font, fontSize: FONT_SIZE },
+    tooltip: {
+      trigger: "item",
+      confine: true,
+      backgroundColor: theme.ground,
+      borderColor: theme.line,
+      extraCssText: "box-shadow: none",
+      formatter: (mark) => card(chart, chart.series[mark.seriesIndex], mark.dataIndex),
+    },
+    ...(isParallel ? parallel(chart, theme, width) : plane(chart, theme, width)),
+  };
+}
+
+function plane(chart, theme, width) {
+  const [x, y] = chart.axes;
+  const hasPlaceless = chart.series.some((series) => series.mark === "points" && series.columns.y.includes(null));
+  const isFlat = chart.series.some((series) => series.mark === "bars" && !series.columns.width);
+  const bottom = { ...axisOf(x, theme, width, chart, "x"), nameLocation: "middle", nameGap: 30 };
+  const side = {
+    ...axisOf(y, theme, width, chart, "y"),
+    nameLocation: "end",
+    nameGap: 12,
+    inverse: y.scale === "category",
+  };
+  if (y.scale === "category") {
+    side.nameLocation = "start";
+  }
+  side.nameTextStyle = { ...side.nameTextStyle, align: "left" };
+  bottom.scale = !isFlat;
+  side.scale = !chart.series.some((series) => series.mark === "bars");
+  return {
+    grid: { left: 8, right: 24, top: 40, bottom: 36, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+    xAxis: bottom,
+    // Marks without a y are drawn at the lower end of a second axis.
+    yAxis: hasPlaceless ? [side, { type: "value", min: 0, max: 1, show: false }] : side,
+    series: chart.series.map((series) => seriesOf(chart, series, theme)),
+  };
+}
+
+function axisOf(axis, theme, width, chart, column) {
+  const kinds = { linear: "value", log: "log", time: "time", category: "category" };
+  const label = { color: theme.muted, fontSize: FONT_SIZE, hideOverlap: true };
+  const made = {
+    type: kinds[axis.scale],
+    name: cut(withUnit(axis), NAME),
+    nameTextStyle: { color: theme.muted, fontSize: FONT_SIZE },
+    axisLine: { show: column === "x", lineStyle: { color: theme.line } },
+    axisTick: { show: column === "x", lineStyle: { color: theme.line } },
+    splitLine: { show: column === "y" && axis.scale !== "category", lineStyle: { color: theme.line } },
+    axisLabel: label,
+  };
+  if (axis.scale === "category") {
+    const most = width < NARROW ? NARROW_CATEGORY : CATEGORY;
+    made.data = axis.categories;
+    label.formatter = (text) => cut(text, most);
+  } else if (axis.scale !== "time") {
+    label.formatter = digits;
+    made.splitNumber = width < NARROW ? 3 : 5;
+    Object.assign(made, extent(axis, chart, column));
+  }
+  return made;
+}
+
+const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+// The ends of an axis, where ECharts' own choice would not do.
+function extent(axis, chart, column) {
+  const values = chart.series.flatMap((series) => series.columns[column] ?? []).filter((value) => value !== null);
+  const least = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const most = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  if (axis.scale === "linear" && Math.max(Math.abs(least), Math.abs(most)) > FAR && values.length) {
+    return { min: Math.max(least, -FAR), max: Math.min(most, FAR) };
+  }
+  return axis.scale === "log" && least > 0 && values.length ? logExtent(least, most) : {};
+}
+
+// Less than whole decades: 1, 2 or 5 times a power of ten.
+function logExtent(least, most) {
+  const steps = [1, 2, 5, 10];
+  const scaleOf = (value) => 10 ** Math.floor(Math.log10(value));
+  const lower = [...steps].reverse().find((step) => step * scaleOf(least) <= least) ?? 1;
+  const upper = steps.find((step) => step * scaleOf(most) >= most) ?? 10;
+  return { min: lower * scaleOf(least), max: upper * scaleOf(most) };
+}
+
+function seriesOf(chart, series, theme) {
+  const colour = theme.colourOf(series.colour);
+  const common = { name: series.name, itemStyle: { color: colour }, clip: true };
+  switch (series.mark) {
+    case "points":
+      return { ...common, ...points(chart, series, theme, colour) };
+    case "line":
+    case "steps":
+      return { ...common, ...line(chart, series, colour) };
+    case "bars":
+      return series.columns.width ? { ...common, ...boxes(chart, series) } : { ...common, ...bars(series, theme) };
+    default:
+      return { ...common, ...spans(chart, series) };
+  }
+}
+
+const scaled = (axis, value) => (value === null ? "-" : axis.scale === "time" ? 1000 * value : value);
+
+function pairs(chart, series) {
+  const [x, y] = chart.axes;
+  return series.columns.x.map((value, place) => [scaled(x, value), scaled(y, series.columns.y[place])]);
+}
+
+function points(chart, series, theme, colour) {
+  const found = pairs(chart, series);
+  const symbol = theme.symbolOf(series.colour);
+  const isPlaceless = series.columns.y.every((value) => value === null);
+  const isMany = found.length > 500;
+  const looks = {
+    filled: { symbol, itemStyle: { color: colour, opacity: isMany ? 0.6 : 0.85 } },
+    hollow: { symbol, itemStyle: { color: theme.ground, borderColor: colour, borderWidth: 1.5 } },
+    cross: { symbol: CROSS, itemStyle: { color: colour } },
+  };
+  return {
+    type: "scatter",
+    symbolSize: isMany ? 5 : 8,
+    ...(looks[series.form] ?? looks.filled),
+    emphasis: { scale: 1.8, itemStyle: { opacity: 1, borderColor: theme.ink, borderWidth: 1 } },
+    yAxisIndex: isPlaceless && found.length ? 1 : 0,
+    data: isPlaceless ? found.map(([x]) => [x, 0]) : found,
+    z: series.form === "cross" ? 4 : 3,
+  };
+}
+
+function line(chart, series, colour) {
+  const look = { bound: { type: "dashed", width: 2 }, best: { width: 2 } }[series.colour] ?? { width: 1.5 };
+  return {
+    type: "line",
+    step: series.mark === "steps" ? "end" : false,
+    showSymbol: false,
+    lineStyle: { color: colour, opacity: series.form === "light" ? 0.4 : 1, ...look },
+    data: pairs(chart, series),
+    z: 5,
+  };
+}
+
+function bars(series, theme) {
+  const border = theme.colourOf(series.colour) === theme.colourOf("seconds") ? { borderColor: theme.muted } : {};
+  return {
+    type: "bar",
+    barMaxWidth: 18,
+    barMinHeight: 1,
+    itemStyle: { color: theme.colourOf(series.colour), borderWidth: 1, ...border },
+    data: series.columns.x.map((value, place) => [value ?? "-", series.columns.y[place]]),
+  };
+}
+
+// Bars of a given width on a base: rectangles in the plane.
+function boxes(chart, series) {
+  const [x] = chart.axes;
+  const { x: starts, y, base, width } = series.columns;
+  return {
+    type: "custom",
+    encode: { x: [0, 1], y: [2, 3] },
+    renderItem: (_, api) =>
+      rectangle(api, api.coord([api.value(0), api.value(3)]), api.coord([api.value(1), api.value(2)])),
+    data: starts.map((start, place) => [
+      scaled(x, start),
+      scaled(x, start + width[place]),
+      base?.[place] ?? 0,
+      y[place],
+    ]),
+  };
+}
+
+// Bars in a row of their own.
+function spans(chart, series) {
+  const [x] = chart.axes;
+  const { start, end, y } = series.columns;
+  return {
+    type: "custom",
+    encode: { x: [0, 1], y: 2 },
+    renderItem: (_, api) => {
+      const from = api.coord([api.value(0), api.value(2)]);
+      const to = api.coord([api.value(1), api.value(2)]);
+      const half = Math.min(12, 0.3 * api.size([0, 1])[1]);
+      return rectangle(api, [from[0], from[1] - half], [to[0], to[1] + half]);
+    },
+    data: y.map((row, place) => [scaled(x, start[place]), scaled(x, end[place]), row]),
+  };
+}
+
+function rectangle(api, [left, top], [right, bottom]) {
+  const shape = { x: left, y: top, width: Math.max(1, right - left), height: bottom - top };
+  return { type: "rect", shape, style: { fill: api.visual("color") } };
+}
+
+function parallel(chart, theme, width) {
+  const isNarrow = width < NARROW;
+  const lines = chart.series.reduce((sum, series) => sum + lengthOf(series), 0);
+  return {
+    // On a narrow page the axes lie below one another.
+    parallel: isNarrow
+      ? { left: 96, right: 32, top: 24, bottom: 32, layout: "vertical" }
+      : { left: 56, right: 72, top: 48, bottom: 16 },
+    parallelAxis: chart.axes.map((axis, dim) => {
+      const made = axisOf(axis, theme, width, chart, columnOf(dim));
+      const most = isNarrow ? 11 : Math.max(8, Math.floor(width / chart.axes.length / 8));
+      made.name = cut(made.name, most);
+      // Lines cross the labels.
+      Object.assign(made.axisLabel, { textBorderColor: theme.ground, textBorderWidth: 3, color: theme.ink });
+      made.axisLabel.showMinLabel = made.axisLabel.showMaxLabel = true;
+      made.axisLabel.formatter = axis.scale === "category" ? (text) => text.slice(0, 8) : digits;
+      return {
+        ...made,
+        dim,
+        scale: true,
+        splitNumber: 3,
+        nameLocation: isNarrow ? "start" : "end",
+        nameTextStyle: { ...made.nameTextStyle, align: isNarrow ? "right" : "center" },
+        axisLine: { show: true, lineStyle: { color: theme.muted } },
+        areaSelectStyle: { color: theme.muted, borderColor: theme.muted, opacity: 0.2 },
+      };
+    }),
+    series: chart.series.map((series) => ({
+      type: "parallel",
+      name: series.name,
+      lineStyle: { color: theme.colourOf(series.colour), width: 1.5, opacity: lines > 100 ? 0.35 : 0.6 },
+      emphasis: { lineStyle: { opacity: 1, width: 3 } },
+      data: Array.from({ length: lengthOf(series) }, (_, place) =>
+        chart.axes.map((_, dim) => series.columns[columnOf(dim)][place] ?? "-"),
+      ),
+    })),
+  };
+}

@@ -1,0 +1,66 @@
+// What a chart says of each mark in words, for tooltips, screen readers and tables; and elements whose content is text.
+
+import { shown, took } from "./numbers.js";
+
+export function element(name, text = "", attributes = {}) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  for (const [attribute, value] of Object.entries(attributes)) {
+    made.setAttribute(attribute, value);
+  }
+  return made;
+}
+
+// Column of a line over all axes that has the values of one axis.
+export const columnOf = (place) => `axis ${place}`;
+
+// "trials an hour", but "time (s)".
+export function withUnit({ name, unit }) {
+  return unit.startsWith("an ") ? `${name} ${unit}` : unit ? `${name} (${unit})` : name;
+}
+
+// Pairs of name and text of one mark.
+export function facts(chart, series, place) {
+  const [x, y] = chart.axes;
+  const axes = { x, y, base: y, start: x, end: x };
+  const found = [];
+  for (const [name, column] of Object.entries(series.columns)) {
+    const value = column[place];
+    if (name === "base" || name === "width" || value === null || value === "") {
+      continue;
+    }
+    if (name.startsWith("axis ")) {
+      const axis = chart.axes[Number(name.slice("axis ".length))];
+      found.push([axis.name, shown(value, axis)]);
+    } else if (name === "number") {
+      // Where the axis has the number already, it is not said twice.
+      const isSaid = x.name === "trial" && series.columns.x?.[place] === value;
+      found.push(...(isSaid ? [] : [["trial", String(value)]]));
+    } else if (name === "end" && x.scale === "time") {
+      found.push(["duration", took(value - series.columns.start[place])]);
+    } else if (name === "busy" || name === "idle") {
+      found.push([name, `${Math.round(100 * value)} %`]);
+    } else {
+      const axis = axes[name];
+      // The height of a bar on a base is its own part of the whole.
+      const own = name === "y" && series.columns.base ? value - series.columns.base[place] : value;
+      const label = axis?.unit === "s" ? axis.name : axis && withUnit(axis);
+      found.push([["x", "y"].includes(name) ? label : name, shown(own, axis)]);
+    }
+  }
+  return found;
+}
+
+export const inWords = (chart, series, place) =>
+  [series.name, ...facts(chart, series, place).map((fact) => fact.join(" "))].join(", ");
+
+// Content of a tooltip.
+export function card(chart, series, place) {
+  const list = element("dl");
+  for (const [name, text] of facts(chart, series, place)) {
+    list.append(element("dt", name), element("dd", text));
+  }
+  const made = element("div", "", { class: "card" });
+  made.append(element("strong", series.name), list);
+  return made;
+}

@@ -1,0 +1,28 @@
+// Draws the figures of a page that has its data in itself.
+
+import { showChart, showOneOf } from "./figure.js";
+import { element } from "./marks.js";
+
+const { classes, figures } = JSON.parse(document.getElementById("data").textContent);
+const WIDE = ["timeline", "parallel"];
+const place = document.getElementById("figures");
+let section = null;
+let named = null;
+
+for (const { section: name, choice, charts } of figures) {
+  if (name !== named) {
+    section = element("section", "", { class: "figures" });
+    named = name;
+    if (name) {
+      section.append(element("h2", name));
+    }
+    place.append(section);
+  }
+  const host = element("figure", "", WIDE.includes(charts[0][1].name) ? { class: "wide" } : {});
+  section.append(host);
+  if (charts.length > 1) {
+    showOneOf(host, choice, charts, classes);
+  } else {
+    showChart(host, charts[0][1], classes);
+  }
+}

@@ -1,0 +1,397 @@
+// The timeline of attempts on a canvas: a row for each slot, machine or class, and a bar for each attempt.
+
+import { card, element, inWords } from "./marks.js";
+import { lengthOf } from "./table.js";
+
+const AXIS = 28;
+const BAR = 0.6;
+const MOST_HEIGHT = 640;
+const IDLE = 72;
+const FONT_SIZE = 14;
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+const DAY = 86400;
+
+// Draws a timeline in `host`, an element with a height of its own. `open` is called with a trial's number.
+export class Timeline {
+  constructor(host, chart, theme, { say = () => {}, open = () => {} } = {}) {
+    Object.assign(this, { host, chart, theme, say, open });
+    this.rows = chart.axes[1].categories;
+    this.idle = new Map();
+    this.bars = [];
+    for (const series of chart.series) {
+      this.read(series);
+    }
+    this.bars.sort((a, b) => a.row - b.row || a.start - b.start);
+    const starts = this.bars.map((bar) => bar.start);
+    const ends = this.bars.map((bar) => bar.end);
+    this.whole = [least(starts), Math.max(greatest(ends), least(starts) + 1e-3)];
+    this.span = [...this.whole];
+    this.rowHeight = Math.min(28, Math.max(6, Math.floor((MOST_HEIGHT - AXIS) / Math.max(1, this.rows.length))));
+    this.canvas = element("canvas", "", { "aria-hidden": "true" });
+    this.tip = element("div", "", { class: "tip", hidden: "" });
+    host.replaceChildren(this.canvas, this.tip);
+    this.ending = new AbortController();
+    this.listen();
+    this.resize();
+  }
+
+  read(series) {
+    const { y, start, end, number, idle, busy } = series.columns;
+    for (let place = 0; place < lengthOf(series); place += 1) {
+      if (idle) {
+        this.idle.set(y[place], idle[place]);
+      } else {
+        const bar = { series, place, row: y[place], start: start[place], end: end[place] };
+        this.bars.push({ ...bar, number: number?.[place] ?? null, busy: busy?.[place] ?? 1 });
+      }
+    }
+  }
+
+  static heightOf(chart) {
+    const count = chart.axes[1].categories.length;
+    return AXIS + count * Math.min(28, Math.max(6, Math.floor((MOST_HEIGHT - AXIS) / Math.max(1, count))));
+  }
+
+  resize() {
+    this.width = this.host.clientWidth;
+    this.height = AXIS + this.rows.length * this.rowHeight;
+    const ratio = globalThis.devicePixelRatio || 1;
+    this.canvas.width = Math.round(this.width * ratio);
+    this.canvas.height = Math.round(this.height * ratio);
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.height}px`;
+    this.labels = Math.min(320, Math.round(0.3 * this.width));
+    this.ratio = ratio;
+    this.paint();
+  }
+
+  use(theme) {
+    this.theme = theme;
+    this.paint();
+  }
+
+  dispose() {
+    this.ending.abort();
+  }
+
+  // Pixels of the part with the bars.
+  get left() {
+    return this.labels;
+  }
+
+  get right() {
+    return this.width - IDLE;
+  }
+
+  x(time) {
+    const [from, to] = this.span;
+    return this.left + ((time - from) / (to - from)) * (this.right - this.left);
+  }
+
+  time(x) {
+    const [from, to] = this.span;
+    return from + ((x - this.left) / (this.right - this.left)) * (to - from);
+  }
+
+  paint() {
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    pen.clearRect(0, 0, this.width, this.height);
+    pen.font = `${FONT_SIZE}px ${this.theme.font}`;
+    this.paintAxis(pen);
+    this.paintRows(pen);
+    pen.save();
+    pen.beginPath();
+    pen.rect(this.left, 0, this.right - this.left, this.height);
+    pen.clip();
+    for (const bar of this.bars) {
+      if (bar.end >= this.span[0] && bar.start <= this.span[1]) {
+        this.paintBar(pen, bar);
+      }
+    }
+    pen.restore();
+  }
+
+  paintAxis(pen) {
+    const bottom = this.rows.length * this.rowHeight;
+    pen.strokeStyle = this.theme.line;
+    pen.fillStyle = this.theme.muted;
+    pen.textBaseline = "middle";
+    pen.textAlign = "center";
+    pen.lineWidth = 1;
+    const step = stepOf((this.span[1] - this.span[0]) / Math.max(2, (this.right - this.left) / 110));
+    const zone = 60 * new Date(1000 * this.span[0]).getTimezoneOffset();
+    for (let at = Math.ceil((this.span[0] - zone) / step) * step + zone; at <= this.span[1]; at += step) {
+      const x = Math.round(this.x(at)) + 0.5;
+      line(pen, x, 0, x, bottom + 4);
+      const text = clock(at, step);
+      const half = pen.measureText(text).width / 2;
+      if (x - half >= this.left - 8 && x + half <= this.width) {
+        pen.fillText(text, x, bottom + AXIS / 2 + 2);
+      }
+    }
+    line(pen, this.left, bottom + 0.5, this.right, bottom + 0.5);
+  }
+
+  paintRows(pen) {
+    const every = Math.ceil((FONT_SIZE + 2) / this.rowHeight);
+    const class_ = (row) => this.bars.find((bar) => bar.row === row)?.series.colour;
+    let previous = null;
+    this.rows.forEach((name, row) => {
+      const middle = Math.max((row + 0.5) * this.rowHeight, FONT_SIZE / 2 + 2);
+      const colour = class_(row) ?? previous;
+      if (row && colour !== previous) {
+        pen.strokeStyle = this.theme.line;
+        line(pen, 0, row * this.rowHeight + 0.5, this.width, row * this.rowHeight + 0.5);
+      }
+      previous = colour;
+      if (row % every) {
+        return;
+      }
+      pen.fillStyle = this.theme.ink;
+      pen.textAlign = "left";
+      pen.fillText(fitting(pen, name, this.labels - 12), 0, middle);
+      if (this.idle.has(row)) {
+        pen.fillStyle = this.theme.muted;
+        pen.textAlign = "right";
+        pen.fillText(`${Math.round(100 * this.idle.get(row))} % idle`, this.width, middle);
+      }
+    });
+  }
+
+  paintBar(pen, bar) {
+    const colour = this.theme.colourOf(bar.series.colour);
+    const form = bar.series.form;
+    const full = BAR * this.rowHeight;
+    const left = Math.max(this.x(bar.start), this.left - 2);
+    const width = Math.max(1, Math.min(this.x(bar.end), this.right + 2) - left);
+    const height = form === "strip" ? Math.max(1, full * bar.busy) : full;
+    const top = bar.row * this.rowHeight + (this.rowHeight - full) / 2 + (full - height);
+    pen.fillStyle = pen.strokeStyle = colour;
+    pen.lineWidth = 1;
+    if (form === "outlined") {
+      pen.strokeRect(left + 0.5, top + 0.5, Math.max(1, width - 1), height - 1);
+    } else if (form === "hatched") {
+      hatch(pen, left, top, width, height);
+    } else {
+      pen.globalAlpha = { light: 0.4, crossed: 0.4 }[form] ?? 1;
+      // A gap tells bars without a pause between them apart.
+      pen.fillRect(left, top, form !== "strip" && width > 3 ? width - 1 : width, height);
+      pen.globalAlpha = 1;
+    }
+    if (form === "crossed") {
+      pen.strokeStyle = this.theme.failed;
+      pen.lineWidth = 2;
+      const size = height / 2;
+      const [x, y] = [left + width - size / 2 - 2, top + height / 2];
+      line(pen, x - size / 2, y - size / 2, x + size / 2, y + size / 2);
+      line(pen, x - size / 2, y + size / 2, x + size / 2, y - size / 2);
+    }
+    if (bar === this.current) {
+      pen.strokeStyle = this.theme.ink;
+      pen.lineWidth = 2;
+      pen.strokeRect(left - 2, top - 2, width + 4, height + 4);
+    }
+  }
+
+  listen() {
+    const on = (name, run, more = {}) =>
+      this.host.addEventListener(name, run, { signal: this.ending.signal, ...more });
+    on("pointermove", (event) => this.move(event));
+    on("pointerleave", () => this.show(null));
+    on("pointerdown", (event) => this.grab(event));
+    on("pointerup", (event) => this.release(event));
+    // Without the focus the wheel scrolls the page, unless Ctrl is pressed.
+    on("wheel", (event) => this.wheel(event), { passive: false });
+    on("keydown", (event) => this.key(event));
+  }
+
+  at(event) {
+    const frame = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
+    const row = Math.floor(y / this.rowHeight);
+    const near = this.time(x + 2) - this.time(x);
+    const time = this.time(x);
+    const found = this.bars.filter((bar) => bar.row === row && bar.start - near <= time && time <= bar.end + near);
+    return found.at(-1) ?? null;
+  }
+
+  grab(event) {
+    this.held = { x: event.clientX, span: [...this.span], moved: false };
+    this.host.setPointerCapture(event.pointerId);
+  }
+
+  move(event) {
+    if (!this.held) {
+      this.show(this.at(event), event);
+      return;
+    }
+    const { x, span } = this.held;
+    this.held.moved ||= Math.abs(event.clientX - x) > 3;
+    if (this.held.moved) {
+      const seconds = ((x - event.clientX) / (this.right - this.left)) * (span[1] - span[0]);
+      this.see(span[0] + seconds, span[1] + seconds);
+    }
+  }
+
+  release(event) {
+    const wasClick = this.held && !this.held.moved;
+    this.held = null;
+    const bar = this.at(event);
+    if (wasClick && bar) {
+      this.choose(bar);
+      this.enter();
+    }
+  }
+
+  wheel(event) {
+    if (!event.ctrlKey && document.activeElement !== this.host) {
+      return;
+    }
+    event.preventDefault();
+    const frame = this.canvas.getBoundingClientRect();
+    this.zoom(Math.exp(0.002 * event.deltaY), this.time(event.clientX - frame.left));
+  }
+
+  zoom(factor, about = (this.span[0] + this.span[1]) / 2) {
+    const [from, to] = this.span;
+    this.see(about - (about - from) * factor, about + (to - about) * factor);
+  }
+
+  // Show the time between two moments, within the whole time.
+  see(from, to) {
+    const [first, last] = this.whole;
+    const length = Math.min(last - first, Math.max(1e-3, to - from));
+    const start = Math.min(Math.max(from, first), last - length);
+    this.span = [start, start + length];
+    this.paint();
+  }
+
+  key(event) {
+    const acts = {
+      ArrowRight: () => this.step(1),
+      ArrowLeft: () => this.step(-1),
+      ArrowDown: () => this.row(1),
+      ArrowUp: () => this.row(-1),
+      "+": () => this.zoom(0.5),
+      "-": () => this.zoom(2),
+      Home: () => this.see(...this.whole),
+      Enter: () => this.enter(),
+      Escape: () => this.show(null),
+    };
+    if (event.key in acts) {
+      event.preventDefault();
+      acts[event.key]();
+    }
+  }
+
+  step(by) {
+    const place = this.bars.indexOf(this.current);
+    this.choose(this.bars[place < 0 ? 0 : Math.min(this.bars.length - 1, Math.max(0, place + by))]);
+  }
+
+  // Go to the attempt of another row that is nearest in time.
+  row(by) {
+    if (!this.current) {
+      this.step(1);
+      return;
+    }
+    const rows = [...new Set(this.bars.map((bar) => bar.row))];
+    const row = rows[rows.indexOf(this.current.row) + by];
+    const distance = (bar) => Math.abs(bar.start - this.current.start);
+    const own = this.bars.filter((bar) => bar.row === row);
+    if (own.length) {
+      this.choose(own.reduce((a, b) => (distance(b) < distance(a) ? b : a)));
+    }
+  }
+
+  choose(bar) {
+    if (!bar) {
+      return;
+    }
+    this.current = bar;
+    const length = this.span[1] - this.span[0];
+    if (bar.start < this.span[0] || bar.start > this.span[1]) {
+      this.see(bar.start - length / 2, bar.start + length / 2);
+    }
+    this.paint();
+    this.say(`${this.rows[bar.row]}: ${inWords(this.chart, bar.series, bar.place)}`);
+    this.show(bar);
+  }
+
+  enter() {
+    if (this.current?.number !== null && this.current) {
+      this.open(this.current.number);
+    }
+  }
+
+  show(bar, event = null) {
+    this.tip.hidden = !bar;
+    if (!bar) {
+      return;
+    }
+    this.tip.replaceChildren(card(this.chart, bar.series, bar.place));
+    const frame = this.canvas.getBoundingClientRect();
+    const x = event ? event.clientX - frame.left : this.x(bar.start);
+    this.tip.style.left = `${Math.max(0, Math.min(x + 12, this.width - this.tip.offsetWidth))}px`;
+    this.tip.style.top = `${(bar.row + 1) * this.rowHeight + 4}px`;
+  }
+}
+
+const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const greatest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+function line(pen, x, y, toX, toY) {
+  pen.beginPath();
+  pen.moveTo(x, y);
+  pen.lineTo(toX, toY);
+  pen.stroke();
+}
+
+function hatch(pen, left, top, width, height) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, top, width, height);
+  pen.clip();
+  for (let x = left - height; x < left + width; x += 5) {
+    line(pen, x, top + height, x + height, top);
+  }
+  pen.restore();
+  pen.strokeRect(left + 0.5, top + 0.5, Math.max(1, width - 1), height - 1);
+}
+
+// Shorten a text in its middle until it is at most `most` pixels wide.
+function fitting(pen, text, most) {
+  if (pen.measureText(text).width <= most) {
+    return text;
+  }
+  let kept = text.length;
+  const cut = () => `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+  while (kept > 1 && pen.measureText(cut()).width > most) {
+    kept -= 1;
+  }
+  return cut();
+}
+
+function stepOf(seconds) {
+  if (seconds <= 1) {
+    const power = 10 ** Math.floor(Math.log10(seconds));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= seconds);
+  }
+  return STEPS.find((step) => step >= seconds) ?? DAY * Math.ceil(seconds / DAY);
+}
+
+function clock(seconds, step) {
+  const date = new Date(1000 * seconds);
+  if (step >= DAY) {
+    return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
+  }
+  const parts = { hour: "2-digit", minute: "2-digit", hour12: false };
+  if (step < 60) {
+    parts.second = "2-digit";
+  }
+  if (step < 1) {
+    parts.fractionalSecondDigits = Math.min(3, Math.ceil(-Math.log10(step)));
+  }
+  return date.toLocaleTimeString(undefined, parts);
+}

@@ -1,0 +1,215 @@
+"""Prepared process of a worker's slots: ``python -m shadho_celery.runner.fork_server MODULE...``.
+
+It imports the modules that all trials need, and then forks a reaper for each request from the worker (`starting`). A
+fork takes hundredths of a second; a new interpreter would repeat these imports. It imports no code of a study, has one
+thread, and ends with its worker. Its environment has no credentials, because a fork shows the environment of its parent
+to other processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec import Struct, convert
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.libraries import is_installed, is_library_folder, module_in
+from shadho_celery.runner import protocol, reaper
+from shadho_celery.runner.process_tree import MARK, PR_SET_PDEATHSIG, UNMARKED, prctl
+
+log = logging.getLogger(__name__)
+
+#: modules that trials need; psutil is for the end of a trial, and threadpoolctl for its number of threads
+_MODULES = (
+    "numpy",
+    "scipy",
+    "hyperopt",
+    "psutil",
+    "threadpoolctl",
+    "shadho_celery.runner.child",
+    "shadho_celery.space.compile",
+)
+
+#: devices that cannot be used in a fork of the process that has opened them
+_DEVICE = re.compile(r"/dev/(nvidia|kfd|dri/|accel)")
+
+
+class Request(Struct, frozen=True):
+    """A reaper to start. Lifeline, pipe, output and status socket are sent with it as descriptors."""
+
+    #: variables to add to the environment
+    environment: dict[str, str]
+    #: module whose `main` runs below the reaper, and its arguments after the pipe's descriptor
+    arguments: list[str]
+
+
+def main() -> None:
+    """Fork a reaper for each request on the socket that is standard input, until its other end closes.
+
+    The arguments are further modules to import.
+    """
+    worker = os.getppid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in reaper.IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    control, preload = _take_control(), sys.argv[1:]
+    mark = _address_of_mark()
+    gc.disable()
+    path = [*sys.path]
+    # Libraries must not get files of a study instead of other libraries.
+    sys.path[:] = [folder for folder in path if is_library_folder(folder)]
+    for name in _MODULES:
+        # If one of them cannot be imported, trials fail with the reason.
+        with suppress(Exception):
+            importlib.import_module(name)
+    if reason := _obstacle():
+        log.warning("the slots' processes cannot be forked: %s", reason)
+        os._exit(protocol.UNFIT)
+    for name in preload:
+        _preload(name, control)
+    sys.path[:] = path
+    # The collector of a fork must not touch the objects of the imports, because it would copy their memory.
+    gc.collect()
+    gc.freeze()
+    # The system collects the ended reapers. This is not set earlier, because a module may wait for a program at its
+    # import.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    if os.getppid() != worker:
+        return
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, protocol.MAX_START, 4)
+        if not message:
+            return
+        # Without its status socket, a request that was not fulfilled has failed. There may be no room for a process.
+        with suppress(OSError):
+            if os.fork() == 0:
+                break
+        for each in descriptors:
+            os.close(each)
+    control.close()
+    _become_reaper(convert(json.loads(message), Request), *descriptors, mark=mark)
+
+
+def _take_control() -> socket.socket:
+    """Return the socket that is standard input, and leave standard input empty."""
+    # A worker may have closed standard streams. Other files must not get their numbers, which belong to the output.
+    while (empty := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(empty, 0)
+    os.close(empty)
+    return control
+
+
+def _preload(name: str, control: socket.socket) -> None:
+    """Import a module that a study names. If it cannot be forked then, start this program again without it."""
+    try:
+        importlib.import_module(name)
+        reason = _obstacle()
+    except (Exception, SystemExit) as error:
+        # It may be partly imported.
+        reason = f"its import failed: {type(error).__name__}: {short(error)}"
+    if reason:
+        log.warning("%s is imported in each slot and not before (STUDY['preload']): %s", name, reason)
+        os.dup2(control.fileno(), 0)
+        arguments = [each for each in sys.argv[1:] if each != name]
+        os.execv(sys.executable, [sys.executable, "-u", "-m", "shadho_celery.runner.fork_server", *arguments])
+
+
+def _obstacle() -> str:
+    """Return why this process cannot be forked, or "" if it can."""
+    if (count := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 -- names alone
+        return f"it has started {count - 1} threads"
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):
+            if _DEVICE.match(target := os.readlink(f"/proc/self/fd/{number}")):  # noqa: PTH115
+                return f"it has opened {target}"
+    return ""
+
+
+def _address_of_mark() -> int | None:
+    """Return the address of the mark's value in the environment with which this process began."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    address = find(MARK.encode())
+    return None if os.environ.get(MARK) != UNMARKED else address
+
+
+def _become_reaper(request: Request, lifeline: int, pipe: int, output: int, status: int, *, mark: int | None) -> None:
+    """Be the process that `python -m shadho_celery.runner.reaper` would start."""
+    pidfd = os.pidfd_open(os.getpid())
+    _tell(status, b"started", [pidfd])
+    os.setsid()
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        os.dup2(output, number)
+        # Python's own stream may belong to a file, and would then seek to its end. This one is unbuffered, as with -u.
+        raw = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    for number in (output, pidfd):
+        os.close(number)
+    os.environ.update(request.environment)
+    if mark is not None:
+        # The C library keeps a changed environment elsewhere, and /proc shows the one at the start of the program.
+        ctypes.memmove(mark, request.environment[MARK].encode(), len(UNMARKED))
+    importlib.invalidate_caches()
+    _forget_hidden()
+    if "numpy.random" in sys.modules:
+        # Python seeds `random` in each fork.
+        sys.modules["numpy.random"].seed()
+    gc.enable()
+    module, *arguments = request.arguments
+    own = os.getpid()
+    try:
+        code = reaper.run(lifeline, module, [str(pipe), *arguments], spare=[status])
+    except Exception:
+        if os.getpid() != own:
+            # This is the child, whose error ends it as a program's error does.
+            raise
+        # The system has refused the child.
+        traceback.print_exc()
+        code = 1
+    _tell(status, str(code).encode())
+    # Forks leave out what imported modules do at the end of a program, such as deleting their temporary files.
+    os._exit(0)
+
+
+def _forget_hidden() -> None:
+    """Forget imported libraries whose names also belong to files of a study, so that the study imports its own."""
+    for folder in sys.path:
+        if is_library_folder(folder):
+            continue
+        with suppress(OSError):
+            here = {name.removesuffix(".py") for name in os.listdir(folder or ".")}  # noqa: PTH208 -- names alone
+            hidden = here & {name.partition(".")[0] for name in sys.modules} - {"shadho_celery", "__main__"}
+            for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
+                file = getattr(sys.modules[name], "__file__", None)
+                if file and is_installed(file) and module_in(folder, name.partition(".")[0]):
+                    del sys.modules[name]
+
+
+def _tell(status: int, message: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a message to the worker, which may have ended."""
+    told = socket.socket(fileno=status)
+    with suppress(OSError):
+        socket.send_fds(told, [message], descriptors)
+    # The descriptor is closed as a number.
+    told.detach()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Start of a slot's process: by a new interpreter, or faster by a fork of a prepared process (`fork_server`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import IO, Any, Protocol
+from urllib.parse import urlsplit
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.hardware import thread_variables
+from shadho_celery.errors import UsageError
+from shadho_celery.runner import protocol
+from shadho_celery.runner.process_tree import MARK, UNMARKED
+
+log = logging.getLogger(__name__)
+
+#: prefixes of environment variables that trials do not get: our settings, and those with which clients of PostgreSQL,
+#: Redis and RabbitMQ log in
+_OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
+#: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
+_ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
+#: variable that names further variables for trials, joined by commas
+PASS = "SHADHO_PASS"
+
+#: environment variable that says how a worker starts the processes of its slots: fork (the default) or spawn
+START = "SHADHO_START"
+
+#: prefixes of variables that take effect only when a program starts
+_FIXED = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
+
+#: Python's arguments for the processes; -u (unbuffered) makes a trial's output complete even if it crashes
+_REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
+_SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
+
+#: seconds for a prepared process to import its modules and to fork, and seconds without it after it has failed
+FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
+
+#: seconds for a prepared process to end by itself, if it does not start a reaper
+END_SECONDS = 0.5
+
+
+class Reaper(Protocol):
+    """Handle of a slot's reaper. Its methods are those of `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once the reaper has ended; -1 if the system has none."""
+
+    def await_start(self) -> bool:
+        """Wait until the reaper has started. Return False if it could not be started."""
+
+
+class Start(Protocol):
+    """Starts a reaper."""
+
+    def __call__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
+    ) -> Reaper:
+        """Start a reaper over the `main` of the module ``arguments[0]``. Raises OSError.
+
+        `main` gets the descriptor `pipe` and the other arguments. `environment` is added to the environment without
+        credentials. Standard output and standard error are `output`. The caller closes the descriptors.
+        """
+
+
+class _Executed(subprocess.Popen[bytes]):
+    """A reaper in a new interpreter."""
+
+    _pidfd = -1
+
+    def fileno(self) -> int:
+        if self._pidfd < 0 and sys.platform == "linux":
+            with suppress(OSError):
+                self._pidfd = os.pidfd_open(self.pid)
+        return self._pidfd
+
+    def __del__(self, *arguments: Any, **keywords: Any) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        super().__del__(*arguments, **keywords)
+
+    def await_start(self) -> bool:
+        return True
+
+
+def execute(
+    arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
+) -> Reaper:
+    """Start a reaper in a new interpreter (`Start`)."""
+    return _Executed(
+        [sys.executable, *_REAPER, str(lifeline), arguments[0], str(pipe), *arguments[1:]],
+        pass_fds=[lifeline, pipe],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**without_credentials(os.environ), **environment},
+        # In a new session, Ctrl-C at the terminal does not reach the process.
+        start_new_session=True,
+    )
+
+
+def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
+    """Wait until there is something to receive or the other end is closed, but no longer than `seconds`."""
+    # select is not used, because it cannot wait for descriptors above 1,023.
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+
+class _Forked:
+    """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code."""
+
+    def __init__(self, status: socket.socket, on_failure: Callable[[], None]) -> None:
+        self._status = status
+        self._on_failure = on_failure
+        self._pidfd: int | None = None
+        self._code: int | None = None
+        self._was_given_up = False
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._status.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def poll(self) -> int | None:
+        self._receive(0.0, lambda: self._code is not None)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code as `subprocess.Popen.wait` does. If the reaper has not started, give it up."""
+        with self._lock:
+            if self._pidfd is None and self._code is None and not is_readable(self._status, 0.0):
+                # The prepared process may still import. When it forks later, the reaper finds its lifeline closed.
+                self._was_given_up, self._code = True, -signal.SIGKILL
+                # This wakes a thread that waits for the start.
+                with suppress(OSError):
+                    self._status.shutdown(socket.SHUT_RDWR)
+        if not self._receive(timeout, lambda: self._code is not None) or self._code is None:
+            raise subprocess.TimeoutExpired("the reaper", timeout or 0.0)
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def fileno(self) -> int:
+        return self._status.fileno()
+
+    def await_start(self) -> bool:
+        self._receive(FORK_SECONDS, lambda: self._pidfd is not None or self._code is not None)
+        if self._pidfd is None and not self._was_given_up:
+            self._on_failure()
+        return self._pidfd is not None
+
+    def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
+        """Receive until `is_done` or until nothing arrives for this many seconds. Return whether it is done."""
+        while not is_done():
+            if not is_readable(self._status, seconds):
+                return False
+            with self._lock:
+                # Another thread may have received it.
+                if not is_done() and is_readable(self._status, 0.0):
+                    self._take()
+        return True
+
+    def _take(self) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._status, 64, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            message, descriptors = b"", []
+        if descriptors:
+            self._pidfd = descriptors[0]
+        else:
+            # A reaper that was killed sends no code. A reaper whose pidfd could not be received counts as killed.
+            self._code = -signal.SIGKILL if message in (b"", b"started") else int(message)
+
+
+class _Server:
+    """A prepared process."""
+
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        # Packets keep their boundaries.
+        self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(FORK_SECONDS)
+        with control:
+            self._process = subprocess.Popen(
+                [sys.executable, *_SERVER, *preload],
+                stdin=control.fileno(),
+                env=environment,
+                start_new_session=True,
+            )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self, seconds: float = 0.0) -> int:
+        """End the process. Return its exit code, which is negative if it does not end by itself."""
+        self.control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self._process.kill()
+        return self._process.wait()
+
+
+def start_method() -> str:
+    """Return how the processes of slots start by SHADHO_START: fork or spawn. Raises UsageError for another one."""
+    if (method := os.environ.get(START, "fork")) not in ("fork", "spawn"):
+        raise UsageError("%s=%s is not allowed; set it to fork or spawn, or leave it out", START, short(method))
+    return method
+
+
+def _can_fork() -> bool:
+    """Return whether slots' processes are forked: on Linux, unless SHADHO_START says otherwise."""
+    if sys.platform != "linux" or start_method() != "fork":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        # Python was built for an older system, or this one is older or refuses it.
+        return False
+    return True
+
+
+class ForkServers:
+    """Starts reapers by forks of prepared processes: one for each set of variables that a program reads at its start.
+
+    A prepared process has imported the modules that all trials need, so a slot's process begins within hundredths of a
+    second. If one fails, reapers are started in new interpreters for a while.
+    """
+
+    def __init__(self, preload: Sequence[str] = (), complain: Callable[[str], None] = log.warning) -> None:
+        """`preload` are further modules to import. `complain` is called with the reason if a prepared process fails."""
+        self.preload = preload
+        self._complain = complain
+        self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
+        #: moment from which prepared processes are used
+        self._used_from = -math.inf if _can_fork() else math.inf
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Start the prepared process for this process's environment, so that it is ready sooner."""
+        with self._lock, suppress(OSError):
+            if SystemClock().now() > self._used_from:
+                self._server({})
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
+    ) -> Reaper:
+        """Start a reaper by a fork, else in a new interpreter (`Start`)."""
+        ordinary = partial(execute, arguments, environment, lifeline, pipe, output)
+        request = json.dumps({"environment": environment, "arguments": arguments}).encode()
+        with self._lock:
+            if SystemClock().now() < self._used_from or self._is_closed or len(request) > protocol.MAX_START:
+                return ordinary()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    server = self._server(environment)
+                    descriptors = [lifeline, pipe, output.fileno(), theirs.fileno()]
+                    socket.send_fds(server.control, [request], descriptors)
+                except OSError:
+                    ours.close()
+                    return ordinary()
+        return _Forked(ours, partial(self._give_up, server))
+
+    def close(self) -> None:
+        """End the prepared processes. Reapers that have started go on."""
+        with self._lock:
+            self._is_closed = True
+            for server in self._servers.values():
+                server.close()
+            self._servers.clear()
+
+    def _server(self, environment: Mapping[str, str]) -> _Server:
+        whole = {**without_credentials(os.environ), **environment}
+        fixed = frozenset((name, value) for name, value in whole.items() if name.startswith(_FIXED))
+        server = self._servers.get(fixed)
+        if server is not None and not server.is_alive():
+            server.close()
+            server = None
+        if server is None:
+            # Libraries that are imported before the fork must not start threads. Each fork sets its own number.
+            server = _Server({**whole, **thread_variables(1), MARK: UNMARKED}, self.preload)
+            self._servers[fixed] = server
+        return server
+
+    def _give_up(self, server: _Server) -> None:
+        """End a prepared process that has not started a reaper, and start reapers in new interpreters for a while."""
+        with self._lock:
+            if self._is_closed or server not in self._servers.values():
+                return
+            self._servers = {key: each for key, each in self._servers.items() if each is not server}
+            is_unfit = server.close(END_SECONDS) == protocol.UNFIT
+            self._used_from = math.inf if is_unfit else SystemClock().now() + RETRY_SECONDS
+            preload, self.preload = self.preload, ()
+        if is_unfit:
+            # It has given the reason.
+            return
+        left_out = f"; afterwards it does not import {', '.join(preload)}" if preload else ""
+        self._complain(
+            "the prepared process of the slots does not answer or was ended; for a minute, slots start without it, "
+            f"which takes longer ({START}=spawn does without it always){left_out}"
+        )
+
+
+def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a trial: the worker's environment without our settings and other credentials.
+
+    The few settings that a trial needs are kept, and those named in SHADHO_PASS. Any variable that contains one of the
+    removed passwords is removed too.
+    """
+    passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
+    ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
+    secrets = {secret for name, value in ours.items() for secret in _passwords(name, value)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in passed or not (name in ours or value in secrets or secrets.intersection(_passwords("", value)))
+    }
+
+
+def _passwords(name: str, value: str) -> set[str]:
+    """Return the passwords in a variable: those in its URLs, and its whole value if its name ends like a password's."""
+    found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
+    # Several URLs of one broker are joined by semicolons.
+    for part in value.split(";") if "://" in value else ():
+        with suppress(ValueError):
+            found.add(urlsplit(part).password or "")
+    return found - {""}

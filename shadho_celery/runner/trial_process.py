@@ -1,0 +1,212 @@
+"""Handle of a live slot's process: its reaper, pipe and output."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+import msgspec
+
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.trial import Memory
+from shadho_celery.objective.memory import system_kills
+from shadho_celery.runner import protocol
+from shadho_celery.runner.output import Output
+from shadho_celery.runner.process_tree import MARK, kill_marked
+from shadho_celery.runner.starting import Start, execute, is_readable
+
+log = logging.getLogger(__name__)
+
+#: seconds that a reaper has to kill its process tree
+END_SECONDS = 5.0
+
+
+class BrokenRecord(Exception):
+    """A slot's process sent something that is not a record."""
+
+
+class TrialProcess:
+    """One process of a slot, with its reaper, pipe and output. It starts when the object is created."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        complain: Callable[[str], None] = log.warning,
+        start: Start = execute,
+    ) -> None:
+        """Start a process that runs `main` of the module ``arguments[0]``.
+
+        `main` gets the pipe's descriptor and the other arguments. `complain` is called with the reason why a trial's
+        log is incomplete. Raises OSError.
+        """
+        self.was_killed = False
+        #: version of each study module that the process has imported; empty until it is ready
+        self.codes: Mapping[str, CodeVersion] = {}
+        self._code: int | None = None
+        self._ready = threading.Event()
+        #: waits for a record, or the end of the reaper
+        self._poll: select.poll | None = None
+        self._received = bytearray()
+        self._sending = threading.Lock()
+        self._ending = threading.Lock()
+        self._system_kills = system_kills()
+        self._mark = uuid.uuid4().hex
+        with ExitStack() as ours, ExitStack() as theirs:
+            self.output = Output(self._mark, complain)
+            ours.callback(self.output.close)
+            theirs.callback(self.output.end.close)
+            self._pipe, pipe = socket.socketpair()
+            ours.callback(self._close)
+            theirs.callback(pipe.close)
+            lifeline, self._lifeline = os.pipe()
+            ours.callback(os.close, self._lifeline)
+            theirs.callback(os.close, lifeline)
+            marked = {**environment, MARK: self._mark}
+            self._reaper = start(arguments, marked, lifeline, pipe.fileno(), self.output.end)
+            # It has started: our ends stay open.
+            ours.pop_all()
+        self.output.start()
+
+    def await_start(self) -> bool:
+        """Wait until the process has started. Return False if it could not be started after all."""
+        return self._reaper.await_start()
+
+    def is_idle(self) -> bool:
+        """Return whether the process is alive and has sent no record, except that it is ready."""
+        if self.was_killed or self._code is not None or self._reaper.poll() is not None:
+            return False
+        with suppress(BrokenRecord, OSError, ValueError):
+            while self._received or is_readable(self._pipe, 0.0):
+                if self._ready.is_set() or self.receive() is None:
+                    return False
+            return True
+        return False
+
+    def send(self, *records: protocol.ToChild) -> None:
+        """Send records to the process, or do nothing if it has died.
+
+        This blocks while the pipe is full. Attempts that were sent ahead fill at most a third of it (AHEAD_BYTES), so
+        a few short records still fit.
+        """
+        for record in records:
+            if isinstance(record, protocol.RunAttempt) and record.log:
+                self.output.expect(record.order, record.log)
+        with self._sending, suppress(OSError):
+            self._pipe.sendall(b"".join(map(protocol.encode, records)))
+
+    def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
+        """Return the process's next record, or None after it has ended. Raises BrokenRecord.
+
+        If no record has been received yet, first wait `gather` seconds so that several arrive.
+        """
+        searched = 0
+        while (end := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
+            if searched > protocol.MAX_RECORD:
+                raise BrokenRecord("the trial's process sent an incomplete record")
+            if gather:
+                time.sleep(gather)
+            try:
+                part = self._pipe.recv(1 << 16) if self._await_record() else b""
+            except OSError:
+                part = b""
+            if not part:
+                return None
+            self._received += part
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        try:
+            record = protocol.decode_from_child(line)
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise BrokenRecord(
+                f"the trial's process sent something that is not a record ({type(error).__name__})"
+            ) from error
+        if isinstance(record, protocol.Ready) and not self._ready.is_set():
+            self.codes = record.codes
+            self._ready.set()
+        return record
+
+    def _await_record(self) -> bool:
+        """Wait until there is something to receive. Return False if the reaper has ended before.
+
+        If a trial has killed its reaper, a process that it has forked may keep the pipe open.
+        """
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._pipe, select.POLLIN)
+            if (reaper := self._reaper.fileno()) >= 0:
+                self._poll.register(reaper, select.POLLIN)
+        pipe = self._pipe.fileno()
+        while pipe not in (ready for ready, _ in self._poll.poll()):
+            if self._reaper.poll() is not None:
+                # A record may have arrived just before.
+                return is_readable(pipe, 0.0)
+        return True
+
+    def await_ready(self, seconds: float, over: threading.Event) -> None:
+        """Wait until the process is ready, `over` is set, or the time is up."""
+        for _ in range(int(seconds / 0.05)):
+            if self._ready.is_set() or over.wait(0.05):
+                return
+
+    def kill(self) -> None:
+        """Kill the process and its process tree."""
+        self.was_killed |= self._code is None
+        self._end()
+
+    def death(self) -> tuple[str, Memory | None]:
+        """Wait for the end of the process. Return how it ended, and which memory ran out if that was the cause."""
+        self._reaper.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            self._reaper.wait(timeout=END_SECONDS)
+        code = self._end()
+        if self.was_killed:
+            return "the trial's process was killed", None
+        if code == protocol.PIPE_LOST:
+            return "the trial closed the pipe between its process and the worker", None
+        if code >= 0:
+            return f"the trial's process ended with exit code {code}", None
+        # Real-time signals have numbers but no names.
+        name = next((each.name for each in signal.Signals if each == -code), -code)
+        text = f"the trial's process ended with signal {name}"
+        if code != -signal.SIGKILL:
+            return text, None
+        if system_kills() > self._system_kills:
+            return f"{text}: the system killed it because memory ran out", Memory.HOST
+        return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
+
+    def _end(self) -> int:
+        """End the process and its reaper, in any state they are in. Return the reaper's exit code."""
+        with self._ending:
+            if self._code is None:
+                os.close(self._lifeline)
+                # A trial may have stopped its reaper.
+                self._reaper.send_signal(signal.SIGCONT)
+                try:
+                    self._code = self._reaper.wait(timeout=END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self.was_killed = True
+                    self._reaper.kill()
+                    self._code = self._reaper.wait()
+                if self._code < 0:
+                    # The reaper ends by its child's signal. If a trial has killed the reaper, the tree may be alive.
+                    kill_marked(self._mark)
+                self.output.join()
+                self._close()
+            return self._code
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            # With this, a thread that waits for a record notices the end of the pipe.
+            self._pipe.shutdown(socket.SHUT_RDWR)
+        self._pipe.close()

@@ -1,0 +1,68 @@
+"""Record of why attempts went where they did: what each live class would have cost at that moment."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shadho_celery.core.records import Placed
+from shadho_celery.core.trial import Attempt
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.study.recorder import Recorder
+
+#: typical seconds of a subspace's trials below which its trials are short
+SHORT_SECONDS = 0.1
+
+
+@dataclass(eq=False)
+class Placements:
+    """Collects the attempts that are placed in a turn, and records for each what was known of the live classes.
+
+    The seconds are predicted once a turn, for all attempts of a subspace together, which takes a tenth of the time. Of
+    subspaces whose trials are short, the effect of the params is left out, because the prediction would take as long as
+    a part of the trial.
+    """
+
+    recorder: Recorder
+    cost_model: CostModel
+
+    def __post_init__(self) -> None:
+        #: attempts that are not recorded yet, each with the prices at its placement
+        self._placed: list[tuple[Attempt, Mapping[str, float]]] = []
+
+    def add(self, attempt: Attempt, prices: Mapping[str, float]) -> None:
+        """Add an attempt in the order of placement. `prices` are those of the live classes, if the policy has any."""
+        self._placed.append((attempt, prices))
+
+    def record(self, classes: Sequence[str]) -> None:
+        """Record the added attempts, which were placed while these classes were live."""
+        placed, self._placed = self._placed, []
+        predicted = self._predicted([attempt for attempt, _ in placed], classes)
+        for (attempt, prices), seconds in zip(placed, predicted, strict=True):
+            known = zip(classes, seconds, strict=True)
+            found = {n: Placed(each, self.recorder.backlog(n), prices.get(n)) for n, each in known}
+            self.recorder.place(attempt, found)
+
+    def _predicted(self, attempts: Sequence[Attempt], classes: Sequence[str]) -> list[Sequence[float | None]]:
+        """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.
+
+        They are also None for a trial of a subspace that the study no longer has.
+        """
+        found: list[Sequence[float | None]] = [(None,) * len(classes)] * len(attempts)
+        if not self.cost_model.has_learned:
+            return found
+        typical = self.cost_model.typical_seconds(classes)
+        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
+        for place, attempt in enumerate(attempts):
+            row = self.cost_model.row_of.get(attempt.subspace)
+            if row is not None and attempt.budget is None and typical[row].max() < SHORT_SECONDS:
+                found[place] = typical[row].tolist()
+            elif row is not None:
+                alike[attempt.subspace, attempt.budget].append(place)
+        for (subspace, budget), places in alike.items():
+            params = [attempts[place].params for place in places]
+            seconds = self.cost_model.seconds_on(subspace, classes, params, budget=budget)
+            for place, each in zip(places, seconds.tolist(), strict=True):
+                found[place] = each
+        return found

@@ -1,0 +1,164 @@
+"""Steering: carries out what people ask of a running study, records it, and then answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import asdict, replace
+
+from shadho_celery.core.actions import Action, Answer
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.settings import CHANGEABLE, read_settings, words
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import StoreOutage, UsageError
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.study.state import StudyState, named
+from shadho_celery.transport.control import Cancel, Change, Deed, Enqueue, Pause, Request, Stop, Unpause
+
+
+class Steered(Protocol):
+    """A run that is steered."""
+
+    study: StudyState
+    plan: Plan
+    executor: QueueExecutor
+    scheduler: Scheduler
+
+    def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+        """Record the settings of the study. Raises StoreError."""
+
+
+class Steering:
+    """Carries out the requests to one run. `turn` is called after each turn of the scheduler's loop."""
+
+    def __init__(self, run: Steered) -> None:
+        self._run = run
+        #: requests that were carried out or refused, with their answers, which are given once they are recorded
+        self._unsaid: list[tuple[Request, Answer]] = []
+        #: True if a request has stopped the study
+        self.has_stopped = False
+
+    def turn(self, say: Callable[[str], None]) -> None:
+        """Carry out the requests since the last turn, and answer them. `say` shows a line about each."""
+        for request in self._run.executor.requests():
+            answer = self._carry_out(request.deed)
+            name = str(request.deed.__struct_config__.tag)
+            action = Action(
+                id=request.id,
+                at=self._run.study.clock.wall(),
+                by=request.by,
+                action=name,
+                arguments=_arguments(request.deed),
+                answer=answer,
+            )
+            self._run.study.note_action(action)
+            self._unsaid.append((request, answer))
+            say(f"{name}, asked by {one_line(request.by)}: {answer.text}")
+        if self._unsaid and self._run.study.commit():
+            for request, answer in self._unsaid:
+                self._run.executor.answer(request, answer)
+            self._unsaid.clear()
+
+    def _carry_out(self, deed: Deed) -> Answer:
+        match deed:
+            case Stop():
+                return self._stop()
+            case Pause():
+                return self._pause()
+            case Unpause():
+                return self._unpause()
+            case Cancel(number):
+                return self._cancel(number)
+            case Enqueue(points):
+                return self._enqueue(points)
+            case Change(settings):
+                return self._change(settings)
+
+    def _stop(self) -> Answer:
+        before, self.has_stopped = self._run.scheduler.stopping, True
+        if not before:
+            self._run.scheduler.stop()
+        return _done(f"{'already stopping' if before else 'stopping'}: {self._running()}")
+
+    def _pause(self) -> Answer:
+        if self._run.scheduler.stopping:
+            return _refused("the study is stopping")
+        before = self._run.scheduler.paused
+        if not before:
+            self._run.scheduler.pause()
+        return _done(f"{'already paused' if before else 'paused'}: {self._running()}, no others start")
+
+    def _unpause(self) -> Answer:
+        if not self._run.scheduler.paused:
+            return _done("the study is not paused")
+        self._run.scheduler.unpause()
+        return _done("unpaused: trials start again")
+
+    def _cancel(self, number: int) -> Answer:
+        trial = self._run.study.find_open(number)
+        if trial is not None and self._run.scheduler.proposals.is_ahead(trial):
+            return _refused(f"trial {number} was drawn ahead and is not sent yet; cancel it when it waits or runs")
+        if trial is not None:
+            self._run.scheduler.cancel(trial)
+            return _done(f"trial {number} is cancelled" + ("" if trial.state is TrialState.WAITING else " and stops"))
+        try:
+            return _refused(f"trial {number} has ended: {self._run.study.trial(number).state.lower()}")
+        except KeyError:
+            return _refused(f"there is no trial {number}; the study has {len(self._run.study)} so far")
+        except StoreOutage as error:
+            return _refused(f"trial {number} has ended; {error}")
+
+    def _enqueue(self, points: Sequence[object]) -> Answer:
+        run = self._run
+        if run.scheduler.stopping:
+            return _refused("the study is stopping")
+        try:
+            numbers = known_points.enqueue(run.study, run.plan, points, run.scheduler)
+        except (UsageError, StoreOutage) as error:
+            return _refused(str(error))
+        return _done(f"enqueued {named(numbers)}, which run next")
+
+    def _change(self, given: Mapping[str, Any]) -> Answer:
+        run = self._run
+        if run.scheduler.stopping:
+            return _refused("the study is stopping")
+        try:
+            checked = read_settings(given)
+            if refused := [name for name in given if name not in CHANGEABLE]:
+                raise UsageError(
+                    "%s cannot change while the study runs; stop it, and resume it with the new value; these can: %s",
+                    words(refused[0]),
+                    ", ".join(str(words(name)) for name in CHANGEABLE),
+                )
+            settings = replace(run.plan.settings, **{name: getattr(checked, name) for name in given})
+            plan = run.plan.with_settings(settings)
+            run.keep_settings(dict(given), settings.in_force())
+        except (UsageError, StoreOutage) as error:
+            return _refused(str(error))
+        run.plan = plan
+        run.scheduler.change_limits(plan.limits)
+        run.executor.set_trial_timeout(settings.trial_timeout)
+        changed = ", ".join(f"{words(name)} {short(getattr(settings, name))}" for name in given)
+        return _done(f"set {changed}")
+
+    def _running(self) -> str:
+        if not (running := self._run.study.count(TrialState.RUNNING)):
+            return "no trial runs"
+        return f"{running} running {'trial finishes' if running == 1 else 'trials finish'}"
+
+
+def _arguments(deed: Deed) -> dict[str, Any]:
+    """Return the arguments of a request as they are recorded. Points are counted, because they may be very many."""
+    return {"points": len(deed.points)} if isinstance(deed, Enqueue) else asdict(deed)
+
+
+def _done(text: str) -> Answer:
+    return Answer(is_done=True, text=text)
+
+
+def _refused(reason: str) -> Answer:
+    return Answer(is_done=False, text=reason)

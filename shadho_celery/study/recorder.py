@@ -1,0 +1,206 @@
+"""What a run of a study records about its attempts, workers and machines, until the store has it.
+
+No decision depends on these records. Only the predicted seconds of the queued attempts are summed up here, because the
+backlogs of the classes are part of the record of the next placement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from shadho_celery.core.records import (
+    AttemptRecord,
+    End,
+    Leaving,
+    MachineRecord,
+    Placed,
+    Present,
+    SessionRecord,
+    pack,
+)
+from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
+
+#: number of a trial, and of an attempt within it
+_Key = tuple[int, int]
+
+#: seconds for which the record of a queued attempt is held back
+QUEUED_SECONDS = 1.0
+
+
+class Recorder:
+    """Records of attempts, sessions and machines that have changed since the last `clear`."""
+
+    def __init__(self, classes: Sequence[str] = ()) -> None:
+        """`classes` are those of the study's record."""
+        #: names of the classes in the order of `AttemptRecord.placed`; the place of a class never changes
+        self._classes = [*classes]
+        self._written_classes = len(self._classes)
+        #: fields of the records of attempts, as far as they are known
+        self._attempts: dict[_Key, dict[str, Any]] = {}
+        #: attempts that `attempted` has returned, and True once no attempt is held back
+        self._due: list[_Key] = []
+        self._is_closed = False
+        #: by queued attempt: its class and its predicted seconds; and their sum by class
+        self._queued: dict[_Key, tuple[str, float]] = {}
+        self._backlogs: defaultdict[str, float] = defaultdict(float)
+        #: present workers by name, with their sessions; and the machines seen so far by host
+        self._sessions: dict[str, SessionRecord] = {}
+        self._machines: dict[str, MachineRecord] = {}
+        self._seen: list[SessionRecord | MachineRecord] = []
+
+    # What is to be written
+
+    def attempted(self, now: float) -> Sequence[AttemptRecord]:
+        """Return one record for each attempt that has changed, with the facts that have become known.
+
+        An attempt that was queued in the last QUEUED_SECONDS is held back: most are claimed in that time, and are then
+        written only once.
+        """
+        self._due = [key for key, facts in self._attempts.items() if not self._is_young(facts, now)]
+        return [AttemptRecord(number=key[0], attempt=key[1], **self._attempts[key]) for key in self._due]
+
+    def _is_young(self, facts: Mapping[str, Any], now: float) -> bool:
+        if self._is_closed or "started_at" in facts or "end" in facts or "queued_at" not in facts:
+            return False
+        return bool(abs(now - facts["queued_at"]) < QUEUED_SECONDS)
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if there is something to write at once, although no trial has changed."""
+        return bool(self._seen) or (self._is_closed and bool(self._attempts))
+
+    @property
+    def seen(self) -> Sequence[SessionRecord | MachineRecord]:
+        """Machines that are new, and sessions that have begun or ended."""
+        return self._seen
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of all classes in the order of `AttemptRecord.placed`, or None if none is new."""
+        return self._classes if len(self._classes) > self._written_classes else None
+
+    def clear(self) -> None:
+        """Forget what was written: the records that were last returned."""
+        for key in self._due:
+            del self._attempts[key]
+        self._seen = []
+        self._written_classes = len(self._classes)
+
+    # Attempts
+
+    def queue(self, attempt: Attempt, at: float, *, is_copy: bool) -> None:
+        """Record an attempt that will be sent."""
+        self._note(attempt, compute_class=attempt.compute_class, queued_at=at, copy=is_copy)
+
+    def place(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
+        """Record what was known of the live classes when an attempt was placed, and add it to its class's backlog."""
+        if not self._classes or not found.keys() <= {*self._classes}:
+            self._classes = [*dict.fromkeys([*self._classes, *found])]
+        self._note(attempt, placed=pack(found, self._classes))
+        name = str(attempt.compute_class)
+        if name in found and (seconds := found[name].seconds) is not None:
+            self._queued[attempt.number, attempt.attempt] = name, seconds
+            self._backlogs[name] += seconds
+
+    def backlog(self, compute_class: str) -> float:
+        """Return the predicted seconds of the attempts that wait in a class's queue. Unknown seconds count as 0."""
+        return max(0.0, self._backlogs[compute_class])
+
+    def start(self, attempt: Attempt, event: Started) -> None:
+        """Record that a worker has claimed an attempt."""
+        self._unqueue(attempt)
+        where = {"host": event.host, "worker": event.worker or None, "slot": event.slot}
+        self._note(attempt, started_at=event.at, **where)
+
+    def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
+        """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
+
+        `is_pruned`: the trial was stopped because of its reports.
+        """
+        self._unqueue(attempt)
+        facts = {"compute_class": attempt.compute_class, "host": attempt.host, "worker": attempt.worker or None}
+        started_at, ended_at = attempt.started_at, now
+        if isinstance(event, Result) and event.attempt == attempt.attempt:
+            ended_at = event.at
+            if started_at is None and event.outcome.seconds is not None:
+                started_at = event.at - event.outcome.seconds
+            own = {"compute_class": event.compute_class, "host": event.host, "worker": event.worker or None}
+            facts |= {name: fact for name, fact in own.items() if fact is not None}
+        end = _end_of(attempt, event, is_pruned=is_pruned)
+        self._note(attempt, started_at=started_at, ended_at=ended_at, end=end, **facts)
+
+    def _unqueue(self, attempt: Attempt) -> None:
+        if (waited := self._queued.pop((attempt.number, attempt.attempt), None)) is not None:
+            name, seconds = waited
+            self._backlogs[name] -= seconds
+            if not self._queued:
+                # Rounding errors do not add up.
+                self._backlogs.clear()
+
+    def _note(self, attempt: Attempt, **facts: Any) -> None:
+        known = self._attempts.setdefault((attempt.number, attempt.attempt), {})
+        for name, fact in facts.items():
+            if fact is not None:
+                known[name] = fact
+
+    # Workers
+
+    def see(
+        self,
+        names: Collection[str],
+        at: float,
+        present: Callable[[str], Present],
+        leaving: Callable[[str], Leaving] = lambda name: Leaving.LOST,
+    ) -> None:
+        """Record which workers can run trials now. Call this again at every change.
+
+        `present` returns the facts of a worker in `names`, and `leaving` why a worker is no longer among them.
+        """
+        if names == self._sessions.keys():
+            return
+        for name in [name for name in self._sessions if name not in names]:
+            self._leave(name, at, leaving(name))
+        for name in names:
+            if name not in self._sessions:
+                facts = present(name)
+                machine = facts.machine
+                if self._machines.get(machine.host) != machine:
+                    self._machines[machine.host] = machine
+                    self._seen.append(machine)
+                where: dict[str, Any] = {
+                    "compute_class": facts.compute_class,
+                    "host": machine.host,
+                    "slots": facts.slots,
+                }
+                self._sessions[name] = SessionRecord(worker=name, since=at, **where)
+                self._seen.append(self._sessions[name])
+
+    def close(self, at: float) -> None:
+        """Record the end of all sessions, because the run ends, and hold no attempt back any more."""
+        self._is_closed = True
+        for name in [*self._sessions]:
+            self._leave(name, at, Leaving.ENDED)
+
+    def _leave(self, name: str, at: float, reason: Leaving) -> None:
+        session = self._sessions.pop(name)
+        # A clock may have been set back meanwhile.
+        self._seen.append(replace(session, until=max(at, session.since), reason=reason))
+
+
+def _end_of(attempt: Attempt, event: Lost | Result, *, is_pruned: bool) -> End:
+    """Return how an attempt has ended by an event."""
+    if event.attempt != attempt.attempt:
+        return End.SUPERSEDED
+    if isinstance(event, Result):
+        if event.retry is not None:
+            return End.RETRIED if event.retry.outgrown is None else End.OUTGROWN
+        if event.outcome.state is TrialState.CANCELLED and is_pruned:
+            return End.PRUNED
+        return End(event.outcome.state.lower())
+    if event.claimed:
+        return End.PRUNED if is_pruned else End.LOST
+    return End.RETURNED if attempt.state is TrialState.RUNNING else End.UNCLAIMED

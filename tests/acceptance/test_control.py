@@ -1,0 +1,132 @@
+"""A running study and its workers are steered by commands, on one machine and on a fleet."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from acceptance.commands import Desk, until
+from integration.fleets import fleet
+
+from shadho_celery.transport.signing import KEY_FILE
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def told(desk: Desk, *words: str, code: int = 0, **environment: str) -> str:
+    """Return what a command prints; it must end with this code, and a refusal is one line."""
+    answer = desk.told(*words, **environment)
+    assert answer.code == code, (words, answer.out, answer.err, desk.said())
+    if code:
+        assert len(answer.err.splitlines()) == 1, answer.err
+        assert "Traceback" not in answer.err
+    return answer.err if code else answer.out
+
+
+@pytest.mark.sample
+def test_a_study_on_this_machine_is_paused_unpaused_and_stopped(desk: Desk) -> None:
+    desk.study(seconds=0.5)
+    command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=2", "--study", "mine")
+    desk.await_runs(3)
+    key = desk.states_folder() / "control.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert told(desk, "pause", "mine").startswith("paused: ")
+    until(lambda: len(desk.runs()) == len(desk.runs("ended")), 20, desk.said)
+    begun = len(desk.runs())
+    until(lambda: "│ mine  │ paused │" in told(desk, "status"), 20, desk.said)
+    command.says("; paused")
+    assert len(desk.runs()) == begun
+    assert "no running study is called 'other'; running studies: mine" in told(desk, "stop", "other", code=2)
+    assert "has ended: complete" in told(desk, "cancel", "mine", "0", code=2)
+    assert told(desk, "unpause", "min") == "unpaused: trials start again\n"
+    desk.await_runs(begun + 1)
+    answer = desk.told("stop", "mine", "--json").json()
+    assert (answer["is_done"], answer["text"].partition(":")[0]) == (True, "stopping")
+    assert command.wait(30).code == 0, desk.said()
+    assert desk.states()["COMPLETE"] == len(desk.runs()) < 1000
+    actions = desk.told("show", "mine", "--json").json()["actions"]
+    assert [each["action"] for each in actions] == ["pause", "cancel", "unpause", "stop"]
+    assert "stop, asked by " in command.out
+    assert "study mine does not run" in told(desk, "stop", "mine", code=2)
+    desk.nothing_left()
+
+
+def test_a_running_study_gets_known_points_and_another_limit(desk: Desk) -> None:
+    """Both last: a run that resumes the study has the new limit."""
+    desk.study(seconds=0.2)
+    desk.write("points.jsonl", '{"side": 0, "x": 0.125}\n{"side": 0, "x": 0.25}\n')
+    desk.write("bad.jsonl", '{"side": 0, "y": 1}\n')
+    words = ("my_study", "--trials", "1000", "--workers", "cpu=2", "--study", "mine")
+    command = desk.launch(*words)
+    desk.await_runs(3)
+    assert told(desk, "enqueue", "mine", "points.jsonl").startswith("enqueued trials ")
+    assert "point 0: there is no label 'y'" in told(desk, "enqueue", "mine", "bad.jsonl", code=2)
+    assert "cannot be read" in told(desk, "enqueue", "mine", "none.jsonl", code=2)
+    assert "--sampler cannot change while the study runs" in told(desk, "set", "mine", "--sampler", "tpe", code=2)
+    assert "no setting is given" in told(desk, "set", "mine", code=2)
+    limit = len(desk.runs()) + 10
+    assert told(desk, "set", "mine", "--trials", str(limit)) == f"set --trials {limit}\n"
+    assert command.wait(60).code == 0, desk.said()
+    assert desk.states() == {"COMPLETE": limit}
+    values = [trial["params"].get("x") for trial in desk.trials()]
+    assert {0.125, 0.25} <= {*values}
+    shown = desk.told("show", "mine", "--json").json()
+    assert (shown["settings"]["trials"], shown["in_force"]["trials"]) == (limit, limit)
+    again = desk.launch("my_study", "--resume", "mine", "--workers", "cpu=2").wait(60)
+    assert "nothing is left to run" in again.err, desk.said()
+
+
+def test_a_worker_on_this_machine_is_drained(desk: Desk) -> None:
+    desk.study(seconds=0.3)
+    command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=1,gpu=1", "--study", "mine")
+    until(lambda: {name for _, _, name, _ in desk.runs()} == {"cpu", "gpu"}, 60, desk.said)
+    refused = told(desk, "drain", "cpu@elsewhere", code=2)
+    [place] = [word.rstrip(",;") for word in refused.split() if word.startswith("cpu@") and "elsewhere" not in word]
+    assert told(desk, "drain", place).startswith(f"drained {place}")
+    begun = len([run for run in desk.runs() if run[2] == "cpu"])
+    assert told(desk, "drain", place).startswith(f"{place} was already drained by ")
+    desk.await_runs(len(desk.runs()) + 5)
+    assert len([run for run in desk.runs() if run[2] == "cpu"]) == begun
+    told(desk, "undrain", place)
+    until(lambda: len([run for run in desk.runs() if run[2] == "cpu"]) > begun, 30, desk.said)
+    told(desk, "stop", "mine")
+    assert command.wait(30).code == 0, desk.said()
+
+
+def test_a_study_on_a_signed_fleet_is_steered_by_whoever_has_the_key(
+    tmp_path: Path, amqp_url: str, redis_url: str, unique: Callable[[str], str]
+) -> None:
+    """A running trial is cancelled, and a command without the key is refused."""
+    key = tmp_path / "shadho.key"
+    key.write_text("0123456789abcdef0123")
+    key.chmod(0o600)
+    with fleet(tmp_path / "fleet", amqp_url, redis_url, unique("cpu"), **{KEY_FILE: str(key)}) as made:
+        desk = made.desk
+        desk.study(seconds=0.2, body="time.sleep(3600 if context.trial == 2 else 0)")
+        made.workers(1, slots=2)
+        launched = made.launch("my_study", 8)
+        until(lambda: 2 in [number for number, *_ in desk.runs()], 60, desk.said)
+        found = told(desk, "stop", "my_study", code=2, **{KEY_FILE: ""})
+        assert "obeys requests with another signing key" in found
+        assert told(desk, "cancel", "my_study", "2") == "trial 2 is cancelled and stops\n"
+        launched.wait(60)
+        assert launched.code == 0, desk.said()
+        assert desk.states() == {"COMPLETE": 8, "CANCELLED": 1}
+
+
+def test_a_study_on_an_unsigned_fleet_refuses_control_unless_it_was_allowed(
+    tmp_path: Path, redis_url: str, unique: Callable[[str], str]
+) -> None:
+    with fleet(tmp_path / "fleet", redis_url, redis_url, unique("cpu")) as made:
+        desk = made.desk
+        desk.study(seconds=0.2)
+        refusing = desk.launch("my_study", "--trials", "1000", "--study", "refusing")
+        obeying = desk.launch("my_study", "--trials", "1000", "--study", "obeying", "--allow-unsigned-control")
+        until(lambda: {"refusing", "obeying"} <= {*told(desk, "status").split()}, 60, desk.said)
+        assert "has no signing key; start it with --signing-key-file" in told(desk, "stop", "refusing", code=2)
+        assert told(desk, "stop", "obeying") == "stopping: no trial runs\n"
+        assert obeying.wait(30).code == 0, desk.said()
+        refusing.interrupt()
+        refusing.wait(30)

@@ -1,0 +1,166 @@
+"""The dashboard as a process, in a real browser."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance.commands import Command, Desk, until
+from services.browser import SCHEMES, WIDTHS, Opened
+
+from shadho_celery.store.sql import SqlStore
+
+pytestmark = pytest.mark.timeout(240)
+
+STUDY = """
+from hyperopt import hp
+
+SPACE = {"rate": hp.uniform("rate", 0, 1), "<b>kind</b>": hp.choice("<b>kind</b>", ["tree", "</script><b>net</b>"])}
+
+def objective(values, context):
+    context.report(1, values["rate"])
+    if values["rate"] > 0.8:
+        raise ArithmeticError("<img src=x onerror='window.hit = 1'>")
+    return values["rate"]
+"""
+#: pages by name: their place, and a text that they have once they are drawn
+PAGES = {
+    "studies": ("/", "Studies of this store"),
+    "study": ("/study/shown", "best loss"),
+    "trials": ("/study/shown/trials", "30 trials"),
+    "trial": ("/study/shown/trial/3", "Values that the objective got"),
+    "placement": ("/study/shown/placement", "have left the queues"),
+    "fleet": ("/fleet", "Workers will be here"),
+    "compare": ("/compare/shown", "The best loss is"),
+}
+
+
+def started(desk: Desk, *words: str) -> tuple[Command, str]:
+    """Start a dashboard on a free port; return the command and its address."""
+    command = desk.start(sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", *words)
+    command.says("dashboard: http")
+    [address] = re.findall(r"dashboard: (http://\S+)", command.out)
+    return command, address
+
+
+def make_store(desk: Desk) -> None:
+    """Make a store without studies."""
+    with closing(SqlStore(f"sqlite:///{desk.folder}/shadho.db")) as store:
+        store.records()
+
+
+def next_address(command: Command, used: str) -> str:
+    """Return the address that is printed after one was used."""
+    until(
+        lambda: command.out.count("http://") > 1 and used not in command.out.splitlines()[-1], 10, lambda: command.out
+    )
+    return re.findall(r"http://\S+", command.out)[-1]
+
+
+@pytest.mark.sample
+def test_every_page_is_drawn_in_light_and_dark_wide_and_narrow(desk: Desk, browser: Any, shots: Path) -> None:
+    """No page logs an error, asks another host, scrolls sideways, runs what a trial wrote, or fails axe-core."""
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "30", "--study", "shown", "--seed", "0").wait()
+    command, address = started(desk)
+    base = address.partition("#")[0]
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            with Opened(browser, address, width, scheme) as opened:
+                opened.page.get_by_text("Studies of this store").wait_for()
+                for name, (place, text) in PAGES.items():
+                    opened.page.goto(f"{base}#{place}")
+                    opened.page.get_by_text(text).first.wait_for()
+                    opened.page.wait_for_timeout(500)
+                    opened.page.screenshot(path=shots / f"{name}-{width}-{scheme}.png", full_page=True)
+                    assert not opened.scrolls_sideways(), f"{name} at {width} pixels"
+                    if scheme == "light":
+                        assert not opened.problems(), name
+                assert opened.logged == []
+                assert all(url.startswith(base) for url in opened.requested)
+                assert opened.page.evaluate("window.hit") is None
+            address = next_address(command, address)
+    command.interrupt()
+    assert command.wait(20).code == 0, desk.said()
+
+
+def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_role("link", name="shown").click()
+        ended = opened.page.locator(".fact strong").nth(1)
+        until(lambda: ended.inner_text() == "10", 30, ended.inner_text)
+        with closing(SqlStore(f"sqlite:///{desk.folder}/shadho.db")) as store:
+            record = store.find("shown")
+            fence = store.lock(record.key, "test", time.time())
+            [last] = store.trials(record.key, [9])
+            store.write(record.key, fence, time.time(), new=[last.evolve(number=10)], changed=[], reported=[])
+            store.unlock(record.key, fence)
+        until(lambda: ended.inner_text() == "11", 30, ended.inner_text)
+
+        def is_opened() -> bool:
+            """Choose a mark by keys. The chart may be drawn again meanwhile."""
+            if opened.page.get_by_role("heading", name=re.compile("Trial \\d+")).count():
+                return True
+            opened.page.locator("main section.chart .plot").first.focus()
+            opened.page.keyboard.press("ArrowRight")
+            opened.page.keyboard.press("Enter")
+            return False
+
+        until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
+
+
+def test_a_run_has_a_dashboard_beside_it_that_ends_with_it_and_can_stop_it(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", "import time\n" + STUDY.replace("    if values", "    time.sleep(0.2)\n    if values"))
+    run = desk.launch("my_study", "--trials", "100000", "--study", "shown", "--seed", "0", "--dashboard", "--quiet")
+    until(lambda: "dashboard: http" in run.err + run.out, 60, desk.said)
+    [address] = re.findall(r"dashboard: (http://\S+)", run.err + run.out)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_role("link", name="shown").click()
+        opened.page.on("dialog", lambda dialog: dialog.accept())
+        opened.page.locator(".fact strong").nth(1).wait_for()
+        opened.page.get_by_role("link", name="fleet").click()
+        opened.page.get_by_text("slots").first.wait_for()
+        opened.page.go_back()
+        opened.page.get_by_role("button", name="stop").click()
+        until(lambda: "stop" in opened.page.locator("#said").inner_text(), 30, opened.page.locator("#said").inner_text)
+        assert run.wait(60).code == 0, desk.said()
+    assert not desk.pids("--with-parent")
+    assert desk.trials()[0]["state"] == "COMPLETE"
+
+
+def test_a_used_address_is_refused_in_words(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        opened.page.locator(".skip").focus()
+        opened.page.keyboard.press("Enter")
+        assert opened.page.evaluate("document.activeElement.id") == "main"
+        assert opened.page.evaluate("location.hash") == "#/"
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("this address was used before").wait_for()
+
+
+def test_a_bad_option_is_one_line(desk: Desk) -> None:
+    make_store(desk)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        cases = {
+            ("--port", port): f"--port: {port} cannot be used",
+            ("--store", "sqlite:///none.db"): "none.db",
+            ("--token-file", "no/folder/token"): "--token-file: no/folder/token cannot be written",
+        }
+        for words, line in cases.items():
+            answer = desk.start(sys.executable, "-m", "shadho_celery", "dashboard", *words).wait()
+            assert answer.code == 2
+            assert line in answer.err
+            assert "Traceback" not in answer.err

@@ -1,0 +1,194 @@
+"""How long a study takes to start and to end: ``python tests/benchmarks/start.py [--kinds plain svm torch]``.
+
+The unit is the time of ``python -c "import hyperopt"``, measured before each run. From the command to its first line,
+to the line that names the study, to the first trial's start and to its end; and from the last trial's end to the
+prompt. For a plain study, for tasks.svm, and for a study that imports torch; with workers of its own (embedded), and
+beside a waiting worker that has run the study before. A study's own libraries are added to the goals of its start:
+what their import takes after hyperopt's.
+
+Also how long a slot waits after a pruned trial whose process had to be killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from figures import finish, goal
+from idle import READY_SECONDS, lent_redis
+from overhead import ROOT, python
+
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+
+PLAIN = """
+from hyperopt import hp
+SPACE = {"x": hp.uniform("x", 0, 1)}
+def objective(params):
+    return params["x"]
+"""
+
+#: A study whose even trials are pruned and ignore it, so their process is killed. Each trial notes that it is alive.
+PRUNED = """
+import time
+from contextlib import suppress
+from hyperopt import hp
+SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"sampler": "random", "pruner": "threshold:1"}
+def objective(params, context):
+    with open("alive", "a", buffering=1) as file:
+        file.write(f"{context.trial} {time.time()}\\n")
+        if context.trial % 2 == 0:
+            context.report(1, 10.0)
+            for _ in range(10_000):
+                with suppress(BaseException):
+                    time.sleep(0.005)
+                file.write(f"{context.trial} {time.time()}\\n")
+    return 0.0
+"""
+
+#: study by its kind: module, text of its file, and the libraries that it imports besides hyperopt
+KINDS: Mapping[str, tuple[str, str, str]] = {
+    "plain": ("plain", PLAIN, "hyperopt"),
+    "svm": ("tasks.svm", "", "tasks.svm"),
+    "torch": ("with_torch", f"import torch\n{PLAIN}", "torch"),
+}
+STAGES = ("first line", "study named", "first trial begun", "first trial ended", "prompt after the last result")
+
+#: goals of the first trial's start, by place, and of the prompt, in units
+BEGUN = {"embedded": 1.5, "fleet": 0.7}
+PROMPT = 0.15
+#: seconds from a pruned trial's last sign of life to the next trial in its slot
+AFTER_PRUNE = 0.1
+
+
+def seconds_of(code: str, folder: Path) -> float:
+    """Seconds that an interpreter takes for `code`."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    return time.monotonic() - began
+
+
+def stages(folder: Path, environment: Mapping[str, str], module: str, trials: int) -> list[float]:
+    """Run a study, and return the seconds of each of STAGES."""
+    store = folder / f"{uuid.uuid4().hex}.db"
+    words = ["-u", "-m", "shadho_celery", "run", module, "--trials", str(trials), "--store", f"sqlite:///{store}"]
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", **environment}
+    command = [sys.executable, *words]
+    began = time.time()
+    with subprocess.Popen(
+        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        lines = [(time.time(), line.decode()) for line in process.stdout]
+        code, ended = process.wait(), time.time()
+    if code:
+        raise SystemExit("".join(line for _, line in lines))
+    named = next(at for at, line in lines if re.match(r"study \S+ \(seed", line))
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        query = "select min(started_at), min(finished_at), max(finished_at) from trials"
+        first_begun, first_ended, last_ended = connection.execute(query).fetchone()
+    return [lines[0][0] - began, named - began, first_begun - began, first_ended - began, ended - last_ended]
+
+
+def after_prunes(folder: Path) -> list[float]:
+    """Seconds from each pruned trial's last sign of life to the start of the next trial in its slot."""
+    (folder / "pruned.py").write_text(PRUNED)
+    words = ["-m", "shadho_celery", "run", "pruned", "--trials", "12", "--workers", "cpu=1", "--json"]
+    with python(folder, {}, *words, stdout=subprocess.PIPE) as process:
+        trials = json.loads(process.communicate(timeout=170)[0])["trials"]
+    if not trials["pruned"]:
+        raise SystemExit(f"no trial was pruned: {trials}")
+    lines = [line.split() for line in (folder / "alive").read_text().splitlines()]
+    alive = [(int(number), float(at)) for number, at in lines]
+    return [then - before for (number, before), (other, then) in pairwise(alive) if number != other and number % 2 == 0]
+
+
+@contextmanager
+def waiting_worker(folder: Path, url: str, modules: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Start a worker of two slots. Yields the variables with its servers, once it is ready."""
+    environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": url, "CUDA_VISIBLE_DEVICES": ""}
+    words = [word for module in modules for word in ("--import", module)]
+    registry = Registry(connect(url), Worker)
+    with python(folder, environment, "-m", "shadho_celery.worker", "--class", "cpu", "--slots", "2", *words):
+        deadline = time.monotonic() + READY_SECONDS
+        while not registry.living():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the worker was not ready within {READY_SECONDS:.0f} s; VERBOSE=1 shows why")
+            time.sleep(0.1)
+        yield environment
+
+
+def show(place: str, kind: str, runs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Print the medians of some runs, in units, and return them by stage."""
+    medians = {stage: statistics.median(values) for stage, values in zip(STAGES, zip(*runs, strict=True), strict=True)}
+    print(f"{place:8s} {kind:6s} " + ", ".join(f"{stage} {value:.2f}" for stage, value in medians.items()), flush=True)
+    return medians
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="studies [all]")
+    parser.add_argument("--places", nargs="+", choices=BEGUN, default=[*BEGUN], help="workers [both]")
+    parser.add_argument("--trials", type=int, default=4, help="trials of a study [4]")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each study, by turns [3]")
+    given = parser.parse_args()
+
+    runs: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    units: list[float] = []
+    own: dict[str, list[float]] = defaultdict(list)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "tasks").symlink_to(ROOT / "tasks")
+        for module, text, _ in (KINDS[kind] for kind in given.kinds):
+            if text:
+                (folder / f"{module}.py").write_text(text)
+        environments: dict[str, dict[str, str]] = {"embedded": {}}
+        modules = [KINDS[kind][0] for kind in given.kinds]
+        if "fleet" in given.places:
+            url = opened.enter_context(lent_redis())
+            environments["fleet"] = opened.enter_context(waiting_worker(folder, url, modules))
+            for module in modules:
+                stages(folder, environments["fleet"], module, given.trials)
+        for _ in range(given.repeats):
+            for kind in given.kinds:
+                module, _, libraries = KINDS[kind]
+                for place in given.places:
+                    unit = seconds_of("import hyperopt", folder)
+                    units.append(unit)
+                    own[kind].append(seconds_of(f"import hyperopt, {libraries}", folder) / unit - 1)
+                    found = stages(folder, environments[place], module, given.trials)
+                    runs[place, kind].append([seconds / unit for seconds in found])
+        waited = after_prunes(folder)
+
+    print(f"unit: {statistics.median(units):.2f} s for import hyperopt")
+    figures: dict[str, Any] = {"unit_seconds": units, "own_libraries": {}, "after_prune_seconds": waited}
+    goals: dict[str, dict[str, Any]] = {}
+    for (place, kind), found in runs.items():
+        medians = figures[f"{place} {kind}"] = show(place, kind, found)
+        extra = figures["own_libraries"][kind] = max(0.0, statistics.median(own[kind]))
+        begun = medians["first trial begun"] - (0.0 if kind == "plain" else extra)
+        goals[f"{place} {kind}: first trial begun, less its own libraries"] = goal(begun, at_most=BEGUN[place])
+        goals[f"{place} {kind}: prompt"] = goal(medians["prompt after the last result"], at_most=PROMPT)
+    goals["median seconds of a slot after a prune"] = goal(statistics.median(waited), at_most=AFTER_PRUNE)
+    finish(figures, goals, vars(given))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,409 @@
+"""Every store keeps which attempts, workers and machines a study had, and says what of it is new."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.records import AttemptRecord, Gpu, Leaving, MachineRecord, Placed, Present
+from shadho_celery.core.trial import Lost, Outcome, Result, Retry, Started, TrialState
+from shadho_celery.program.recorded import load_study
+from shadho_celery.results.records import Records
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.lock import holder_name
+from shadho_celery.store.memory import MemoryStore
+from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
+from shadho_celery.study import recorder
+from shadho_celery.study.open import open_study
+from shadho_celery.study.state import StudyState
+
+S = TrialState
+NOW = 1_700_000_000.0
+MACHINE = MachineRecord(
+    host="node1",
+    gpus=(Gpu(name="Größte GPU", memory=2**34),),
+    cores=8,
+    memory=2**35,
+    versions={"shadho_celery": "1", "python": "3.11.2"},
+)
+PLACED = {"gpu": Placed(12.5, 0.0, 1.25), "cpu": Placed(None, 3.0, None)}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no record of a queued attempt be held back."""
+    monkeypatch.setattr(recorder, "QUEUED_SECONDS", 0.0)
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/s.db" if request.param == "file" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture(params=["memory", "file", "postgresql"])
+def study(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StudyState]:
+    clock = ManualClock(NOW)
+    if request.param == "memory":
+        record = StudyRecord(key="k", name="s", module="", seed=0, space={}, created_at=NOW)
+        yield StudyState(MemoryStore(), record, 1, clock=clock)
+        return
+    url = f"sqlite:///{tmp_path}/s.db" if request.param == "file" else request.getfixturevalue("postgres_url")
+    with closing(SqlStore(url)) as store:
+        yield open_study(store, {}, module="m", name="s", clock=clock)
+
+
+def records(study: StudyState) -> Records:
+    return Records(study.store, study.record.key)  # type: ignore[arg-type]
+
+
+def result(number: int, attempt: int, state: TrialState = S.COMPLETE, **facts: Any) -> Result:
+    outcome = Outcome(state=state, loss=0.5 if state is S.COMPLETE else None, seconds=2.0)
+    return Result(number=number, attempt=attempt, outcome=outcome, at=NOW + 9, **facts)
+
+
+def started(number: int, attempt: int = 1) -> Started:
+    return Started(number=number, attempt=attempt, host="node1", at=NOW + 7, worker="cpu@node1.1", slot=2)
+
+
+def row(study: StudyState, place: int) -> dict[str, Any]:
+    return {name: values[place] for name, values in records(study).attempts().items()}
+
+
+def test_an_attempt_is_recorded_when_it_is_placed_claimed_and_ended(study: StudyState) -> None:
+    attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "gpu")
+    study.recorder.place(attempt, PLACED)
+    study.commit()
+    queued = {"number": 0, "attempt": 1, "compute_class": "gpu", "queued_at": NOW, "copy": False, "placed": PLACED}
+    nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end"))
+    assert row(study, 0) == {**queued, **nothing}
+    study.tell(started(0))
+    study.commit()
+    claimed = {"host": "node1", "worker": "cpu@node1.1", "slot": 2, "started_at": NOW + 7}
+    assert row(study, 0) == {**queued, **nothing, **claimed}
+    study.tell(result(0, 1, worker="cpu@node1.1"))
+    study.commit()
+    assert row(study, 0) == {**queued, **claimed, "ended_at": NOW + 9, "end": "complete"}
+
+
+def test_a_queued_attempt_is_written_once_it_has_waited_and_at_the_end_of_a_run(
+    study: StudyState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "QUEUED_SECONDS", 1.0)
+    study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+    study.commit()
+    assert records(study).attempts()["number"] == []
+    study.clock.sleep(2.0)
+    study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+    study.commit()
+    assert records(study).attempts()["number"] == [0]
+    study.close()
+    assert records(study).attempts()["number"] == [0, 1]
+
+
+def test_every_end_has_its_word(study: StudyState) -> None:
+    def sent(first: Any = None) -> int:
+        number = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu").number
+        study.tell(started(number))
+        return number
+
+    study.tell(result(sent(), 1, S.FAILED))
+    study.tell(replace(result(sent(), 1, S.FAILED), retry=Retry(reason="broken", failed_on="w")))
+    study.tell(replace(result(sent(), 1, S.FAILED), retry=Retry(reason="full", outgrown="cpu")))
+    study.tell(Lost(number=sent(), attempt=1, reason="silent"))
+    study.tell(Lost(number=sent(), attempt=1, reason="stopped", claimed=False))
+    unclaimed = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu").number
+    study.tell(Lost(number=unclaimed, attempt=1, reason="taken back", claimed=False))
+    study.tell(result(sent(), 1, S.CANCELLED))
+    copied = sent()
+    study.send(study.trial(copied), "gpu")
+    study.tell(result(copied, 2))
+    study.commit()
+    ends = ["failed", "retried", "outgrown", "lost", "returned", "unclaimed", "cancelled", "superseded", "complete"]
+    found = records(study).attempts()
+    assert found["end"] == ends
+    assert found["copy"] == [False] * 8 + [True]
+    assert found["attempt"] == [1] * 8 + [2]
+
+
+def test_a_result_that_arrives_after_its_attempt_was_thought_lost_corrects_the_record(study: StudyState) -> None:
+    number = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu").number
+    study.tell(started(number))
+    study.tell(Lost(number=number, attempt=1, reason="silent"))
+    study.commit()
+    assert row(study, 0)["end"] == "lost"
+    study.tell(result(number, 1))
+    study.commit()
+    found = row(study, 0)
+    assert (found["end"], found["ended_at"], found["started_at"]) == ("complete", NOW + 9, NOW + 7)
+
+
+def test_the_backlog_of_a_class_is_the_predicted_time_of_its_queued_attempts(study: StudyState) -> None:
+    for seconds in (2.0, 3.0, None):
+        attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.recorder.place(attempt, {"cpu": Placed(seconds, study.recorder.backlog("cpu"), None)})
+    assert study.recorder.backlog("cpu") == 5.0
+    study.tell(started(0))
+    assert study.recorder.backlog("cpu") == 3.0
+    study.tell(Lost(number=1, attempt=1, reason="taken back", claimed=False))
+    assert study.recorder.backlog("cpu") == 0.0
+    study.commit()
+    assert [found["cpu"].backlog for found in records(study).attempts()["placed"]] == [0.0, 2.0, 5.0]
+
+
+def test_sessions_and_machines_are_recorded_as_workers_come_and_go(study: StudyState) -> None:
+    def present(name: str) -> Present:
+        return Present("cpu", 4, MACHINE)
+
+    study.recorder.see({"a", "b"}, NOW, present)
+    study.commit()
+    study.commit()
+    study.recorder.see({"b"}, NOW + 5, present, lambda name: Leaving.QUARANTINED)
+    study.recorder.see({"a", "b"}, NOW + 6, present)
+    study.close()
+    found = records(study).sessions()
+    assert found["worker"] == ["a", "b", "a"]
+    assert found["since"] == [NOW, NOW, NOW + 6]
+    assert found["until"] == [NOW + 5, NOW, NOW + 6], "closed by the clock, which stands still here"
+    assert found["reason"] == ["quarantined", "study ended", "study ended"]
+    assert (found["compute_class"], found["host"], found["slots"]) == (["cpu"] * 3, ["node1"] * 3, [4] * 3)
+    machines = records(study).machines()
+    assert machines == {
+        "host": ["node1"],
+        "gpus": [[{"name": "Größte GPU", "memory": 2**34}]],
+        "cores": [8],
+        "memory": [2**35],
+        "versions": [{"shadho_celery": "1", "python": "3.11.2"}],
+    }
+
+
+def test_a_class_that_joins_later_leaves_earlier_predictions_as_they_were(study: StudyState) -> None:
+    for names in (["b"], ["c", "a"], ["a"]):
+        attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "b")
+        study.recorder.place(attempt, {name: Placed(float(ord(name)), 0.0, None) for name in names})
+        study.commit()
+    assert [[*found] for found in records(study).attempts()["placed"]] == [["b"], ["c", "a"], ["a"]]
+    assert [found["a"].seconds for found in records(study).attempts()["placed"][1:]] == [97.0, 97.0]
+
+
+# What databases add
+
+
+def begun(store: SqlStore) -> StudyState:
+    return open_study(store, {}, module="m", name="s", clock=ManualClock(NOW))
+
+
+def test_a_reader_learns_which_rows_are_new_since_a_change(url: str) -> None:
+    with closing(SqlStore(url)) as store, closing(SqlStore(url, read_only=True)) as reader:
+        study = begun(store)
+        key = study.record.key
+        first = reader.changes(key)
+        assert (first.change, first.trials, first.attempts) == (0, [], [])
+        for _ in range(3):
+            study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.commit()
+        second = reader.changes(key, first.change)
+        assert (second.trials, second.attempts) == ([0, 1, 2], [(0, 1), (1, 1), (2, 1)])
+        study.commit()
+        assert reader.changes(key, second.change) == replace_rows(second), "nothing was written"
+        study.tell(Lost(number=1, attempt=1, reason="silent", claimed=False))
+        study.send(study.trial(1), "cpu")
+        study.commit()
+        third = reader.changes(key, second.change)
+        assert third.change > second.change
+        assert (third.trials, third.attempts) == ([1], [(1, 1), (1, 2)])
+        assert reader.changes(key).trials == [0, 1, 2], "0 is the beginning"
+        study.close()
+        again = open_study(store, {}, module="m", name="s", resume=True)
+        again.tell(result(0, 1))
+        again.commit()
+        fourth = reader.changes(key, third.change)
+        assert fourth.change > third.change, "a later run counts on"
+        assert fourth.trials == [0]
+
+
+def replace_rows(changes: Any) -> Any:
+    return type(changes)(change=changes.change, trials=[], attempts=[])
+
+
+def test_the_changes_since_a_number_are_found_by_an_index(tmp_path: Path) -> None:
+    with closing(SqlStore(f"sqlite:///{tmp_path}/s.db")), closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        for table, columns in (("trials", "number"), ("attempts", "number, attempt")):
+            query = f"SELECT {columns} FROM {table} WHERE study = 'k' AND change > 5 AND change <= 9 ORDER BY {columns}"
+            plan = " ".join(str(step) for step in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
+            assert f"{table}_by_change" in plan
+
+
+def test_sessions_that_a_killed_scheduler_left_open_end_with_its_last_write(url: str) -> None:
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        study.recorder.see({"a"}, NOW, lambda name: Present("cpu", 1, MACHINE))
+        study.commit()
+        later = NOW + 10 * LOCK_SECONDS
+        with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+            connection.execute(sa.text("UPDATE studies SET holder = 'elsewhere 4711 123'"))
+        store.lock(study.record.key, holder_name(), later)
+        [session] = store.sessions(study.record.key)
+    assert (session.until, session.reason) == (NOW, Leaving.ENDED)
+
+
+def test_a_deleted_study_leaves_no_rows_behind(url: str) -> None:
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        study.recorder.see({"a"}, NOW, lambda name: Present("cpu", 1, MACHINE))
+        study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.close()
+        store.delete(study.record.key, store.lock(study.record.key, holder_name(), NOW))
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            for table in ("attempts", "sessions", "machines"):
+                assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar() == 0
+
+
+def earlier(url: str) -> None:
+    """Make a store as versions without these records left it."""
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.close()
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        for name in ("attempts", "sessions", "machines"):
+            connection.execute(sa.text(f"DROP TABLE {name}"))
+        connection.execute(sa.text("DROP INDEX trials_by_change"))
+        for table, name in (("trials", "change"), ("studies", "change"), ("studies", "classes")):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {name}"))
+
+
+def test_a_reader_of_an_earlier_version_s_store_finds_no_records_and_every_trial_new(url: str) -> None:
+    earlier(url)
+    study = load_study(url, "s")
+    assert {len(column) for column in study.records.attempts().values()} == {0}
+    assert (study.records.sessions()["worker"], study.records.machines()["host"]) == ([], [])
+    with closing(SqlStore(url, read_only=True)) as reader:
+        changes = reader.changes(study.key, 7)
+        assert (changes.change, changes.trials, changes.attempts) == (0, [0], [])
+
+
+def test_a_study_of_an_earlier_version_is_recorded_from_now_on(url: str) -> None:
+    earlier(url)
+    with closing(SqlStore(url)) as store:
+        study = open_study(store, {}, module="m", name="s", resume=True, clock=ManualClock(NOW))
+        study.tell(started(0))
+        study.tell(result(0, 1))
+        study.close()
+        [found] = store.attempts(study.record.key)
+        assert (found.end, found.host, found.queued_at) == ("complete", "node1", None)
+        assert store.changes(study.record.key, 0).change == 1
+        indexes = sa.inspect(sa.create_engine(url, poolclass=sa.NullPool)).get_indexes("trials")
+        assert [index["name"] for index in indexes] == ["trials_by_change"]
+
+
+DAMAGE = {
+    "attempts": "UPDATE attempts SET ended_at = 1e300 WHERE number = 1",
+    "sessions": "UPDATE sessions SET reason = 'eaten' WHERE worker = 'b'",
+    "machines": "UPDATE machines SET gpus = '{\"name\": 1}' WHERE host = 'node1'",
+}
+OF_SQLITE = {
+    "a text for bytes": "UPDATE attempts SET placed = 'abc' WHERE number = 1",
+    "a text for a number": "UPDATE attempts SET slot = 'two' WHERE number = 1",
+    "bytes for a text": "UPDATE attempts SET host = X'00FF' WHERE number = 1",
+    "bytes for a name": "UPDATE sessions SET host = X'00FF' WHERE worker = 'b'",
+    "no JSON": "UPDATE machines SET versions = '{' WHERE host = 'node1'",
+    "an unknown end": "UPDATE attempts SET \"end\" = 'eaten' WHERE number = 1",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement"),
+    [*(("both", each) for each in DAMAGE.values()), *(("file", each) for each in OF_SQLITE.values())],
+    ids=[*DAMAGE, *OF_SQLITE],
+)
+def test_a_damaged_row_is_named_in_one_line_and_hides_nothing_else(url: str, kind: str, statement: str) -> None:
+    if kind == "file" and not url.startswith("sqlite"):
+        pytest.skip("PostgreSQL does not store such values")
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        study.recorder.see({"a", "b"}, NOW, lambda name: Present("cpu", 1, replace(MACHINE, host=f"node{name == 'b'}")))
+        for _ in range(3):
+            study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.close()
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE machines SET host = 'node1' WHERE host = 'nodeTrue'"))
+        connection.exec_driver_sql(statement.replace("%", "%%"))
+    found = load_study(url, "s")
+    with pytest.warns(UserWarning, match="cannot be read") as caught:
+        columns = [found.records.attempts(), found.records.sessions(), found.records.machines()]
+    lengths = [len(each["host"]) for each in columns]
+    assert sum(lengths) == 3 + 2 + 2 - 1
+    [line] = [str(each.message) for each in caught]
+    assert "\n" not in line
+    assert any(name in line for name in ("attempt 1 of trial 1", "a session of 'b'", "the machine 'node1'"))
+    with warnings.catch_warnings(), closing(SqlStore(url)) as store:
+        warnings.simplefilter("ignore")
+        study = open_study(store, {}, module="m", name="s", resume=True)
+        assert len(study) == 3
+        study.close()
+
+
+def test_bytes_that_no_version_writes_as_a_prediction_are_no_prediction(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        study.close()
+        with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:
+            connection.execute("UPDATE attempts SET placed = X'0102'")
+        assert load_study(url, "s").records.attempts()["placed"] == [{}]
+
+
+def test_an_attempt_takes_at_most_250_bytes_and_12_for_each_class(tmp_path: Path) -> None:
+    path, classes, count = tmp_path / "s.db", [f"class{place}" for place in range(5)], 1000
+    worker = "gpu_large@node-0123.cluster.local.123456.ab12"
+
+    def size() -> int:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            [pages], [free], [page] = (
+                connection.execute(f"PRAGMA {name}").fetchone()
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * page)
+
+    with closing(SqlStore(f"sqlite:///{path}")) as store:
+        study = begun(store)
+        key, fence, before = study.record.key, study.fence, size()
+        for start in range(0, count, 4):
+            places = range(start, start + 4)
+            placed = b"\1" * (12 * len(classes))
+            each = [
+                AttemptRecord(
+                    number=1_000_000 + n,
+                    attempt=1,
+                    compute_class="gpu_large",
+                    queued_at=NOW + n / 7,
+                    copy=False,
+                    placed=placed,
+                )
+                for n in places
+            ]
+            store.write(key, fence, NOW, attempted=each)
+            claimed = {"host": "node-0123.cluster.local", "worker": worker, "slot": 3}
+            each = [AttemptRecord(number=1_000_000 + n, attempt=1, started_at=NOW + n / 7, **claimed) for n in places]
+            store.write(key, fence, NOW, attempted=each)
+            each = [
+                AttemptRecord(number=1_000_000 + n, attempt=1, ended_at=NOW + n / 3, end="complete") for n in places
+            ]  # type: ignore[arg-type]
+            store.write(key, fence, NOW, attempted=each)
+        taken = (size() - before) / count
+        print(taken - 12 * len(classes))
+    assert taken <= 250 + 12 * len(classes)

@@ -1,0 +1,278 @@
+"""Requests to a scheduler are carried out at most once, and answered; whatever is not meant for it is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from services.cases import cases
+from services.controlled import SIGNER, client, control
+
+from shadho_celery.control import control as module
+from shadho_celery.control.control import Control
+from shadho_celery.core.actions import Answer
+from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.transport.channel import SchedulerChannel
+from shadho_celery.transport.control import (
+    KEPT_SECONDS,
+    MAX_REQUEST,
+    MAX_REQUESTS,
+    MOST_VALID_SECONDS,
+    VALID_SECONDS,
+    Cancel,
+    ControlClient,
+    Inbox,
+    Request,
+    Stop,
+)
+from shadho_celery.transport.registry import Registry, StudyWants
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+# Fixtures, which pytest finds by their names here.
+__all__ = ["client", "control"]
+
+STUDY = "0123456789abcdef"
+DONE = Answer(is_done=True, text="done")
+
+
+class Scheduler:
+    """The end of a scheduler with a fence of 7."""
+
+    def __init__(self, client: Any, signer: Signer = SIGNER) -> None:
+        self.inbox = Inbox(client, STUDY, 7, signer)
+        self.channel = SchedulerChannel(client, STUDY, UNSIGNED, 7, self.inbox)
+
+    def read(self) -> list[Request]:
+        """Return the requests that are to be carried out."""
+        assert self.channel.drain(0) == []
+        found, self.inbox.waiting = self.inbox.waiting, []
+        return found
+
+
+def sent(client: Any, signer: Signer = SIGNER, **changes: Any) -> tuple[ControlClient, Request]:
+    """Send a request with these facts."""
+    asker = ControlClient(client, signer)
+    request = replace(asker.request(STUDY, 7, "me@here", Stop()), **changes)
+    assert asker.send(request) is not None
+    return asker, request
+
+
+def later(client: Any, seconds: float) -> int:
+    """Return the moment of the server's clock in so many seconds."""
+    return int(1000 * (client.time()[0] + seconds))
+
+
+@pytest.mark.parametrize("signer", [SIGNER, UNSIGNED])
+def test_a_request_is_read_once_and_answered(client: Any, signer: Signer) -> None:
+    scheduler = Scheduler(client, signer)
+    asker, request = sent(client, signer, deed=Cancel(3))
+    assert scheduler.read() == [request]
+    assert scheduler.read() == []
+    assert asker.wait(request, 0.0) is None
+    scheduler.inbox.answer(request, DONE)
+    assert asker.wait(request) == DONE
+    assert client.xlen(scheduler.inbox.key) == 0
+    assert 0 < client.ttl(f"shadho:{STUDY}:answer:{request.id}") <= KEPT_SECONDS
+
+
+def test_a_request_that_arrives_again_gets_the_first_answer(client: Any) -> None:
+    scheduler = Scheduler(client)
+    asker, request = sent(client)
+    asker.send(request)
+    assert scheduler.read() == [request]
+    asker.send(request)
+    assert scheduler.read() == []
+    scheduler.inbox.answer(request, DONE)
+    client.delete(f"shadho:{STUDY}:answer:{request.id}")
+    asker.send(request)
+    assert scheduler.read() == []
+    assert asker.wait(request) == DONE
+
+
+@cases(
+    "seconds, fence, reason",
+    [
+        (-1.0, 7, "has expired"),
+        (MOST_VALID_SECONDS + 5, 7, "valid for more than 60 s"),
+        (VALID_SECONDS, 6, "an earlier scheduler"),
+    ],
+)
+def test_what_is_late_or_for_an_earlier_scheduler_is_refused(
+    client: Any, seconds: float, fence: int, reason: str
+) -> None:
+    scheduler = Scheduler(client)
+    asker, request = sent(client, expires=later(client, seconds), fence=fence)
+    assert scheduler.read() == []
+    answer = asker.wait(request)
+    assert answer is not None
+    assert (answer.is_done, reason in answer.text) == (False, True)
+    assert scheduler.channel.forged == 0
+
+
+def test_what_is_forged_is_counted_and_not_answered(client: Any) -> None:
+    scheduler = Scheduler(client)
+    good = ControlClient(client, SIGNER).request(STUDY, 7, "me", Stop())
+    texts = [
+        "",
+        "no record",
+        "{}",
+        UNSIGNED.seal("", good),
+        Signer(b"another key of the fleet").seal(scheduler.inbox.key, good),
+        # Signed for another study, or for another key of Redis.
+        SIGNER.seal("shadho:another:inbox", good),
+        SIGNER.seal(scheduler.inbox.key, replace(good, study="another")),
+        SIGNER.seal(scheduler.inbox.key, {"deed": {"action": "delete"}}),
+        SIGNER.seal(scheduler.inbox.key, replace(good, by="x" * MAX_REQUEST)),
+        json.dumps([]),
+    ]
+    for text in texts:
+        client.xadd(scheduler.inbox.key, {"r": text})
+    client.xadd(scheduler.inbox.key, {"another": "field"})
+    assert scheduler.read() == []
+    assert scheduler.channel.forged == len(texts) + 1
+    assert [*client.scan_iter(f"shadho:{STUDY}:answer:*")] == []
+    assert client.xlen(scheduler.inbox.key) == 0
+
+
+def test_an_answer_that_is_forged_is_not_believed(client: Any) -> None:
+    asker, request = sent(client)
+    key = f"shadho:{STUDY}:answer:{request.id}"
+    for text in (UNSIGNED.seal("", DONE), SIGNER.seal("another key", DONE), "no record"):
+        client.set(key, text)
+        assert asker.wait(request, 0.0) is None
+
+
+def test_an_inbox_is_bounded_and_so_is_a_request(client: Any) -> None:
+    for _ in range(MAX_REQUESTS):
+        asker, request = sent(client)
+    assert asker.send(request) is None
+    with pytest.raises(ValueError, match="and may have 1000000"):
+        asker.send(replace(request, by="x" * MAX_REQUEST))
+    assert len(Scheduler(client).read()) == MAX_REQUESTS
+    assert asker.send(request) is not None
+
+
+def test_an_inbox_of_a_wrong_type_is_removed(client: Any) -> None:
+    scheduler = Scheduler(client)
+    client.set(scheduler.inbox.key, "no stream")
+    scheduler.channel.repair()
+    _, request = sent(client)
+    assert scheduler.read() == [request]
+
+
+# The whole way: from a name to an answer
+
+
+@contextmanager
+def running(client: Any) -> Iterator[None]:
+    """A study that is announced, whose scheduler carries out what it is asked."""
+    scheduler, ended = Scheduler(client), threading.Event()
+    announced(client, "svm-3f2a")
+
+    def run() -> None:
+        while not ended.wait(0.01):
+            for request in scheduler.read():
+                scheduler.inbox.answer(request, Answer(is_done=True, text=f"{request.deed} by {request.by}"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def announced(client: Any, name: str, control: str | None = SIGNER.fingerprint) -> None:
+    """A study that is announced, but does not read requests."""
+    key = STUDY if name.startswith("svm-3") else uuid.uuid4().hex[:16]
+    Registry(client, StudyWants, SIGNER).announce(key, StudyWants(name=name, fence=7, control=control))
+
+
+def test_a_running_study_is_found_by_its_name_or_a_unique_beginning(client: Any, control: Control) -> None:
+    announced(client, "svm-other")
+    with running(client):
+        for name in ("svm-3f2a", "svm-3", STUDY):
+            assert control.cancel(name, 3).text.startswith("Cancel(number=3) by ")
+        with pytest.raises(UsageError, match="2 running studies are called 'svm': svm-3f2a, svm-other"):
+            control.stop("svm")
+        for name in ("gp", ""):
+            with pytest.raises(UsageError, match=r"no running study is called .*: svm-3f2a, svm-other"):
+                control.stop(name)
+
+
+@cases("key, reason", [(None, "has no signing key"), ("12345678", "another signing key")])
+def test_a_study_without_our_key_refuses(client: Any, control: Control, key: str | None, reason: str) -> None:
+    announced(client, "svm-3f2a", key)
+    answer = control.stop("svm")
+    assert (answer.is_done, reason in answer.text) == (False, True)
+    assert not client.exists(f"shadho:{STUDY}:inbox")
+
+
+def test_without_an_answer_the_request_is_taken_back(
+    client: Any, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VALID_SECONDS", 0.1)
+    monkeypatch.setattr(module, "STUDY_SECONDS", 0.1)
+    announced(client, "svm-3f2a")
+    with pytest.raises(ServiceError, match="so nothing was changed"):
+        control.stop("svm")
+    assert Scheduler(client).read() == []
+
+
+def test_a_study_that_reads_but_does_not_answer_is_said_to(
+    client: Any, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VALID_SECONDS", "GRACE_SECONDS", "STUDY_SECONDS"):
+        monkeypatch.setattr(module, name, 0.1)
+    monkeypatch.setattr(ControlClient, "take_back", lambda *_: False)
+    announced(client, "svm-3f2a")
+    with pytest.raises(ServiceError, match="has read the request but has not answered"):
+        control.stop("svm")
+
+
+def test_a_study_that_ends_meanwhile_is_said_to(client: Any, control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STUDY_SECONDS", 0.01)
+    monkeypatch.setattr(ControlClient, "wait", lambda *_: Registry(client, StudyWants, SIGNER).withdraw(STUDY))
+    announced(client, "svm-3f2a")
+    with pytest.raises(ServiceError, match="ended before its scheduler answered"):
+        control.stop("svm")
+
+
+def test_points_and_settings_are_checked_before_they_are_sent(client: Any, control: Control) -> None:
+    announced(client, "svm-3f2a")
+    refused: list[tuple[list[Any], str]] = [
+        ([], "0 points"),
+        ([{"x": math.nan}], "JSON"),
+        ([{"x": object()}], "JSON"),
+        ([1] * 1001, "1001"),
+    ]
+    for points, words in refused:
+        with pytest.raises(UsageError, match=words):
+            control.enqueue("svm", points)
+    with pytest.raises(UsageError, match="too long"):
+        control.enqueue("svm", [{"x": "y" * MAX_REQUEST}])
+    wrong: dict[str, dict[str, Any]] = {
+        "no setting is given": {},
+        "trials": {"trials": "many"},
+        "not a setting": {"nothing": 1},
+    }
+    for words, settings in wrong.items():
+        with pytest.raises(UsageError, match=words):
+            control.set("svm", **settings)
+    assert not client.exists(f"shadho:{STUDY}:inbox")
+
+
+def test_a_full_inbox_is_said_to_be(client: Any, control: Control) -> None:
+    announced(client, "svm-3f2a")
+    for _ in range(MAX_REQUESTS):
+        sent(client)
+    with pytest.raises(ServiceError, match="has not read 20 earlier requests"):
+        control.stop("svm")

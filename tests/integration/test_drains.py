@@ -1,0 +1,170 @@
+"""Workers are drained and undrained over a real Redis, and workers that end and start stay drained."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from acceptance.commands import until
+from integration.fleets import fleet
+from services.cases import cases
+from services.controlled import SIGNER, client, control
+
+from shadho_celery.control import control as module
+from shadho_celery.control.control import Control
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
+from shadho_celery.node.leases import Leases
+from shadho_celery.transport.drains import KEY, Drain, Drains
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer
+
+# Fixtures, which pytest finds by their names here.
+__all__ = ["client", "control"]
+
+
+@contextmanager
+def serving(
+    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER
+) -> Iterator[tuple[Heartbeat, MagicMock]]:
+    """A worker that beats, with its consumer of messages. `key` signs the drains that it obeys."""
+    clock, consumer = ManualClock(), MagicMock()
+    worker = Worker(key=signer.fingerprint, control=None if key is None else key.fingerprint, slots=2)
+    leases = Leases(MagicMock(), MagicMock())
+    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key)
+    heartbeat.check()
+    heartbeat.announce(consumer)
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.01):
+            clock.sleep(DRAIN_EVERY)
+            heartbeat.beat(has_free_slot=False)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield heartbeat, consumer
+    finally:
+        ended.set()
+        thread.join()
+        heartbeat.withdraw()
+
+
+def announced(client: Any, name: str) -> Worker:
+    return Registry(client, Worker, SIGNER).living()[name]
+
+
+def test_a_drained_worker_takes_nothing_until_it_is_undrained_also_after_a_restart(
+    client: Any, control: Control
+) -> None:
+    with serving(client, "cpu@h.1.aaaa") as (_, consumer):
+        answer = control.drain("cpu@h.1.aaaa")
+        assert (answer.is_done, answer.text) == (True, "drained cpu@h: it takes no more trials")
+        consumer.pause.assert_called_once_with("drain")
+        worker = announced(client, "cpu@h.1.aaaa")
+        assert (worker.drained, worker.draining, worker.quarantined) == (True, True, True)
+        assert control.drain("cpu@h").text.startswith("cpu@h was already drained by ")
+    with serving(client, "cpu@h.2.bbbb") as (heartbeat, consumer):
+        consumer.pause.assert_called_once_with("drain")
+        assert announced(client, "cpu@h.2.bbbb").drained
+        assert control.undrain("cpu@h").text == "undrained cpu@h: it takes trials again"
+        consumer.resume.assert_called_once_with("drain")
+        assert heartbeat.drain_by is None
+        assert control.undrain("cpu@h").text == "cpu@h was not drained"
+
+
+def test_only_what_is_meant_and_live_is_drained(client: Any, control: Control) -> None:
+    with pytest.raises(UsageError, match="no live worker is 'cpu@h'; none is live"):
+        control.drain("cpu@h")
+    with serving(client, "cpu@h.1.aaaa"), serving(client, "cpu@h.2.bbbb"), serving(client, "gpu@h.3.cccc"):
+        with pytest.raises(UsageError, match=r"there are cpu@h, gpu@h; see shadho-celery status"):
+            control.drain("cpu@i")
+        with pytest.raises(UsageError, match=r"2 workers are cpu@h, and only all of them can be drained"):
+            control.drain("cpu@h.1.aaaa")
+        assert control.drain("cpu@h").is_done
+        assert [announced(client, f"cpu@h.{name}").drained for name in ("1.aaaa", "2.bbbb")] == [True, True]
+        assert not announced(client, "gpu@h.3.cccc").drained
+    assert control.undrain("cpu@h").text == "undrained cpu@h, where no worker is live"
+
+
+@cases("key, signer", [(None, SIGNER), (Signer(b"another key of a fleet"), SIGNER)])
+def test_a_worker_without_our_key_refuses(client: Any, control: Control, key: Signer | None, signer: Signer) -> None:
+    with serving(client, "cpu@h.1.aaaa", key, signer):
+        answer = control.drain("cpu@h")
+        assert not answer.is_done
+        reason = "it has no signing key" if key is None else "obeys requests with another signing key"
+        assert reason in answer.text
+        assert not client.exists(KEY)
+
+
+def test_without_a_key_workers_that_allow_it_obey(client: Any, redis_url: str) -> None:
+    with serving(client, "cpu@h.1.aaaa", UNSIGNED, UNSIGNED) as (heartbeat, _):
+        assert Control(redis=redis_url).drain("cpu@h").is_done
+        assert heartbeat.drain_by is not None
+
+
+def test_forged_drains_and_those_of_another_place_are_ignored(client: Any, control: Control) -> None:
+    drains, signed = Drains(client, SIGNER), SIGNER.seal(f"{KEY}:gpu@h", Drain(by="me", at=1.0))
+    for text in ("", "{}", "no record", UNSIGNED.seal("", Drain(by="x", at=1.0)), signed, "x" * 10_000):
+        client.hset(KEY, "cpu@h", text)
+        assert drains.find("cpu@h") is None
+        assert drains.all() == {}
+    client.delete(KEY)
+    client.set(KEY, "of another type")
+    assert (drains.find("cpu@h"), drains.all()) == (None, {})
+
+
+def test_a_worker_that_does_not_beat_is_said_to_be_late(
+    client: Any, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    Registry(client, Worker, SIGNER).announce("cpu@h.1.aaaa", Worker(control=SIGNER.fingerprint))
+    with pytest.raises(ServiceError, match=r"worker cpu@h\.1\.aaaa has not confirmed it"):
+        control.drain("cpu@h")
+    assert Drains(client, SIGNER).find("cpu@h") is not None
+
+
+@pytest.mark.timeout(120)
+def test_a_drained_worker_finishes_its_trial_and_the_others_run_the_rest(
+    amqp_url: str, redis_url: str, control: Control, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """On RabbitMQ, with a worker of another class, and after a restart of the drained one."""
+    key = str(tmp_path / "shadho.key")
+    name, other = unique("cpu"), unique("gpu")
+    with fleet(tmp_path / "fleet", amqp_url, redis_url, name, **{KEY_FILE: key}) as made:
+        desk = made.desk
+        desk.study(seconds=4.0)
+        [drained] = made.workers(1)
+        launched = made.launch("my_study", 3)
+        desk.await_runs(1)
+        place = next(iter(connected(redis_url, lambda client: Registry(client, Worker, SIGNER).living())))
+        answer = control.drain(place)
+        assert answer.is_done
+        begun = len(desk.runs())
+        assert "1 of its slots finish their trials first" in answer.text
+        until(lambda: len(desk.runs("ended")) == begun, 20, desk.said)
+        status = desk.told("status", **{KEY_FILE: key})
+        assert "drained" in status.out
+        assert "is drained, by " in status.out
+        desk.worker(other, "-c", "1", "--without-gossip", "--without-mingle")
+        desk.await_runs(begun + 1)
+        drained.send(15)
+        assert drained.wait(30).code == 0
+        made.workers(1)
+        made.ended_well(launched, "my_study", 3, 60)
+        classes = [class_name for _, _, class_name, _ in desk.runs()]
+        assert classes == begun * [name] + (3 - begun) * [other]
+        assert "Traceback" not in desk.said()
+
+
+def connected(url: str, read: Callable[[Any], Any]) -> Any:
+    with connect(url) as client:
+        return read(client)

@@ -1,0 +1,32 @@
+"""Control with the key of a fleet: fixtures, which a test file imports by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shadho_celery.control.control import Control
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.signing import KEY_FILE, Signer
+
+BYTES = b"a key of sixteen bytes"
+SIGNER = Signer(BYTES)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def control(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    """Control whose requests are signed with the fleet's key, which is also in a file that the environment names."""
+    path = tmp_path / "shadho.key"
+    path.write_bytes(BYTES)
+    path.chmod(0o600)
+    monkeypatch.setenv(KEY_FILE, str(path))
+    return Control(redis=redis_url, store=f"sqlite:///{tmp_path}/none.db")

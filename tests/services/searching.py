@@ -1,0 +1,66 @@
+"""A study and its scheduler on simulated machines, whose loop a test turns itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pytest
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.executors.base import Executor
+from shadho_celery.scheduler.plan import Plan, make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.executor import Play, SimulatedExecutor
+from shadho_celery.space.compile import Space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.state import StudyState
+
+#: turns after which a loop is taken to be endless
+PATIENCE = 100_000
+
+Self = TypeVar("Self", bound="SimulatedSearch")
+
+
+class SimulatedSearch:
+    """A study, its scheduler, and the machines; `options` are those of the simulated executor."""
+
+    def __init__(
+        self,
+        space: Space,
+        play: Play,
+        slots: Mapping[str, int],
+        *,
+        settings: StudySettings,
+        limits: Limits,
+        clock: ManualClock,
+        seed: int | None,
+        store: SqlStore | None = None,
+        resume: bool = False,
+        wrap: Callable[[SimulatedExecutor], Executor] = lambda executor: executor,
+        **options: Any,
+    ) -> None:
+        self.space, self.clock, self.store = space, clock, store or SqlStore("sqlite://")
+        seed = None if resume else seed
+        self.study: StudyState = open_study(
+            self.store, space.describe(), name="s", seed=seed, clock=clock, resume=resume
+        )
+        self.simulated = SimulatedExecutor(slots, play, clock, **options)
+        plan = Plan.of(space, settings, limits)
+        self.scheduler: Scheduler = make_scheduler(plan, self.study, wrap(self.simulated))
+
+    def run(self: Self, until: Callable[[Self], bool] = lambda _: False) -> Self:
+        """Turn the loop to its end, or until that holds."""
+        for _ in range(PATIENCE):
+            if self.scheduler.done or until(self):
+                return self
+            self.scheduler.turn()
+        pytest.fail("the loop does not come to an end")
+
+    def close(self: Self) -> Self:
+        self.simulated.close()
+        self.study.close()
+        return self

@@ -1,0 +1,98 @@
+"""History of losses, best so far, samplers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from services.columns import trials
+
+from shadho_celery.charts.chart import MOST, Mark, Scale
+from shadho_celery.charts.losses import Along, best_so_far, comparison, history, samplers
+
+ROWS = [
+    {"loss": 3.0, "compute_class": "gpu"},
+    {"state": "FAILED", "failure": "ValueError: no"},
+    {"loss": 1.0},
+    {"loss": 2.0, "state": "PRUNED"},
+    {"loss": 2.5},
+    {"state": "RUNNING", "finished_at": math.nan},
+]
+
+
+def test_the_history_has_each_class_the_pruned_the_failed_and_the_best_so_far() -> None:
+    chart = history(trials(ROWS, asked=40))
+    assert chart.title == "The best loss is 1 after 5 of 40 trials"
+    found = {series.name: series for series in chart.series}
+    assert {*found} == {"gpu, complete", "cpu, complete", "cpu, pruned", "failed", "best so far"}
+    assert found["cpu, complete"].columns["y"] == [1.0, 2.5]
+    assert found["cpu, complete"].columns["number"] == [2, 4]
+    assert found["cpu, pruned"].form == "hollow"
+    assert found["failed"].columns["y"] == [None]
+    assert found["best so far"].mark is Mark.STEPS
+    assert found["best so far"].columns == {"x": [0.0, 2.0, 4.0], "y": [3.0, 1.0, 1.0]}
+
+
+def test_a_loss_that_is_maximised_has_its_greatest_value_as_the_best() -> None:
+    rows = [{"accuracy": value, "loss": value} for value in (0.2, 0.9, 0.5)]
+    found = trials(rows, objectives={"accuracy": "maximize"})
+    assert best_so_far(found, np.arange(3.0))[1].tolist() == [0.2, 0.9, 0.9]
+    assert history(found).title == "The best accuracy is 0.9 after 3 trials"
+
+
+def test_the_best_so_far_is_feasible_and_of_the_greatest_budget() -> None:
+    rows = [
+        {"loss": 0.1, "budget": 1.0},
+        {"loss": 0.2, "budget": 9.0, "violation": 1.0},
+        {"loss": 0.5, "budget": 9.0},
+        {"loss": math.inf, "budget": 9.0},
+    ]
+    assert best_so_far(trials(rows), np.arange(4.0))[1].tolist() == [0.5]
+
+
+def test_along_seconds_a_trial_stands_at_its_end() -> None:
+    chart = history(trials([{"loss": 1.0, "started_at": 100.0, "finished_at": 103.5}]), Along.SECONDS)
+    assert chart.axes[0].unit == "s"
+    assert chart.series[0].columns["x"] == [3.5]
+
+
+def test_losses_that_are_not_finite_are_left_out_and_said_so() -> None:
+    chart = history(trials([{"loss": 1.0}, {"loss": math.inf}, {"loss": 1e300}]))
+    assert [series.columns["y"] for series in chart.series if series.mark is Mark.POINTS] == [[1.0, 1e300]]
+    assert chart.axes[1].scale is Scale.LOG
+
+
+def test_a_history_of_many_trials_keeps_its_outliers_within_the_limit() -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"loss": float(value)} for value in rng.normal(size=20_000)]
+    rows[7_777]["loss"] = 50.0
+    rows[100] = {"state": "FAILED"}
+    chart = history(trials(rows))
+    assert len(chart) <= MOST
+    points = next(series for series in chart.series if series.name == "cpu, complete")
+    assert 50.0 in points.columns["y"]
+    assert "Of 19,999 points" in chart.note
+
+
+def test_without_an_ended_trial_the_chart_says_what_will_be_here() -> None:
+    for rows in ([], [{"state": "RUNNING"}]):
+        chart = history(trials(rows))
+        assert chart.empty
+        assert not len(chart)
+
+
+def test_samplers_are_spans_of_trial_numbers() -> None:
+    names = ["random", "random", "gp", "gp", "random"]
+    chart = samplers(trials([{"sampler": name} for name in names]))
+    assert chart.title == "Trials by the sampler that chose them: random 3, gp 2"
+    found = {series.name: series.columns for series in chart.series}
+    assert found["gp"] == {"y": [0], "start": [2], "end": [4]}
+    assert found["random"] == {"y": [1, 1], "start": [0, 4], "end": [2, 5]}
+    assert samplers(trials([{"sampler": None}])).empty
+
+
+def test_studies_are_compared_by_their_best_loss_so_far() -> None:
+    chart = comparison({"one": trials(ROWS), "other": trials([{"loss": 5.0}, {"loss": 0.5}]), "none": trials([])})
+    assert chart.title == "The best loss is 1 in one, 0.5 in other"
+    assert [series.columns["y"] for series in chart.series] == [[3.0, 1.0, 1.0], [5.0, 0.5]]
+    assert comparison({"none": trials([])}).empty

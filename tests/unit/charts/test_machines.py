@@ -1,0 +1,201 @@
+"""Throughput and its bound, predictions, placement, waiting, timeline."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from services.columns import attempts, placed, session, trials
+
+from shadho_celery.charts.chart import MOST
+from shadho_celery.charts.machines import (
+    fleet_bound,
+    live_slots,
+    one_more_worker,
+    predictions,
+    throughput,
+    waiting,
+    why_here,
+)
+from shadho_celery.charts.timeline import Fold, idle_shares, make_rows, timeline
+
+
+def busy(seconds: float = 10.0, count: int = 20) -> list[dict[str, object]]:
+    """Trials that one slot ran without a pause."""
+    return [
+        {"loss": 1.0, "seconds": seconds, "started_at": seconds * n, "finished_at": seconds * (n + 1)}
+        for n in range(count)
+    ]
+
+
+def test_a_slot_that_never_waits_reaches_the_bound() -> None:
+    chart = throughput(trials(busy()), attempts([], [session("cpu", until=200.0)]))
+    assert chart.title == "100 % of the trials that this fleet could have completed"
+    assert [series.name for series in chart.series] == ["cpu", "bound"]
+
+
+def test_a_second_slot_that_stays_idle_halves_the_share() -> None:
+    chart = throughput(trials(busy()), attempts([], [session("cpu", 2, until=200.0)]))
+    assert chart.title == "50 % of the trials that this fleet could have completed"
+
+
+def test_a_worker_counts_only_while_it_lives() -> None:
+    found = live_slots(
+        trials(busy()), attempts([], [session("cpu", 4, until=50.0), session("cpu", 1, since=150.0)], 200.0), 0, 200
+    )
+    assert found == {"cpu": pytest.approx(4 * 0.25 + 0.25)}
+
+
+def test_without_sessions_the_slots_are_those_that_ran_at_the_same_time() -> None:
+    rows = busy() + busy()
+    assert live_slots(trials(rows), attempts([]), 0.0, 200.0) == {"cpu": 2.0}
+
+
+def test_one_more_worker_adds_what_the_bound_gains() -> None:
+    rows = [
+        {"loss": 1.0, "seconds": seconds, "subspace": name, "compute_class": where}
+        for name, where, seconds in [
+            ("net", "gpu", 1.0),
+            ("net", "cpu", 50.0),
+            ("tree", "gpu", 1.0),
+            ("tree", "cpu", 1.0),
+        ]
+        * 10
+    ]
+    found = attempts([], [session("gpu", 1), session("cpu", 8)], now=50.0)
+    chart = one_more_worker(trials(rows), found)
+    bound = fleet_bound(trials(rows), found)
+    assert bound is not None
+    shown = dict(zip(chart.axes[1].categories, chart.series[0].columns["x"], strict=True))
+    assert shown["gpu"] == pytest.approx(3600 * bound.per_slot["gpu"])
+    assert shown["cpu"] == pytest.approx(8 * 3600 * bound.per_slot["cpu"])
+    assert chart.title.startswith("One more gpu worker")
+
+
+def test_predictions_stand_beside_actual_seconds() -> None:
+    rows = [{"loss": 1.0, "seconds": 2.0}, {"loss": 1.0, "seconds": 8.0}, {"state": "FAILED"}]
+    found = attempts(
+        [
+            {"placed": {"cpu": placed(4.0)}},
+            {"placed": {"cpu": placed(4.0)}},
+            {"placed": {"cpu": placed(1.0)}, "end": "failed"},
+        ]
+    )
+    chart = predictions(trials(rows), found)
+    assert chart.series[0].columns["x"] == [4.0, 4.0]
+    assert sorted(map(float, chart.series[0].columns["y"])) == [2.0, 8.0]  # type: ignore[arg-type]
+    assert chart.title == "Half of 2 trials took within a factor of 2.00 of their predicted seconds"
+    assert "earlier version" in predictions(trials(rows), attempts([])).empty
+    assert "No prediction was recorded" in predictions(trials(rows), attempts([{}])).empty
+
+
+def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
+    found = attempts(
+        [{"compute_class": "gpu", "placed": {"cpu": placed(90.0, 5.0, 0.5), "gpu": placed(10.0, 30.0, 2.0)}}]
+    )
+    chart = why_here(found, 0, 1, 12.5)
+    assert chart.title == "Trial 0, attempt 1, went to gpu, where it was expected to take 10 s"
+    assert chart.axes[1].categories == ["gpu", "cpu"]
+    first, backlog, actual = chart.series
+    assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "price": [2.0, 0.5], "chosen": [1, 0]}
+    assert backlog.columns["x"] == [30.0, 5.0]
+    assert actual.columns == {"x": [12.5], "y": [0]}
+    with pytest.raises(KeyError):
+        why_here(found, 0, 2, None)
+    assert why_here(attempts([{}]), 0, 1, None).empty
+
+
+def test_waiting_counts_what_stands_in_each_queue() -> None:
+    found = attempts(
+        [
+            {"queued_at": 0.0, "started_at": 2.0, "ended_at": 3.0},
+            {"queued_at": 1.0, "started_at": 3.0, "ended_at": 4.0},
+            {"queued_at": 1.0, "end": None},
+        ]
+    )
+    chart = waiting(found)
+    assert chart.series[0].columns["y"][-1] == 1.0
+    assert max(map(float, chart.series[0].columns["y"])) == 3.0  # type: ignore[arg-type]
+    assert chart.title == "2 attempts have left the queues; half of them waited less than 2 s"
+
+
+def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
+    rows = [
+        {"started_at": 0.0, "ended_at": 10.0},
+        {"started_at": 10.0, "ended_at": 15.0, "end": "lost", "slot": 1},
+        {"started_at": 12.0, "end": None, "compute_class": "gpu", "host": "two", "worker": "v"},
+        {"started_at": 14.0, "ended_at": 18.0, "copy": True, "slot": 1},
+        {"queued_at": 17.0, "end": None},
+    ]
+    chart = timeline(attempts(rows, now=20.0))
+    assert list(chart.axes[1].categories) == ["cpu, one, w, slot 0", "cpu, one, w, slot 1", "gpu, two, v, slot 0"]
+    found = {series.name: series for series in chart.series}
+    assert {*found} == {"cpu, complete", "cpu, complete, copy", "cpu, lost", "gpu, running", "idle"}
+    assert found["cpu, lost"].form == "hatched"
+    assert found["cpu, complete, copy"].form == "outlined"
+    assert found["gpu, running"].columns["end"] == [20.0]
+    assert found["idle"].columns["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
+
+
+def test_idle_time_counts_only_while_the_worker_lives() -> None:
+    found = attempts([{"started_at": 0.0, "ended_at": 10.0}], [session("cpu", since=0.0, until=10.0)], now=100.0)
+    assert idle_shares(found, make_rows(found), 0.0, 100.0).tolist() == [0.0]
+
+
+def test_a_large_fleet_has_a_row_for_each_machine_and_a_larger_one_for_each_class() -> None:
+    def fleet(hosts: int) -> list[dict[str, object]]:
+        return [
+            {"started_at": 0.0, "ended_at": 1.0 + host % 2, "host": f"h{host}", "worker": f"w{host}", "slot": slot}
+            for host in range(hosts)
+            for slot in range(2)
+        ]
+
+    assert make_rows(attempts(fleet(30))).fold is Fold.SLOT
+    assert make_rows(attempts(fleet(31))).fold is Fold.HOST
+    assert make_rows(attempts(fleet(601))).fold is Fold.CLASS
+    chart = timeline(attempts(fleet(601), now=2.0))
+    assert list(chart.axes[1].categories) == ["cpu"]
+    strips = chart.series[0].columns
+    assert strips["busy"][0] == 1.0
+    assert strips["busy"][-1] == pytest.approx(300 / 601)
+
+
+def test_short_attempts_are_joined_so_that_a_long_timeline_stays_within_the_limit() -> None:
+    rng = np.random.default_rng(0)
+    starts = np.sort(rng.uniform(0, 50_000, size=30_000))
+    rows = [{"started_at": float(at), "ended_at": float(at) + 0.5, "slot": int(n % 8)} for n, at in enumerate(starts)]
+    chart = timeline(attempts(rows, now=50_001.0))
+    assert len(chart) <= MOST + 8
+    assert "30,000 short attempts are joined" in chart.note
+    seconds = sum(
+        float(end) - float(start) if busy is None else (float(end) - float(start)) * float(busy)  # type: ignore[arg-type]
+        for series in chart.series[:-1]
+        for start, end, busy in zip(
+            series.columns["start"],
+            series.columns["end"],
+            series.columns.get("busy", [None] * len(series)),
+            strict=True,
+        )
+    )
+    assert seconds == pytest.approx(15_000, rel=0.05)
+
+
+def test_a_window_shows_the_attempts_within_it() -> None:
+    found = attempts([{"started_at": float(n), "ended_at": n + 1.0} for n in range(100)])
+    chart = timeline(found, since=10.5, until=12.5)
+    assert chart.series[0].columns["number"] == [10, 11, 12]
+
+
+def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
+    assert timeline(attempts([])).empty
+    assert waiting(attempts([])).empty
+    assert throughput(trials([]), attempts([])).empty
+    assert one_more_worker(trials([]), attempts([])).empty
+
+
+def test_without_the_times_of_trials_there_is_no_throughput() -> None:
+    rows = [{"loss": 1.0, "started_at": math.nan, "finished_at": math.nan}] * 20
+    found = attempts([], [session("cpu", until=200.0)])
+    assert throughput(trials(rows), found).empty
+    assert one_more_worker(trials(rows), found).empty

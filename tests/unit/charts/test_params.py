@@ -1,0 +1,182 @@
+"""Parallel coordinates, slices and importance; failures; fronts; rungs and curves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from services.columns import trials
+
+from shadho_celery.charts.chart import MOST, Mark, Scale
+from shadho_celery.charts.failures import failures, failures_by_label
+from shadho_celery.charts.fronts import front, hypervolume
+from shadho_celery.charts.params import explained, importance, importances, parallel, slice_of
+from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
+from shadho_celery.core.trial import Report
+from shadho_celery.results.coverage import Coverage
+from shadho_celery.study.rungs import RungSummary
+
+
+def searched(count: int = 200, seed: int = 0) -> list[dict[str, object]]:
+    """Trials whose loss depends on `x`, whose seconds depend on `size`, and to which `noise` does not matter."""
+    rng = np.random.default_rng(seed)
+    rows: list[dict[str, object]] = []
+    for _ in range(count):
+        x, size, noise = rng.uniform(size=3)
+        kind = int(rng.integers(2))
+        params = {"x": x, "size": 1 + 99 * size, "noise": noise, "kind": float(kind)}
+        if kind:
+            params["depth"] = float(rng.integers(1, 5))
+        subspace = f"kind={'net' if kind else 'tree'}"
+        loss = (x - 0.3) ** 2 + 0.02 * rng.normal()
+        rows.append({"loss": loss, "seconds": np.exp(3 * size), "params": params, "subspace": subspace})
+    return rows
+
+
+def test_importance_finds_what_matters_for_the_loss_and_for_the_seconds() -> None:
+    found = trials(searched(), options={"kind": ["tree", "net"]})
+    by_label = {each.label: each for each in importances(found)}
+    assert importances(found)[0].label == "x"
+    assert (by_label["x"].loss or 0) > 0.6
+    assert (by_label["size"].seconds or 0) > 0.9
+    for label in ("noise", "kind"):
+        assert (by_label[label].loss or 0) < 0.1
+        assert (by_label[label].seconds or 0) < 0.1
+    assert by_label["depth"].trials < 200
+    chart = importance(found)
+    assert chart.title == "x matters most for the loss, size for the seconds"
+    assert chart.axes[1].categories[0] == "x"
+
+
+def test_a_class_that_is_slow_does_not_make_a_param_matter_for_the_seconds() -> None:
+    rows = searched()
+    for place, row in enumerate(rows):
+        is_slow = place % 2 == 0
+        row |= {"compute_class": "slow" if is_slow else "fast", "seconds": 100.0 if is_slow else 1.0}
+    assert all(not each.seconds for each in importances(trials(rows)))
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "share"),
+    [
+        ([0, 1] * 5, [0.0, 1.0] * 5, 1.0),
+        ([0] * 10, [0.0, 1.0] * 5, 0.0),
+        ([0, 1] * 5, [2.0] * 10, 0.0),
+        ([0], [1.0], None),
+    ],
+)
+def test_explained_variance(group: list[int], values: list[float], share: float | None) -> None:
+    assert explained(np.array(group), np.array(values)) == share
+
+
+def test_groups_that_explain_nothing_explain_nothing_on_average() -> None:
+    rng = np.random.default_rng(1)
+    shares = [explained(rng.integers(8, size=60), rng.normal(size=60)) or 0.0 for _ in range(200)]
+    assert float(np.mean(shares)) < 0.05
+
+
+def test_parallel_coordinates_keep_the_best_trials_within_the_limit() -> None:
+    rows = searched(5000)
+    chart = parallel(trials(rows, options={"kind": ["tree", "net"]}))
+    assert len(chart) * len(chart.axes) <= MOST
+    assert next(axis.name for axis in chart.axes) == "x"
+    assert chart.axes[-1].name == "loss"
+    best = min(range(5000), key=lambda place: float(rows[place]["loss"]))  # type: ignore[arg-type]
+    assert best in [*chart.series[0].columns["number"]]
+    lines = chart.series[0].columns
+    depth = [axis.name for axis in chart.axes].index("depth")
+    assert None in lines[f"axis {depth}"], "a label that is inactive is a gap"
+
+
+def test_labels_with_the_names_of_other_columns_keep_their_values() -> None:
+    chart = parallel(trials([{"loss": 0.5, "params": {"loss": 1.0, "number": 2.0, "7": 3.0}}]))
+    columns = chart.series[0].columns
+    values = {axis.name: columns[f"axis {place}"] for place, axis in enumerate(chart.axes[:-1])}
+    assert values == {"loss": [1.0], "number": [2.0], "7": [3.0]}
+    assert columns["axis 3"] == [0.5]
+    assert columns["number"] == [0]
+
+
+def test_a_slice_has_the_trials_in_which_the_label_is_active() -> None:
+    rows = searched()
+    found = trials(rows, options={"kind": ["tree", "net"]}, log=["size"])
+    chart = slice_of(found, "depth")
+    assert chart.title == "The loss over depth, in kind=net"
+    assert len(chart) == int(found.labels["depth"].is_active.sum())
+    assert slice_of(found, "size").axes[0].scale is Scale.LOG
+    assert slice_of(found, "kind").axes[0].categories == ["tree", "net"]
+    with pytest.raises(KeyError):
+        slice_of(found, "nothing")
+
+
+def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
+    rows = searched()
+    for row in rows:
+        if row["params"]["x"] > 0.8:  # type: ignore[index]
+            row |= {"state": "FAILED", "loss": float("nan"), "failure": "ValueError: x is too large"}
+    rows[0] |= {"state": "FAILED", "failure": "OSError: disk"}
+    chart = failures(trials(rows))
+    assert chart.axes[1].categories == ["ValueError: x is too large", "OSError: disk"]
+    assert chart.title.endswith("failed, most with ValueError: x is too large")
+    where = failures_by_label(trials(rows))
+    assert where.axes[1].name == "x"
+    assert max(where.series[0].columns["x"]) == 1.0  # type: ignore[type-var]
+    assert failures(trials(searched(3))).empty == "No trial has failed."
+    assert failures_by_label(trials(searched(3))).empty
+
+
+def test_the_front_is_told_apart_and_a_study_of_one_loss_has_none() -> None:
+    rows = [{"loss": a, "a": a, "b": b} for a, b in ((1.0, 5.0), (2.0, 2.0), (3.0, 3.0))]
+    chart = front(trials(rows, objectives={"a": "minimize", "b": "minimize"}), {0, 1})
+    assert chart.title == "2 of 3 trials are on the front"
+    assert [series.columns["number"] for series in chart.series] == [[2], [0, 1]]
+    assert front(trials([{"loss": 1.0}]), set()).empty
+    assert "once a feasible trial has completed" in hypervolume(None).empty
+    covered = hypervolume(Coverage(reference={"a": 9.0, "b": 9.0}, history=[(1, 2.0), (3, 8.0)]))
+    assert covered.series[0].columns == {"x": [1.0, 3.0], "y": [2.0, 8.0]}
+    assert "a 9, b 9" in covered.note
+
+
+def test_rungs_show_the_losses_of_each_budget_and_how_ranks_agree() -> None:
+    rows = [{"loss": 1.0, "budget": 1.0, "rung": 0}, {"loss": 0.5, "budget": 3.0, "rung": 1, "origin": 0}]
+    summaries = [
+        RungSummary(budget=1.0, classes={}, agreement=0.75),
+        RungSummary(budget=3.0, classes={}, agreement=None),
+    ]
+    chart = rungs(trials(rows), summaries)
+    assert chart.title == "Losses on 2 budgets; the order of trials agrees by 0.75 above 1"
+    assert chart.series[0].columns["origin"] == [None, 0]
+    assert rungs(trials(rows), []).empty
+
+
+def test_curves_are_those_of_the_last_attempt_and_say_which_trials_were_pruned() -> None:
+    rows = [{"loss": 1.0}, {"loss": 2.0, "state": "PRUNED"}]
+    reports = [
+        Report(number=number, attempt=attempt, step=step, loss=loss, at=0.0)
+        for number, attempt, step, loss in [(0, 1, 1, 9.0), (0, 2, 1, 3.0), (0, 2, 2, 1.0), (1, 1, 1, 2.0)]
+    ]
+    chart = curves(trials(rows), reports)
+    assert {series.name: series.columns["y"] for series in chart.series} == {
+        "trial 0": [3.0, 1.0],
+        "trial 1, pruned": [2.0],
+    }
+    assert [series.mark for series in chart.series] == [Mark.LINE, Mark.POINTS], "a line of one point is not seen"
+    assert curves(trials(rows), []).empty
+
+
+def test_the_axis_of_curves_fits_maximised_losses_as_they_are_shown() -> None:
+    reports = [Report(number=0, attempt=1, step=n, loss=10.0**n, at=0.0) for n in range(6)]
+    chart = curves(trials([{"loss": 1.0}], objectives={"likelihood": "maximize"}), reports)
+    assert chart.axes[1].scale is Scale.LINEAR
+    assert chart.series[0].columns["y"][-1] == -(10.0**5)
+
+
+def test_only_the_reports_of_the_best_and_the_latest_trials_are_drawn() -> None:
+    rows = [{"loss": abs(n - 500.0)} for n in range(1000)] + [{"state": "WAITING", "started_at": math.nan}] * 100
+    found = candidates(trials(rows))
+    assert len(found) <= MOST_CURVES
+    assert {500, 999} <= {*found}
+    assert max(found) == 999
+    reports = [Report(number=number, attempt=1, step=1, loss=1.0, at=0.0) for number in found]
+    assert "900 other trials are left out" in curves(trials(rows), reports).note

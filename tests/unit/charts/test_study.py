@@ -1,0 +1,246 @@
+"""Columns that are read from a store, and the charts of a study by name."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hyperopt import hp
+from services.columns import attempts
+
+import shadho_celery
+from shadho_celery.charts.chart import MOST
+from shadho_celery.charts.columns import AttemptColumns, TrialColumns, read_attempts
+from shadho_celery.charts.fronts import on_front
+from shadho_celery.charts.growing import LATE, NUMBERS, TEXTS, GrowingColumns, read_columns
+from shadho_celery.charts.study import CHARTS, StudyCharts, chart_by_name
+from shadho_celery.errors import UsageError
+from shadho_celery.program.recorded import load_study
+from shadho_celery.results.study import StudyResults
+
+STORE = "sqlite:///shadho.db"
+SPACE = {
+    "rate": hp.loguniform("rate", -5, 0),
+    "model": hp.choice("model", [{"kind": "tree"}, {"kind": "net", "depth": hp.quniform("depth", 1, 4, 1)}]),
+}
+NAMES = ("number", *NUMBERS, *TEXTS, *LATE)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a store with the study `first`."""
+    path = tmp_path_factory.mktemp("recorded") / "shadho.db"
+    store = f"sqlite:///{path}"
+    shadho_celery.minimize(objective, SPACE, trials=40, seed=0, store=store, study="first", sampler="random")
+    return path
+
+
+@pytest.fixture
+def study(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyResults:
+    """The study in a copy of the store, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(recorded, tmp_path)
+    return load_study(STORE, "first")
+
+
+def objective(values: dict[str, Any], context: Any) -> float:
+    context.report(1, values["rate"])
+    if values["rate"] > 0.5:
+        raise ArithmeticError("too fast")
+    return float(values["rate"])
+
+
+class Read:
+    """A source that has read its study."""
+
+    def __init__(self, study: StudyResults, found: AttemptColumns | None = None) -> None:
+        self.study = study
+        self._attempts = found
+
+    def trials(self, *, whole: bool = True) -> TrialColumns:
+        return read_columns(self.study)
+
+    def attempts(self) -> AttemptColumns:
+        return self._attempts or read_attempts(self.study.records, 0.0)
+
+
+def test_columns_have_the_facts_of_the_trials(study: StudyResults) -> None:
+    found = read_columns(study)
+    assert len(found) == 40
+    for place, trial in enumerate(study.trials):
+        assert found.number[place] == trial.number
+        assert found.state[place] == trial.state
+        assert found.subspace[place] == trial.subspace
+        assert found.sampler[place] == trial.sampler
+        assert (
+            found.loss[place] == (math.nan if trial.loss is None else pytest.approx(trial.loss)) or trial.loss is None
+        )
+        assert found.seconds[place] == trial.seconds or trial.seconds is None
+        assert found.finished_at[place] == trial.finished_at
+        for label, column in found.labels.items():
+            assert column.is_active[place] == (label in trial.params)
+            assert not column.is_active[place] or column.values[place] == trial.params[label]
+    assert {name for name, _ in found.failure.places()} == {"ArithmeticError: too fast"}
+    assert found.labels["rate"].is_log
+    assert len(found.labels["model"].options) == 2
+
+
+def test_the_ranking_is_that_of_the_best_trial(study: StudyResults) -> None:
+    found = read_columns(study)
+    merits = [trial.merit for trial in study.trials]
+    assert found.number[found.ranking].tolist() == sorted(range(40), key=lambda number: (merits[number], number))
+    assert found.ranking[0] == study.best.number
+
+
+def test_the_options_of_a_choice_have_the_names_that_tables_show(study: StudyResults) -> None:
+    shown = {trial.params["model"]: str(study.shown(trial.params, "model")) for trial in study.trials}
+    assert read_columns(study).labels["model"].options == [shown[0], shown[1]] == ["tree", "net"]
+
+
+def test_a_loss_to_maximise_has_the_objectives_own_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shadho_celery.minimize(
+        lambda values: {"losses": {"accuracy": values["rate"]}},
+        SPACE,
+        objectives={"accuracy": "maximize"},
+        trials=10,
+        seed=0,
+        store=STORE,
+        study="max",
+    )
+    study = load_study(STORE, "max")
+    found = read_columns(study)
+    assert found.is_maximized
+    assert found.loss.tolist() == [trial.params["rate"] for trial in study.trials]
+    assert found.loss[found.ranking[0]] == max(found.loss)
+
+
+def test_columns_that_grow_are_those_that_are_read_at_once(study: StudyResults) -> None:
+    growing = GrowingColumns(study)
+    rows = [tuple(row) for row in study.rows(NAMES)]
+    order = np.random.default_rng(0).permutation(len(rows))
+    for start in range(0, len(rows), 7):
+        growing.put([rows[place] for place in order[start : start + 7]], NAMES)
+    growing.put(rows[:5], NAMES)
+    made, whole = growing.columns(), read_columns(study)
+    assert made.number.tolist() == whole.number.tolist()
+    np.testing.assert_array_equal(made.loss, whole.loss)
+    assert made.subspace.texts(np.arange(40)) == whole.subspace.texts(np.arange(40))
+    for label in whole.labels:
+        np.testing.assert_array_equal(made.labels[label].values, whole.labels[label].values)
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "seconds", "rung", "origin", "params", "losses", "state", "subspace", "error"]
+)
+def test_a_value_of_a_wrong_type_counts_as_missing_and_hides_nothing_else(study: StudyResults, name: str) -> None:
+    with closing(sqlite3.connect("shadho.db")) as database:
+        for number, value in enumerate(["'text'", "-1", "x'00ff'", "1e999", "''", "9e18"]):
+            database.execute(f"UPDATE trials SET {name} = {value} WHERE number = {number}")
+        database.commit()
+    assert len(read_columns(study)) == 40
+    for chart in ("history", "importance", "failures", "parallel", "throughput"):
+        json = msgspec.json.encode(chart_by_name(StudyCharts(Read(study)), chart, {}))
+        assert msgspec.json.decode(json)["name"]
+
+
+def test_every_chart_of_a_study_can_be_asked_for_by_its_name(study: StudyResults) -> None:
+    source = Read(study, attempts([{"started_at": 0.0, "ended_at": 1.0}]))
+    asked: dict[str, Mapping[str, str]] = {
+        "history": {"along": "seconds"},
+        "slice": {"label": "rate"},
+        "timeline": {"since": "0", "until": "0.5", "pixels": "300"},
+        "why_here": {"number": "0", "attempt": "1"},
+    }
+    for name in CHARTS:
+        chart = chart_by_name(StudyCharts(source), name, asked.get(name, {}))
+        assert chart.title
+        assert len(chart) <= MOST
+        assert bool(chart.empty) == (not len(chart))
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "line"),
+    [
+        ("nothing", {}, "there is no chart 'nothing'; charts: history"),
+        ("history", {"along": "miles"}, "chart history: 'miles' is not a valid"),
+        ("history", {"color": "red"}, "chart history has no argument 'color'"),
+        ("slice", {}, "chart slice needs label"),
+        ("slice", {"label": "x"}, "the study has no param 'x'"),
+        ("timeline", {"pixels": "wide"}, "pixels='wide' is not of type int"),
+        ("timeline", {"since": "2", "until": "1"}, "the end of a timeline must be after its beginning"),
+        ("why_here", {"number": "999"}, "has no trial 999"),
+        ("why_here", {"number": "0", "attempt": "9"}, "the store has no attempt 9 of trial 0"),
+    ],
+)
+def test_a_bad_question_is_refused_in_one_line(
+    study: StudyResults, name: str, asked: Mapping[str, str], line: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        chart_by_name(StudyCharts(Read(study)), name, asked)
+    assert line in str(refused.value)
+
+
+def test_a_label_that_no_trial_has_yet_has_an_empty_slice(study: StudyResults) -> None:
+    assert study.space.keys() >= {"rate", "depth"}
+    with closing(sqlite3.connect("shadho.db")) as database, database:
+        database.execute("UPDATE trials SET params = '{\"rate\": 0.1}'")
+    assert chart_by_name(StudyCharts(Read(study)), "slice", {"label": "depth"}).empty
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300"])
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_timeline_at_no_moment_is_refused(study: StudyResults, name: str, value: str) -> None:
+    with pytest.raises(UsageError, match="seconds since the epoch"):
+        chart_by_name(StudyCharts(Read(study)), "timeline", {name: value})
+
+
+def test_a_label_whose_values_were_rounded_to_zero_has_no_logarithmic_axis() -> None:
+    store, space = (
+        "sqlite:///:memory:",
+        {"size": hp.qloguniform("size", -5, 1, 1), "rate": hp.loguniform("rate", -5, 0)},
+    )
+    study = shadho_celery.minimize(lambda values: float(values["rate"]), space, trials=30, seed=0, store=store)
+    labels = read_columns(study).labels
+    assert 0.0 in labels["size"].values
+    assert not labels["size"].is_log
+    assert labels["rate"].is_log
+
+
+def test_the_front_of_the_columns_is_that_of_the_study() -> None:
+    def several(values: dict[str, float]) -> dict[str, Any]:
+        first, second = round(values["x"], 1), round(values["y"], 1)
+        losses = {"a": first, "b": first * second, "c": second}
+        return {"losses": losses, "constraints": {"room": 0.3 - values["y"]}}
+
+    space = {"x": hp.uniform("x", 0, 1), "y": hp.uniform("y", 0, 1)}
+    for names in ({"a": "minimize", "b": "maximize"}, {"a": "minimize", "b": "maximize", "c": "maximize"}):
+
+        def objective(values: dict[str, float], names: dict[str, str] = names) -> dict[str, Any]:
+            found = several(values)
+            return found | {"losses": {name: found["losses"][name] for name in names}}
+
+        options = {"trials": 60, "seed": 0, "store": "sqlite:///:memory:", "objectives": names, "sampler": "random"}
+        study = shadho_celery.minimize(objective, space, **options)
+        front = [trial.number for trial in study.front]
+        assert len(front) > 1
+        assert on_front(read_columns(study)) == front
+
+
+def test_nothing_runs_after_the_last_record_of_a_study_that_was_interrupted(study: StudyResults) -> None:
+    records, later = study.records, 1e10
+    last = max(moment for moment in records.attempts()["ended_at"] if moment is not None)
+    with closing(sqlite3.connect("shadho.db")) as database, database:
+        database.execute("UPDATE attempts SET ended_at = NULL, end = NULL WHERE number = 0")
+        database.execute("UPDATE sessions SET until = NULL, reason = NULL")
+    found = read_attempts(records, later, is_running=False)
+    assert last - 60 < found.until[0] <= found.now <= last + 60
+    assert read_attempts(records, later).until[0] == later

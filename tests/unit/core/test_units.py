@@ -1,0 +1,39 @@
+"""Texts of numbers and durations."""
+
+from __future__ import annotations
+
+import pytest
+
+from shadho_celery.core.units import digits, duration, took
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (90, "1 min 30 s"), (7260, "2 h 1 min"), (2 * 86400 + 1, "2 d")],
+)
+def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0 s"),
+        (0.000193, "0.193 ms"),
+        (0.9996, "1 s"),
+        (13.5, "13.5 s"),
+        (99.96, "1 min 40 s"),
+        (7260.0, "2 h 1 min"),
+    ],
+)
+def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
+    assert took(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (0.07111, "0.0711"), (-2180.8, "-2,181"), (999.6, "1,000"), (1.5e-7, "1.5e-07"), (1e300, "1e+300")],
+)
+def test_a_number_has_three_digits(value: float, shown: str) -> None:
+    assert digits(value) == shown

@@ -1,0 +1,426 @@
+"""The answers of the dashboard to its pages."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hyperopt import hp
+from starlette.requests import Request
+from starlette.testclient import TestClient
+
+import shadho_celery
+from shadho_celery import load_study
+from shadho_celery.core.actions import Answer
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.dashboard import cache, server
+from shadho_celery.dashboard.access import Access
+from shadho_celery.dashboard.cache import FRESH_SECONDS, Cache, CachedStudy
+from shadho_celery.dashboard.server import Server
+from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
+from shadho_celery.store.sql import SqlStore
+
+HOST = "http://127.0.0.1:8420"
+if TYPE_CHECKING:
+    from shadho_celery.control.control import Control
+
+JSON = {"origin": HOST, "content-type": "application/json"}
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+SPACE = {"rate": hp.uniform("rate", 0, 1), "kind": hp.choice("kind", ["tree", HOSTILE])}
+
+Get = Callable[..., Any]
+
+
+def objective(values: dict[str, Any]) -> float:
+    if values["rate"] > 0.8:
+        raise ArithmeticError(HOSTILE)
+    return float(values["rate"])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a store with two studies."""
+    path = tmp_path_factory.mktemp("recorded") / "shadho.db"
+    for name, seed in (("first", 0), ("second study | 2", 1)):
+        options = {"trials": 30, "seed": seed, "store": f"sqlite:///{path}", "study": name, "sampler": "random"}
+        shadho_celery.minimize(objective, SPACE, **options)
+    return path
+
+
+class Told:
+    """Control that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Answer]:
+        def ask(*values: object, **settings: object) -> Answer:
+            self.asked.append((name, *values, *settings.items()))
+            if name == "pause":
+                raise ServiceError("the scheduler does not answer")
+            return Answer(is_done=name != "stop", text=f"{name} it is")
+
+        return ask
+
+
+class Rig:
+    """A server over a copy of the store, with a browser that has logged in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = ManualClock(1000.0)
+        self.access = Access()
+        self.said: list[str] = []
+        self.fleet: Callable[[], list[dict[str, Any]]] = list
+        store = SqlStore(f"sqlite:///{path}", read_only=True)
+        self.cache = Cache(store, self.clock)
+        self.control = Told()
+        control = cast("Control", self.control)
+        self.server = Server(self.cache, self.access, self.places, control, self.said.append)
+        self.client = TestClient(self.server.app, base_url=HOST)
+        self.log_in(self.access.new_code())
+
+    def places(self) -> list[dict[str, Any]]:
+        return self.fleet()
+
+    def log_in(self, code: str) -> Any:
+        return self.client.post("/login", json={"code": code}, headers=JSON)
+
+    def get(self, path: str, status: int = 200) -> Any:
+        answer = self.client.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+@pytest.fixture
+def rig(recorded: Path, tmp_path: Path) -> Rig:
+    path = tmp_path / "shadho.db"
+    path.write_bytes(recorded.read_bytes())
+    return Rig(path)
+
+
+def test_a_code_is_exchanged_for_a_cookie_that_scripts_cannot_read(rig: Rig) -> None:
+    [next_code] = rig.said
+    rig.client.cookies.clear()
+    assert rig.client.get("/api/studies").status_code == 401
+    cookie = rig.log_in(next_code).headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert rig.log_in(next_code).status_code == 401
+    for body in (b"", b"[]", b'{"code": 1}', b'{"code": "\xff"}', b"{" * 1000):
+        assert rig.client.post("/login", content=body, headers=JSON).status_code == 401
+
+
+def test_the_studies_are_listed_with_their_counts_and_best_losses(rig: Rig) -> None:
+    found = rig.get("/api/studies")
+    assert [study["name"] for study in found["studies"]] == ["second study | 2", "first"]
+    first = found["studies"][1]
+    assert sum(first["counts"].values()) == 30
+    assert first["best"] == load_study(f"sqlite:///{rig.path}", "first").best_loss
+    assert first["running_on"] is None
+
+
+def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
+    found = rig.get("/api/study/first")
+    study = load_study(f"sqlite:///{rig.path}", "first")
+    assert found["best"]["number"] == study.best.number
+    assert found["best"]["values"]["rate"] == study.best.values["rate"]
+    assert found["ended"] == 30
+    assert {*found["labels"]} == {"kind", "rate"}
+
+
+def test_a_study_whose_name_is_no_word_is_found(rig: Rig) -> None:
+    assert rig.get("/api/study/second%20study%20%7C%202")["name"] == "second study | 2"
+
+
+def test_a_chart_is_a_record_whose_texts_are_data(rig: Rig) -> None:
+    chart = rig.get("/api/study/first/chart/slice?label=kind")
+    assert HOSTILE in chart["axes"][0]["categories"]
+    assert rig.client.get("/api/study/first/chart/slice?label=kind").headers["content-type"] == "application/json"
+    failures = rig.get("/api/study/first/chart/failures")
+    assert HOSTILE in failures["title"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "line"),
+    [
+        ("/api/study/none", 404, "none"),
+        ("/api/study/first/chart/none", 400, "there is no chart 'none'"),
+        ("/api/study/first/chart/slice", 400, "chart slice needs label"),
+        ("/api/study/first/trial/999", 400, "has no trial 999"),
+        (f"/api/study/first/trial/{10**30}", 400, f"has no trial {10**30}"),
+        (f"/api/study/first/chart/why_here?number={10**30}", 400, f"has no trial {10**30}"),
+        ("/api/study/first/trials?sort=nothing", 400, "cannot be sorted by 'nothing'"),
+        ("/api/study/first/trials?page=-1", 400, "page='-1' is not a count"),
+        ("/api/study/first/trials?size=9999999999", 400, "is not a count"),
+        ("/api/study/first/trials?colour=red", 400, "trials have no filter 'colour'"),
+        ("/api/compare?names=first/none", 404, "none"),
+    ],
+)
+def test_a_bad_question_is_one_line(rig: Rig, path: str, status: int, line: str) -> None:
+    error = rig.get(path, status)["error"]
+    assert line in error
+    assert "\n" not in error
+
+
+def test_the_table_is_sorted_filtered_and_searched_by_the_server(rig: Rig) -> None:
+    study = load_study(f"sqlite:///{rig.path}", "first")
+    newest = rig.get("/api/study/first/trials?size=4")
+    assert [trial["number"] for trial in newest["trials"]] == [29, 28, 27, 26]
+    assert newest["count"] == 30
+    second = rig.get("/api/study/first/trials?size=4&page=1&sort=number")
+    assert [trial["number"] for trial in second["trials"]] == [4, 5, 6, 7]
+    best = rig.get("/api/study/first/trials?sort=loss&size=3")
+    ranked = sorted(study.trials, key=lambda trial: (trial.merit, trial.number))
+    assert [trial["number"] for trial in best["trials"]] == [trial.number for trial in ranked[:3]]
+    failed = rig.get("/api/study/first/trials?state=FAILED&size=200")
+    assert {trial["state"] for trial in failed["trials"]} == {"FAILED"}
+    assert rig.get("/api/study/first/trials?search=onerror")["count"] == failed["count"]
+    assert [trial["number"] for trial in rig.get("/api/study/first/trials?search=7")["trials"]] == [7]
+    assert rig.get("/api/study/first/trials?search=nothing")["trials"] == []
+    assert rig.get("/api/study/first/trials?page=99")["trials"] == []
+
+
+def test_a_trial_has_its_values_attempts_and_reports(rig: Rig) -> None:
+    found = rig.get("/api/study/first/trial/3")
+    trial = load_study(f"sqlite:///{rig.path}", "first").trial(3)
+    assert found["trial"]["loss"] == trial.loss
+    assert [attempt["attempt"] for attempt in found["attempts"]] == [1]
+    assert found["reports"] == []
+
+
+def test_a_number_or_text_that_json_libraries_refuse_is_sent(rig: Rig) -> None:
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute("UPDATE trials SET metrics = ? WHERE number = 3", (f'{{"big": {10**30}, "odd": "\\ud800"}}',))
+    found = rig.get("/api/study/first/trial/3")["trial"]["metrics"]
+    assert found["big"] == 10**30
+    assert rig.get("/api/study/first/trials")["count"] == 30
+
+
+def test_what_is_written_meanwhile_is_seen_after_half_a_second(rig: Rig) -> None:
+    assert rig.get("/api/study/first")["ended"] == 30
+    with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+        record = store.find("first")
+        fence = store.lock(record.key, "test", time.time())
+        [last] = store.trials(record.key, [29])
+        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+        store.unlock(record.key, fence)
+    rig.clock.sleep(FRESH_SECONDS)
+    assert rig.get("/api/study/first")["ended"] == 31
+    assert rig.get("/api/study/first/chart/importance")["title"]
+    assert rig.get("/api/study/first/trials")["count"] == 31
+
+
+def test_several_studies_are_compared(rig: Rig) -> None:
+    chart = rig.get("/api/compare?names=first/second%20study%20%7C%202")
+    assert [series["name"] for series in chart["series"]] == ["first", "second study | 2"]
+
+
+def test_a_damaged_row_hides_nothing_else(rig: Rig) -> None:
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute("UPDATE trials SET params = 'x', seconds = 'text' WHERE number = 3")
+    with pytest.warns(UserWarning, match="trial 3"):
+        found = rig.get("/api/study/first/trials?sort=number&size=5")
+    assert [trial["number"] for trial in found["trials"]] == [0, 1, 2, 4]
+    assert rig.get("/api/study/first/chart/parallel")["title"]
+
+
+def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: Rig) -> None:
+    rig.fleet = lambda: [{"folder": "here", "workers": []}]
+    assert rig.get("/api/fleet") == {"places": [{"folder": "here", "workers": []}]}
+
+    def silent() -> list[dict[str, Any]]:
+        raise ServiceError("Redis does not answer")
+
+    rig.fleet = silent
+    assert rig.get("/api/fleet") == {"places": [], "trouble": "Redis does not answer"}
+
+
+def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
+    key = load_study(f"sqlite:///{rig.path}", "first").key
+
+    def act(path: str, **asked: object) -> Any:
+        return rig.client.post(path, json=asked, headers=JSON)
+
+    study = "/api/study/first/action"
+    assert act(study, action="unpause").json() == {"is_done": True, "text": "unpause it is"}
+    assert act(study, action="stop").json() == {"is_done": False, "text": "stop it is"}
+    assert act(study, action="cancel", number=3).status_code == 200
+    assert act(study, action="set", trials=200).status_code == 200
+    assert act("/api/worker/action", action="drain", worker="cpu@node7").status_code == 200
+    assert rig.control.asked == [
+        ("unpause", key),
+        ("stop", key),
+        ("cancel", key, 3),
+        ("set", key, ("trials", 200)),
+        ("drain", "cpu@node7"),
+    ]
+    silent = act(study, action="pause")
+    assert (silent.status_code, silent.json()) == (503, {"error": "the scheduler does not answer"})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"action": "delete"},
+        {"action": "__init__"},
+        {"action": "cancel"},
+        {"action": "cancel", "number": -1},
+        {"action": "stop", "more": 1},
+        {"action": "set", "trials": "many"},
+        {"action": "drain", "worker": "w"},
+    ],
+)
+def test_an_action_that_is_none_is_refused(rig: Rig, asked: dict[str, object]) -> None:
+    answer = rig.client.post("/api/study/first/action", json=asked, headers=JSON)
+    assert answer.status_code == 400
+    assert "there is no such action" in answer.json()["error"]
+    assert rig.control.asked == []
+    assert rig.client.post("/api/study/first/action", json=asked).status_code == 403
+
+
+def test_an_empty_store_has_no_studies(tmp_path: Path) -> None:
+    with closing(SqlStore(f"sqlite:///{tmp_path}/shadho.db")) as store:
+        store.records()
+    assert Rig(tmp_path / "shadho.db").get("/api/studies")["studies"] == []
+
+
+def test_the_pages_and_their_scripts_are_served(rig: Rig) -> None:
+    page = rig.client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    for name in ("/static/app.js", "/static/dashboard.css", "/pages/figure.js", "/pages/vendor/echarts/echarts.min.js"):
+        assert rig.client.get(name).status_code == 200
+    for name in ("/static/../server.py", "/static/%2e%2e/server.py", "/pages/../report.py", "/static/nothing.js"):
+        assert rig.client.get(name).status_code == 404
+
+
+@pytest.mark.parametrize("sort", ["seconds", "-seconds", "loss", "-loss"])
+def test_trials_without_a_value_come_last_in_both_orders(rig: Rig, sort: str) -> None:
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute("UPDATE trials SET seconds = NULL WHERE state = 'FAILED'")
+    found = rig.get(f"/api/study/first/trials?sort={sort}&size=100")["trials"]
+    values = [trial[sort.removeprefix("-")] for trial in found]
+    known = [value for value in values if value is not None]
+    assert len(known) < 30
+    assert values[: len(known)] == known
+
+
+class Slow:
+    """A function that waits, once it is called, until `go` is set."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.called, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.called.set()
+        assert self.go.wait(60)
+        return self._function(*args, **kwargs)
+
+
+def test_a_stream_of_events_does_not_wait_while_another_request_reads_the_store(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, slow = rig.cache.study("first"), Slow(rig.cache.store.changes)
+    monkeypatch.setattr(rig.cache.store, "changes", slow)
+    reader = threading.Thread(target=study.trials)
+    reader.start()
+    try:
+        assert slow.called.wait(60)
+        assert study.look() == 0
+    finally:
+        slow.go.set()
+        reader.join()
+    assert study.look() > 0
+
+
+def test_trials_are_shown_while_the_attempts_are_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, slow = rig.cache.study("first"), Slow(cache.read_attempts)
+    monkeypatch.setattr(cache, "read_attempts", slow)
+    reader = threading.Thread(target=study.attempts)
+    reader.start()
+    try:
+        assert slow.called.wait(60)
+        assert len(study.trials()) == 30
+    finally:
+        slow.go.set()
+        reader.join()
+
+
+def events(rig: Rig, count: int) -> list[str]:
+    """Return the first events of the study `first`, or all if the stream ends earlier."""
+
+    async def read() -> list[str]:
+        scope = {"type": "http", "path_params": {"name": "first"}, "headers": []}
+        stream: AsyncIterator[Any] = (await rig.server.events(Request(scope))).body_iterator  # type: ignore[attr-defined]
+        found = []
+        async for event in stream:
+            found.append(str(event))
+            if len(found) == count:
+                break
+        return found
+
+    return asyncio.run(asyncio.wait_for(read(), 60))
+
+
+def test_a_stream_of_events_outlasts_an_outage_of_the_store(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = iter([5, StoreOutage("gone"), StoreOutage("gone"), 6])
+
+    def look(_: CachedStudy) -> int:
+        found = next(results)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(CachedStudy, "look", look)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.001)
+    assert events(rig, 2) == ["data: 5\n\n", "data: 6\n\n"]
+    assert [record.message for record in caplog.records] == ["gone"]
+
+
+def test_a_stream_of_events_ends_with_its_study(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_: CachedStudy) -> int:
+        raise StudyNotFound("deleted")
+
+    monkeypatch.setattr(CachedStudy, "look", look)
+    assert events(rig, 1) == []
+
+
+def test_a_study_that_was_deleted_is_not_taken_for_another_one(rig: Rig) -> None:
+    study = rig.cache.study("first")
+    assert study.refresh() > 0
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute("DELETE FROM studies WHERE name = 'first'")
+        database.execute("UPDATE studies SET name = 'first, again'")
+    rig.clock.sleep(FRESH_SECONDS)
+    with pytest.raises(StudyNotFound):
+        study.refresh()
+
+
+def test_answers_are_kept_unless_the_study_runs(rig: Rig) -> None:
+    study, made = rig.cache.study("first"), iter(range(10))
+    with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+        record = store.find("first")
+        fence = store.lock(record.key, "test", time.time())
+        assert [study.answer("what", lambda: next(made)) for _ in range(2)] == [0, 1]
+        store.unlock(record.key, fence)
+    assert [study.answer("what", lambda: next(made)) for _ in range(2)] == [2, 2]
+
+
+def test_a_study_whose_best_trial_is_damaged_does_not_hide_the_list(rig: Rig) -> None:
+    number = load_study(f"sqlite:///{rig.path}", "first").best.number
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute("UPDATE trials SET params = 'x' WHERE number = ?", (number,))
+    with pytest.warns(UserWarning, match=f"trial {number}"):
+        found = rig.get("/api/studies")["studies"]
+    assert [study["name"] for study in found] == ["second study | 2", "first"]

@@ -1,0 +1,97 @@
+"""What to try next: each rule speaks where it applies, and is silent elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from services import columns
+
+from shadho_celery.pages.advice import advice, another_worker, best_at_an_end, many_failures, no_matter, progress
+from shadho_celery.pages.reading import StudyData
+
+
+class Given(StudyData):
+    """A study of these trials, without a store."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
+        super().__init__(SimpleNamespace(name="mine"))  # type: ignore[arg-type]
+        self._given = columns.trials(rows, **more)
+
+    def trials(self, *, whole: bool = True) -> Any:
+        return self._given
+
+    def attempts(self) -> Any:
+        return columns.attempts([])
+
+
+def searched(count: int = 100, **more: Any) -> list[dict[str, Any]]:
+    """Trials whose loss is least at the upper end of `x`; `noise` does not matter."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(count):
+        x, noise = rng.uniform(size=2)
+        rows.append({"loss": 1 - x, "seconds": 1 + x, "params": {"x": x, "noise": noise}, **more})
+    return rows
+
+
+def test_a_best_trial_at_the_end_of_a_range_asks_for_a_larger_range() -> None:
+    found = [*best_at_an_end(Given(searched()))]
+    assert len(found) == 1
+    assert found[0].startswith("The best trials have x at the upper end of its range (0.99")
+
+
+def test_no_range_is_too_small_in_a_short_study_or_for_a_label_with_few_values() -> None:
+    assert [*best_at_an_end(Given(searched(19)))] == []
+    rows = [{"loss": float(5 - place % 5), "params": {"layers": float(place % 5)}} for place in range(50)]
+    assert [*best_at_an_end(Given(rows))] == []
+    choices = [{"loss": 1.0 / (1 + place), "params": {"kind": float(place)}} for place in range(50)]
+    assert [*best_at_an_end(Given(choices, options={"kind": [str(each) for each in range(50)]}))] == []
+
+
+def test_a_maximised_loss_is_best_at_the_other_end() -> None:
+    rows = [{**row, "gain": row["loss"]} for row in searched()]
+    found = [*best_at_an_end(Given(rows, objectives={"gain": "maximize"}))]
+    assert "x at the lower end" in found[0]
+
+
+def test_many_failures_are_named_with_their_place_in_the_space() -> None:
+    rows = searched(60)
+    for row in rows:
+        if row["params"]["x"] > 0.8:
+            row |= {"state": "FAILED", "failure": "ValueError: singular", "loss": np.nan}
+    found = [*many_failures(Given(rows))]
+    assert "most with ValueError: singular: fix the cause" in found[0]
+    assert "of the trials with x " in found[1]
+    assert [*many_failures(Given(searched(60)))] == []
+
+
+def test_progress_depends_on_when_the_best_trial_was() -> None:
+    rows = [{"loss": 100.0 - place} for place in range(40)]
+    assert [*progress(Given(rows))] == [
+        "The best trial, 39, is one of the latest: more trials may find a better one (shadho-celery resume mine "
+        "--trials 80)."
+    ]
+    assert [*progress(Given(rows[::-1]))] == []
+    stalled = [{"loss": float(place)} for place in range(100)]
+    assert "None of the 99 trials after trial 0 was better" in next(progress(Given(stalled)))
+    assert [*progress(Given(rows[:10]))] == []
+
+
+def test_a_label_that_does_not_matter_is_named() -> None:
+    assert [*no_matter(Given(searched(1000)))] == [
+        "noise by itself changes neither the loss nor the seconds: give it a fixed value."
+    ]
+    assert [*no_matter(Given(searched(90)))] == []
+
+
+def test_one_more_worker_is_proposed_where_classes_differ() -> None:
+    rows = [{**row, "compute_class": "gpu" if place % 2 else "cpu"} for place, row in enumerate(searched(40))]
+    assert next(another_worker(Given(rows))).startswith("One more ")
+    assert [*another_worker(Given(searched(40)))] == []
+
+
+def test_a_study_of_nothing_has_no_advice() -> None:
+    assert advice(Given([])) == []

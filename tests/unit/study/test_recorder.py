@@ -1,0 +1,35 @@
+"""The recorder keeps what is new until it was written, and says why workers left."""
+
+from __future__ import annotations
+
+from shadho_celery.core.records import Leaving, MachineRecord, Placed, Present, SessionRecord, pack, unpack
+from shadho_celery.study.recorder import Recorder
+
+
+def present(name: str) -> Present:
+    return Present("cpu", 2, MachineRecord(host=name))
+
+
+def test_predictions_survive_packing_as_numbers_of_32_bits() -> None:
+    found = {"a": Placed(1.5, 0.0, None), "c": Placed(1e300, -1.0, 0.25)}
+    packed = pack(found, ["a", "b", "c", "d"])
+    assert len(packed) == 3 * 12
+    read = unpack(packed, ["a", "b", "c", "d"])
+    assert (read["a"], [*read]) == (found["a"], ["a", "c"])
+    assert read["c"].seconds is not None
+    assert read["c"].seconds > 1e38, "the greatest number instead of an infinite one"
+    assert unpack(packed, ["a"]) == {"a": found["a"]}, "a class that is not known yet is left out"
+    assert unpack(b"123", ["a"]) == unpack(None, []) == {}
+
+
+def test_a_worker_that_stays_is_recorded_once_and_its_machine_once() -> None:
+    recorder = Recorder()
+    recorder.see({"n"}, 1.0, present)
+    assert [type(each) for each in recorder.seen] == [MachineRecord, SessionRecord]
+    recorder.clear()
+    recorder.see({"n"}, 2.0, present)
+    assert not recorder.is_urgent
+    recorder.see(set(), 0.5, present, lambda name: Leaving.STOPPED)
+    [session] = recorder.seen
+    assert isinstance(session, SessionRecord)
+    assert (session.until, session.reason) == (1.0, Leaving.STOPPED), "although the clock was set back"
