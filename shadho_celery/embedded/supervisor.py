@@ -222,7 +222,7 @@ def cut(log: Path) -> bool:
         return False
     with log.open("rb") as full:
         full.seek(-MAX_LOG, os.SEEK_END)
-        last = full.read()
+        last = full.read(MAX_LOG)
     before = log.with_name(f"{log.name}.1")
     before.unlink(missing_ok=True)
     with open_log(before) as file:
