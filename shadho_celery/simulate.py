@@ -12,8 +12,9 @@ import csv
 import io
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ Examples:
   python -m shadho_celery.simulate cluster.toml --policy cost --policy paper --policy fifo
   python -m shadho_celery.simulate cluster.toml --trials 2000 --shares promise --json
   python -m shadho_celery.simulate cluster.toml --out trials.csv    # each trial's slot and times
+  python -m shadho_celery.simulate cluster.toml --store sqlite:///shadho.db    # then: shadho-celery dashboard
 \b
 A cluster file, as --example prints it:
 """ + "".join(f"  {line}\n" if line else "\b\n" for line in example().splitlines())
@@ -74,6 +76,11 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the trials to this CSV file.",
 )
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Keep the simulated studies in this database, for shadho-celery dashboard and report.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per policy and nothing else.")
 @click.option(
@@ -82,8 +89,10 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @connection_options.refusals()
 def main(
     cluster_file: Path,
+    *,
     policy: Sequence[str],
     out: Path | None,
+    store: str | None,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -101,19 +110,25 @@ def main(
     described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
-    found = []
-    # The file is opened first, so that an error is reported before the simulation starts.
-    with nullcontext() if out is None else _rows_file(out) as write:
+    found, names = [], []
+    # File and store are opened first, so that an error is reported before the simulation starts.
+    with (
+        nullcontext() if out is None else _rows_file(out) as write,
+        nullcontext() if store is None else _kept_in(store, cluster_file.stem) as keep,
+    ):
         for each in policies:
             with nullcontext(_ignore) if quiet else _progress(described, each) as on_turn:
                 found.append(simulate(described, policy=each, **settings, on_turn=on_turn))
+            names.append(keep(found[-1]) if keep is not None else None)
         if write is not None:
             write(found[0])
     if as_json:
-        for result in found:
-            say(json.dumps(_as_json(described, result)))
+        for result, name in zip(found, names, strict=True):
+            say(json.dumps(_as_json(described, result) | ({} if name is None else {"study": name})))
     else:
         _show(described, found)
+        if store is not None:
+            say("kept as " + ", ".join(map(str, names)))
 
 
 def _ignore(_: StudyState) -> None:
@@ -193,8 +208,19 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
 
 
 def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name not in {"study", "records"}}
+    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store"}}
     return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
+
+
+@contextmanager
+def _kept_in(url: str, title: str) -> Iterator[Callable[[Simulation], str]]:
+    """Open a store. Yield a function that writes a simulation to it and returns the name of its study."""
+    from shadho_celery.simulation.keep import keep
+    from shadho_celery.store.sql import SqlStore
+
+    connection_options.warn_of_password("--store", url, "PGPASSWORD or ~/.pgpass")
+    with closing(SqlStore(url)) as store:
+        yield lambda found: keep(found, store, title, time.time()).name
 
 
 @contextmanager

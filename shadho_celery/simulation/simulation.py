@@ -25,6 +25,7 @@ from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.simulation.params import Value
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.stored import to_json
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
@@ -69,8 +70,13 @@ class Simulation:
     peak_mib: float
     #: the simulated study, with all its trials
     study: StudyState
-    #: its attempts and workers, as a store has them
-    records: Records
+    #: its trials, attempts and workers
+    store: MemoryStore
+
+    @property
+    def records(self) -> Records:
+        """Its attempts and workers as columns."""
+        return Records(self.store, self.study.record.key)
 
     @property
     def trials(self) -> int:
@@ -127,8 +133,19 @@ def simulate(
     choice = StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, speculate=speculate)
     settings = replace(choice, classes=tuple(cluster.slots), fidelity=cluster.fidelity)
     began = time.process_time()
+    limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
+    plan = Plan.of(compile_space(make_space(cluster)), settings, limits)
     clock = ManualClock()
-    record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
+    record = StudyRecord(
+        key="simulated",
+        name="simulated",
+        module="",
+        seed=seed,
+        space=plan.space.describe(),
+        created_at=0.0,
+        in_force=replace(settings, trials=cluster.trials).in_force(),
+        tree=to_json(plan.space),
+    )
     store = MemoryStore()
     study = StudyState(store, record, 1, clock=clock)
     executor = SimulatedExecutor(
@@ -141,8 +158,6 @@ def simulate(
         storage="shared" if cluster.checkpoints == "shared" else "",
         recorder=study.recorder,
     )
-    limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
-    plan = Plan.of(compile_space(make_space(cluster)), settings, limits)
     scheduler = make_scheduler(plan, study, executor)
     for _ in _turns(scheduler, executor, is_endless=cluster.seconds is None):
         on_turn(study)
@@ -165,7 +180,7 @@ def simulate(
         cpu_seconds=cpu_seconds,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
         study=study,
-        records=Records(store, record.key),
+        store=store,
     )
 
 

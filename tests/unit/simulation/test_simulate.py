@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from collections import Counter, defaultdict
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from shadho_celery.simulation.cluster_file import (
 from shadho_celery.simulation.example import example
 from shadho_celery.simulation.executor import Change
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
+from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import MAX_LOST, StudyState
 
 S = TrialState
@@ -584,6 +586,7 @@ def test_the_trials_written_never_overlap_on_a_slot_and_lie_within_the_time(file
         (["--out", "no/such/folder/trials.csv"], "--out no/such/folder/trials.csv"),
         (["--out", "."], "--out"),
         (["--out", "t.csv", "--policy", "cost", "--policy", "fifo"], "--out"),
+        (["--store", "no-url"], "no-url"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(file: str, words: list[str], about: str) -> None:
@@ -601,6 +604,21 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
     assert "--out" in refused(file, "--out", "no/such/folder/trials.csv")
 
 
+def test_each_policy_is_kept_as_a_study_that_the_other_commands_find(file: str) -> None:
+    words = (file, "--policy=cost", "--policy=fifo", "--store=sqlite:///kept.db")
+    found = [strictly(line) for line in answer(*words, "--json").splitlines()]
+    shown = answer(*words)
+    for each in found:
+        assert each["study"].startswith(f"simulated-cluster-{each['policy']}-")
+        with closing(SqlStore("sqlite:///kept.db", read_only=True)) as store:
+            counts = store.counts(store.find(each["study"]).key)
+        assert counts[S.COMPLETE] == sum(each["complete"].values())
+        assert counts[S.FAILED] == sum(each["failed"].values())
+    assert shown.splitlines()[-1].startswith("kept as simulated-cluster-cost-")
+    with closing(SqlStore("sqlite:///kept.db", read_only=True)) as store:
+        assert len(store.records()) == 4, "a second simulation replaces nothing"
+
+
 def test_help_holds_every_option_the_example_file_and_commands_that_work(file: str) -> None:
     result = CliRunner().invoke(main, ["--help"], terminal_width=120)
     assert result.exit_code == 0
@@ -610,7 +628,7 @@ def test_help_holds_every_option_the_example_file_and_commands_that_work(file: s
     for line in EXAMPLE.splitlines():
         assert line.strip() in shown
     commands = [line for line in shown if line.startswith("python -m shadho_celery.simulate")]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for each in commands:
         words = shlex.split(each.partition("#")[0].partition(">")[0].removeprefix("python -m shadho_celery.simulate"))
         assert answer(*words)
