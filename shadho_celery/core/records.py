@@ -24,7 +24,6 @@ from shadho_celery.core.trial import Bytes, Name, Number, Place, StoredMoment
 CLASS_BYTES = 12
 #: maximum number of classes of one study in a record; and the greatest number that fits 32 bits
 MAX_CLASSES, _MOST = 10_000, 3.4e38
-_NAN = (math.nan,) * 3
 
 
 class End(str, Enum):
@@ -70,10 +69,11 @@ class Leaving(str, Enum):
 _Slot = Annotated[int, Meta(ge=0, le=10**6)]
 
 
-class AttemptRecord(Struct, frozen=True, kw_only=True, array_like=True):
+class AttemptRecord(Struct, kw_only=True, array_like=True):
     """One attempt of a trial, from its placement to its end. Facts that are not known, or not yet, are None.
 
-    A store keeps the known facts of an earlier record of the same attempt where a later record has None.
+    A store keeps the known facts of an earlier record of the same attempt where a later record has None. Records are
+    not frozen, because the recorder adds each fact when it becomes known.
     """
 
     #: number of the trial, and of the attempt within it
@@ -172,14 +172,19 @@ class Placed(NamedTuple):
     price: float | None
 
 
+_UNKNOWN = Placed(None, None, None)
+
+
 def pack(found: Mapping[str, Placed], order: Sequence[str]) -> bytes:
     """Return the facts of the live classes as three 32-bit numbers a class, in the study's `order` of classes."""
-    numbers: list[float] = []
-    for name in order:
-        numbers += [math.nan if n is None else min(max(n, -_MOST), _MOST) for n in found.get(name, _NAN)]
-    while len(numbers) > 3 and all(map(math.isnan, numbers[-3:])):
-        del numbers[-3:]
-    return struct.pack(f"<{len(numbers)}f", *numbers)
+    known = [*order]
+    while len(known) > 1 and known[-1] not in found:
+        known.pop()
+    numbers = [math.nan if n is None else n for name in known for n in found.get(name, _UNKNOWN)]
+    try:
+        return struct.pack(f"<{len(numbers)}f", *numbers)
+    except OverflowError:
+        return struct.pack(f"<{len(numbers)}f", *[min(max(n, -_MOST), _MOST) for n in numbers])
 
 
 def unpack(packed: bytes | None, order: Sequence[str]) -> dict[str, Placed]:

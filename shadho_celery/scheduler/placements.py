@@ -53,12 +53,18 @@ class Placements:
         if not self.cost_model.has_learned:
             return found
         typical = self.cost_model.typical_seconds(classes)
+        row_of = self.cost_model.row_of
+        subspaces = {attempt.subspace for attempt in attempts}
+        short = {
+            name: typical[row].tolist()
+            for name in subspaces
+            if (row := row_of.get(name)) is not None and typical[row].max() < SHORT_SECONDS
+        }
         alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
         for place, attempt in enumerate(attempts):
-            row = self.cost_model.row_of.get(attempt.subspace)
-            if row is not None and attempt.budget is None and typical[row].max() < SHORT_SECONDS:
-                found[place] = typical[row].tolist()
-            elif row is not None:
+            if attempt.subspace in short and attempt.budget is None:
+                found[place] = short[attempt.subspace]
+            elif attempt.subspace in row_of:
                 alike[attempt.subspace, attempt.budget].append(place)
         for (subspace, budget), places in alike.items():
             params = [attempts[place].params for place in places]

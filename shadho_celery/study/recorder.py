@@ -24,6 +24,12 @@ from shadho_celery.core.records import (
 )
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
 
+#: how an attempt ended whose result has ended its trial
+_ENDS = {
+    state: End(state.lower())
+    for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED)
+}
+
 #: number of a trial, and of an attempt within it
 _Key = tuple[int, int]
 
@@ -39,10 +45,10 @@ class Recorder:
         #: names of the classes in the order of `AttemptRecord.placed`; the place of a class never changes
         self._classes = [*classes]
         self._written_classes = len(self._classes)
-        #: fields of the records of attempts, as far as they are known
-        self._attempts: dict[_Key, dict[str, Any]] = {}
-        #: attempts that `attempted` has returned, and True once no attempt is held back
-        self._due: list[_Key] = []
+        #: facts that have become known of attempts
+        self._attempts: dict[_Key, AttemptRecord] = {}
+        #: those of them that `attempted` has returned, and True once no attempt is held back
+        self._due: dict[_Key, AttemptRecord] = {}
         self._is_closed = False
         #: by queued attempt: its class and its predicted seconds; and their sum by class
         self._queued: dict[_Key, tuple[str, float]] = {}
@@ -60,13 +66,13 @@ class Recorder:
         An attempt that was queued in the last QUEUED_SECONDS is held back: most are claimed in that time, and are then
         written only once.
         """
-        self._due = [key for key, facts in self._attempts.items() if not self._is_young(facts, now)]
-        return [AttemptRecord(number=key[0], attempt=key[1], **self._attempts[key]) for key in self._due]
+        self._due = {key: each for key, each in self._attempts.items() if self._is_due(each, now)}
+        return [*self._due.values()]
 
-    def _is_young(self, facts: Mapping[str, Any], now: float) -> bool:
-        if self._is_closed or "started_at" in facts or "end" in facts or "queued_at" not in facts:
-            return False
-        return bool(abs(now - facts["queued_at"]) < QUEUED_SECONDS)
+    def _is_due(self, record: AttemptRecord, now: float) -> bool:
+        if self._is_closed or record.started_at is not None or record.end is not None or record.queued_at is None:
+            return True
+        return abs(now - record.queued_at) >= QUEUED_SECONDS
 
     @property
     def is_urgent(self) -> bool:
@@ -94,13 +100,14 @@ class Recorder:
 
     def queue(self, attempt: Attempt, at: float, *, is_copy: bool) -> None:
         """Record an attempt that will be sent."""
-        self._note(attempt, compute_class=attempt.compute_class, queued_at=at, copy=is_copy)
+        record = self._record(attempt)
+        record.compute_class, record.queued_at, record.copy = attempt.compute_class, at, is_copy
 
     def place(self, attempt: Attempt, found: Mapping[str, Placed]) -> None:
         """Record what was known of the live classes when an attempt was placed, and add it to its class's backlog."""
         if not self._classes or not found.keys() <= {*self._classes}:
             self._classes = [*dict.fromkeys([*self._classes, *found])]
-        self._note(attempt, placed=pack(found, self._classes))
+        self._record(attempt).placed = pack(found, self._classes)
         name = str(attempt.compute_class)
         if name in found and (seconds := found[name].seconds) is not None:
             self._queued[attempt.number, attempt.attempt] = name, seconds
@@ -113,8 +120,13 @@ class Recorder:
     def start(self, attempt: Attempt, event: Started) -> None:
         """Record that a worker has claimed an attempt."""
         self._unqueue(attempt)
-        where = {"host": event.host, "worker": event.worker or None, "slot": event.slot}
-        self._note(attempt, started_at=event.at, **where)
+        record = self._record(attempt)
+        record.started_at, record.host, record.worker, record.slot = (
+            event.at,
+            event.host,
+            event.worker or None,
+            event.slot,
+        )
 
     def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
         """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
@@ -122,16 +134,19 @@ class Recorder:
         `is_pruned`: the trial was stopped because of its reports.
         """
         self._unqueue(attempt)
-        facts = {"compute_class": attempt.compute_class, "host": attempt.host, "worker": attempt.worker or None}
-        started_at, ended_at = attempt.started_at, now
+        record = self._record(attempt)
+        record.end, record.ended_at, record.started_at = (
+            _end_of(attempt, event, is_pruned=is_pruned),
+            now,
+            attempt.started_at,
+        )
+        seen: Attempt | Result = attempt
         if isinstance(event, Result) and event.attempt == attempt.attempt:
-            ended_at = event.at
-            if started_at is None and event.outcome.seconds is not None:
-                started_at = event.at - event.outcome.seconds
-            own = {"compute_class": event.compute_class, "host": event.host, "worker": event.worker or None}
-            facts |= {name: fact for name, fact in own.items() if fact is not None}
-        end = _end_of(attempt, event, is_pruned=is_pruned)
-        self._note(attempt, started_at=started_at, ended_at=ended_at, end=end, **facts)
+            seen, record.ended_at = event, event.at
+            if record.started_at is None and event.outcome.seconds is not None:
+                record.started_at = event.at - event.outcome.seconds
+        record.compute_class = seen.compute_class or attempt.compute_class
+        record.host, record.worker = seen.host or attempt.host, seen.worker or attempt.worker or None
 
     def _unqueue(self, attempt: Attempt) -> None:
         if (waited := self._queued.pop((attempt.number, attempt.attempt), None)) is not None:
@@ -141,11 +156,11 @@ class Recorder:
                 # Rounding errors do not add up.
                 self._backlogs.clear()
 
-    def _note(self, attempt: Attempt, **facts: Any) -> None:
-        known = self._attempts.setdefault((attempt.number, attempt.attempt), {})
-        for name, fact in facts.items():
-            if fact is not None:
-                known[name] = fact
+    def _record(self, attempt: Attempt) -> AttemptRecord:
+        key = attempt.number, attempt.attempt
+        if (found := self._attempts.get(key)) is None:
+            found = self._attempts[key] = AttemptRecord(number=attempt.number, attempt=attempt.attempt)
+        return found
 
     # Workers
 
@@ -200,7 +215,7 @@ def _end_of(attempt: Attempt, event: Lost | Result, *, is_pruned: bool) -> End:
             return End.RETRIED if event.retry.outgrown is None else End.OUTGROWN
         if event.outcome.state is TrialState.CANCELLED and is_pruned:
             return End.PRUNED
-        return End(event.outcome.state.lower())
+        return _ENDS[event.outcome.state]
     if event.claimed:
         return End.PRUNED if is_pruned else End.LOST
     return End.RETURNED if attempt.state is TrialState.RUNNING else End.UNCLAIMED
