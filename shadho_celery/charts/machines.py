@@ -24,6 +24,7 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.core.checks import listed
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import digits, took
 from shadho_celery.placement.bound import Bound, throughput_bound
@@ -36,6 +37,7 @@ _BOUND = (
     "The bound is what a linear program allows with the mean seconds of each subspace on each class, the slots of the "
     "live workers, and the mix of subspaces as it was."
 )
+_UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
 _NO_TRIALS = "No trial has completed yet."
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 _NO_RECORDS = "The store has no attempts of this study: an earlier version has written it."
@@ -61,7 +63,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         }
         series.append(Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns))
         total = total + rate
-    seconds, mix = mean_seconds(trials), _mix(trials)
+    seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     bounds = []
     # Most intervals have the same slots, and a linear program takes milliseconds.
     known: dict[tuple[float, ...], float] = {}
@@ -76,7 +78,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
     share = completed / possible if possible else 0.0
     title = f"{100 * share:.0f} % of the trials that this fleet could have completed"
-    return Chart(name="throughput", title=title, axes=axes, series=series, note=_BOUND)
+    return Chart(name="throughput", title=title, axes=axes, series=series, note=_bound_note(trials, attempts))
 
 
 def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
@@ -101,7 +103,8 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         title=f"One more {best} worker adds {digits(gains[best])} trials an hour to the {digits(rate)} of this fleet",
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
-        note=f"{_BOUND} A gain is the dual value of the slots of a class, times the slots that its workers have.",
+        note=f"{_bound_note(trials, attempts)} A gain is the dual value of the slots of a class, times the slots that "
+        "its workers have.",
     )
 
 
@@ -213,7 +216,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
 
 def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
     """Return the bound of the throughput of the fleet over the whole study; None before the first completed trial."""
-    seconds = mean_seconds(trials)
+    seconds = mean_seconds(trials, attempts)
     began, ended = _extent(trials, attempts)
     slots = live_slots(trials, attempts, began, ended)
     if not seconds or not math.isfinite(began) or not any(slots.values()):
@@ -221,11 +224,11 @@ def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
     return throughput_bound(seconds, slots, _mix(trials))
 
 
-def mean_seconds(trials: TrialColumns) -> dict[str, dict[str, float]]:
+def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
     """Return the mean seconds of a trial by subspace and class. Pairs without trials are estimated from the others.
 
-    The estimate is that of placement (`predictors.durations`). What fails or is pruned counts as time without result:
-    it lengthens the seconds for each completed trial of its subspace.
+    The estimate is that of placement (`predictors.durations`). A class without any trial counts as a mean class. What
+    fails or is pruned counts as time without result: it lengthens the seconds for each completed trial of its subspace.
     """
     is_timed = trials.is_complete & (trials.seconds > 0) & (trials.compute_class.codes >= 0)
     is_timed &= trials.subspace.codes >= 0
@@ -233,7 +236,8 @@ def mean_seconds(trials: TrialColumns) -> dict[str, dict[str, float]]:
         return {}
     rows, columns = trials.subspace.codes[is_timed], trials.compute_class.codes[is_timed]
     durations = Durations(len(trials.subspace.names))
-    for _ in trials.compute_class.names:
+    classes = _classes(trials, attempts)
+    for _ in classes:
         durations.add_column()
     logs = np.log(trials.seconds[is_timed])
     for row, column, value in zip(rows.tolist(), columns.tolist(), logs.tolist(), strict=True):
@@ -246,11 +250,21 @@ def mean_seconds(trials: TrialColumns) -> dict[str, dict[str, float]]:
     means = medians * np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0)[:, None]
     lost = _lost_factor(trials)
     return {
-        trials.subspace.names[row]: {
-            name: float(means[row, column] * lost[row]) for column, name in enumerate(trials.compute_class.names)
-        }
+        trials.subspace.names[row]: {name: float(means[row, column] * lost[row]) for column, name in enumerate(classes)}
         for row in np.unique(rows).tolist()
     }
+
+
+def _classes(trials: TrialColumns, attempts: AttemptColumns) -> list[str]:
+    """Return the names of the classes of trials in the order of their codes, then of those that had only workers."""
+    return [*dict.fromkeys([*trials.compute_class.names, *attempts.classes])]
+
+
+def _bound_note(trials: TrialColumns, attempts: AttemptColumns) -> str:
+    """Return what the bound means, and which classes have no completed trial."""
+    tried = {name for name, _ in trials.compute_class.places(trials.is_complete)}
+    untried = [name for name in _classes(trials, attempts) if name not in tried]
+    return " ".join([_BOUND, _UNTRIED.format(listed(untried, 5))] if untried else [_BOUND])
 
 
 def _lost_factor(trials: TrialColumns) -> Array:
@@ -275,13 +289,12 @@ def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end
 
     A store without sessions gives the number of trials of a class that ran at the same time.
     """
-    found = dict.fromkeys(trials.compute_class.names, 0.0)
+    found = dict.fromkeys(_classes(trials, attempts), 0.0)
     length = max(end - start, 1e-9)
     for session in attempts.sessions:
-        if session.compute_class in found:
-            until = attempts.now if session.until is None else session.until
-            overlap = max(0.0, min(end, until) - max(start, session.since))
-            found[session.compute_class] += session.slots * overlap / length
+        until = attempts.now if session.until is None else session.until
+        overlap = max(0.0, min(end, until) - max(start, session.since))
+        found[session.compute_class] += session.slots * overlap / length
     if attempts.sessions:
         return found
     for name, places in trials.compute_class.places(np.isfinite(trials.started_at)):

@@ -18,7 +18,22 @@ MOST_SLOTS, MOST_HOSTS = 60, 600
 #: width in pixels for which the chart is made: bars that are narrower than a pixel are joined
 PIXELS = 1200
 #: how the bars of attempts are drawn, by how the attempts ended; other ends are drawn as `light`
-FORMS = {"complete": "filled", "pruned": "light", "failed": "crossed", "retried": "crossed", "lost": "hatched"}
+FORMS = {
+    "complete": "filled",
+    "running": "filled",
+    "failed": "crossed",
+    "retried": "crossed",
+    "lost": "hatched",
+    "superseded": "outlined",
+}
+#: what each form of a bar means
+MEANINGS = {
+    "filled": "filled: complete or running",
+    "light": "light: pruned, cancelled or given back",
+    "crossed": "with a cross: failed",
+    "hatched": "hatched: lost with its worker",
+    "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
+}
 
 
 class Fold(str, Enum):
@@ -67,12 +82,14 @@ def timeline(
         bars = bars[:0]
     series = [*_bars(attempts, rows, bars)]
     strips = np.flatnonzero(is_shown & narrow)
-    note = ""
+    forms = {each.form for each in series}
+    meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
+    note = f"Bars: {meanings}; white: idle. " if forms else ""
     if len(strips):
         # Strips and bars together stay below the maximum number of marks.
         parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.names))))
         series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
-        note = f"{len(strips):,} short attempts are joined: a strip shows the share of its slots that were busy."
+        note += f"{len(strips):,} short attempts are joined: a strip shows the share of its slots that were busy."
     idle = idle_shares(attempts, rows, start, end)
     columns: dict[str, list[Cell]] = {"y": [*range(len(rows.names))], "idle": cells(idle)}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
@@ -80,7 +97,7 @@ def timeline(
     busy = 1.0 - float(np.average(idle, weights=weights)) if len(idle) else 0.0
     title = f"{int(is_shown.sum()):,} attempts; the slots were busy for {100 * busy:.0f} % of the time"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
-    return Chart(name="timeline", title=title, axes=axes, series=series, note=note)
+    return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
 
 
 def make_rows(attempts: AttemptColumns) -> Rows:
@@ -173,7 +190,7 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Serie
                     name=f"{name}, {end}{', copy' if is_copy else ''}",
                     mark=Mark.SPANS,
                     colour=f"class {name}",
-                    form="outlined" if is_copy else FORMS.get(end, "filled" if end == "running" else "light"),
+                    form="outlined" if is_copy else FORMS.get(end, "light"),
                     columns={
                         "y": cells(rows.of[own]),
                         "start": cells(attempts.started_at[own]),

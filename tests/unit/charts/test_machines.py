@@ -52,6 +52,17 @@ def test_without_sessions_the_slots_are_those_that_ran_at_the_same_time() -> Non
     assert live_slots(trials(rows), attempts([]), 0.0, 200.0) == {"cpu": 2.0}
 
 
+def test_a_class_whose_workers_got_no_trial_counts_in_the_bound() -> None:
+    """It could have run some: at the speed of a mean class, because nothing is known of it."""
+    found = attempts([], [session("cpu", until=200.0), session("gpu", 3, until=100.0, host="two")])
+    assert live_slots(trials(busy()), found, 0.0, 200.0) == {"cpu": 1.0, "gpu": 1.5}
+    chart = throughput(trials(busy()), found)
+    assert chart.title == "40 % of the trials that this fleet could have completed"
+    assert "No trial has completed on gpu" in chart.note
+    assert "gpu" in one_more_worker(trials(busy()), found).axes[1].categories
+    assert "gpu" not in throughput(trials(busy()), attempts([], [session("cpu", until=200.0)])).note
+
+
 def test_one_more_worker_adds_what_the_bound_gains() -> None:
     rows = [
         {"loss": 1.0, "seconds": seconds, "subspace": name, "compute_class": where}
@@ -135,6 +146,10 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["cpu, lost"].form == "hatched"
     assert found["cpu, complete, copy"].form == "outlined"
     assert found["gpu, running"].columns["end"] == [20.0]
+    assert chart.note == (
+        "Bars: filled: complete or running; hatched: lost with its worker; "
+        "outlined: a copy of a late trial, or replaced by another attempt; white: idle."
+    )
     assert found["idle"].columns["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
 
 

@@ -1,0 +1,210 @@
+"""The pictures of a fleet show what its records say: real workers of which one is killed, and a simulated fleet."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance.commands import ROOT, Desk, until
+from acceptance.commands import desk as make_desk
+
+from shadho_celery.charts.chart import Chart
+from shadho_celery.pages.reading import StudyData
+from shadho_celery.results.study import StudyResults
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+
+pytestmark = pytest.mark.timeout(240)
+
+LARGE, SMALL, CPU = "large", "small", "cpu"
+#: slots by class; each class is one worker, on a machine of its own
+SLOTS = {LARGE: 1, SMALL: 2, CPU: 2}
+HOSTS = {LARGE: "127.0.0.2", SMALL: "127.0.0.3", CPU: "127.0.0.4"}
+
+#: Trials that are pruned, fail, hang until their worker is killed, and are late so that a copy starts. Each class has
+#: a family that it is good at.
+BODY = """
+    seconds = {"left": 0.3, "right": 0.6}[params["side"]] / {"large": 2, "small": 1.5, "cpu": 1}[context.compute_class]
+    time.sleep(seconds)
+    if context.trial == 7: raise ValueError("it fails")
+    if context.compute_class == "small" and context.trial >= 15: time.sleep(300)
+    while context.trial == 45 and not context.is_copy and not context.should_stop(): time.sleep(0.02)
+    if params["x"] > 0.85 and context.trial != 45:
+        context.report(1, 1000.0)
+        while not context.should_stop(): time.sleep(0.02)
+"""
+
+#: how an attempt is drawn, by its end
+FORMS = {
+    "complete": "filled",
+    "pruned": "light",
+    "failed": "crossed",
+    "retried": "crossed",
+    "lost": "hatched",
+    "superseded": "outlined",
+}
+
+#: A fleet of 150 workers, of which some die and come back.
+CLUSTER = """
+seconds = 3600
+failure_rate = 0.02
+
+[classes.gpu_large]
+workers = 25
+[classes.gpu_small]
+workers = 50
+[classes.cpu]
+workers = 75
+
+[families.network]
+seconds = { gpu_large = 40, gpu_small = 90, cpu = 300 }
+[families.forest]
+seconds = { gpu_large = 60, gpu_small = 70, cpu = 80 }
+[families.svm]
+seconds = { gpu_large = 50, gpu_small = 40, cpu = 120 }
+
+[size]
+law = "lognormal"
+sigma = 0.5
+[straggler]
+law = "halfnormal"
+scale = 0.5
+
+[[changes]]
+at = 1200
+class = "cpu"
+workers = -20
+[[changes]]
+at = 2400
+class = "cpu"
+workers = 20
+"""
+
+
+@pytest.fixture(name="desk")
+def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    """A desk whose broker and channel are a Redis database of its own, cleared before that is."""
+    with make_desk(tmp_path) as made:
+        made.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+        made.environment |= {"SHADHO_IMPORTS": "my_study", "SHADHO_LEASE_SECONDS": "3"}
+        yield made
+
+
+def read(desk: Desk, store: str = "shadho.db") -> StudyData:
+    """Return the only study of a store."""
+    opened = SqlStore(f"sqlite:///{desk.folder / store}", read_only=True)
+    return StudyData(StudyResults(opened, *opened.records()))
+
+
+def bars_of(chart: Chart) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each bar of a timeline with the form in which it is drawn."""
+    for series in chart.series:
+        for row in zip(*series.columns.values(), strict=True) if series.name != "idle" else ():
+            yield series.form, dict(zip(series.columns, row, strict=True))
+
+
+def attempts_of(data: StudyData) -> list[dict[str, Any]]:
+    """Return the rows of the table `attempts` that have started."""
+    columns = data.study.records.attempts()
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [row for row in rows if row["started_at"] is not None]
+
+
+def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: Desk) -> None:
+    desk.study(body=BODY.strip(), seconds=0.0, settings={"classes": [*SLOTS], "pruner": "threshold:100"})
+    workers = {name: desk.worker(name, "-c", str(n), SHADHO_HOST=HOSTS[name]) for name, n in SLOTS.items()}
+    with connect(desk.environment["SHADHO_REDIS_URL"]) as client:
+        registry = Registry(client, Worker)
+        until(lambda: len(registry.living()) == len(SLOTS), 60, desk.said)
+    command = desk.launch("my_study", "--trials", "60", "--seed", "1", "--json")
+
+    def is_hanging() -> bool:
+        return sum(name == SMALL and number >= 15 for number, _, name, _ in desk.runs()) == SLOTS[SMALL]
+
+    until(is_hanging, 90, desk.said)
+    workers[SMALL].send(signal.SIGKILL)
+    command.wait(120)
+    assert command.code == 0, desk.said()
+    data = read(desk)
+    chart = data.charts.timeline()
+    assert "are joined" not in chart.note, "no attempt is so short"
+    table = {(row["number"], row["attempt"]): row for row in attempts_of(data)}
+    drawn = {(bar["number"], bar["attempt"]): (form, bar) for form, bar in bars_of(chart)}
+    assert drawn.keys() == table.keys()
+    rows = defaultdict(list)
+    for key, (form, bar) in drawn.items():
+        facts = table[key]
+        assert (bar["start"], bar["end"]) == pytest.approx((facts["started_at"], facts["ended_at"]), abs=1e-3)
+        named = chart.axes[1].categories[bar["y"]]
+        assert named == f"{facts['compute_class']}, {facts['host']}, {facts['worker']}, slot {facts['slot']}"
+        assert form == ("outlined" if facts["copy"] else FORMS[facts["end"]]), facts
+        rows[named].append((bar["start"], bar["end"], key))
+    ends = {facts["end"] for facts in table.values()}
+    assert {"complete", "pruned", "failed", "lost", "superseded"} <= ends
+    assert any(facts["copy"] for facts in table.values())
+    assert len(rows) == sum(SLOTS.values())
+    for name, spans in rows.items():
+        spans.sort()
+        for before, after in pairwise(spans):
+            assert before[1] <= after[0], f"{name}: {before} and {after}"
+    idle = next(series for series in chart.series if series.name == "idle").columns["idle"]
+    for name, share in zip(chart.axes[1].categories, idle, strict=True):
+        assert share == pytest.approx(1 - busy_share(data, name, rows[name]), abs=1e-6)
+
+
+def busy_share(data: StudyData, row: str, spans: list[tuple[float, float, Any]]) -> float:
+    """Return the share of the time in which a slot was busy, while its worker was live, by the tables."""
+    known = attempts_of(data)
+    first, last = min(each["started_at"] for each in known), max(each["ended_at"] for each in known)
+    sessions = data.study.records.sessions()
+    of_worker = zip(sessions["worker"], sessions["since"], sessions["until"], strict=True)
+    live = sum(min(until, last) - max(since, first) for worker, since, until in of_worker if f", {worker}," in row)
+    return sum(end - start for start, end, _ in spans) / live
+
+
+def test_the_pictures_of_a_simulated_fleet_agree_with_its_table_and_with_the_benchmark_of_placement(
+    desk: Desk,
+) -> None:
+    """The same run: simulated by the command with the file's seed, and by the benchmark with its first seed, 0."""
+    desk.write("cluster.toml", CLUSTER)
+    words = ("--cluster", "cluster.toml", "--seeds", "1", "--jobs", "1")
+    benchmark = desk.start(sys.executable, str(ROOT / "tests" / "benchmarks" / "placement.py"), *words)
+    told = desk.told("simulate", "cluster.toml", "--seed", "0", "--store", "sqlite:///kept.db", "--json")
+    data = read(desk, "kept.db")
+    check_strips(data, data.charts.timeline())
+    benchmark.wait(180)
+    figures = json.loads(benchmark.out.splitlines()[-1])["figures"]["cluster, cost"]
+    assert figures["count"] == [sum(told.json()["complete"].values())] * 3, "it is the same run"
+    [percent] = re.findall(r"^(\d+) % of the trials", data.charts.throughput().title)
+    print(f"share of the bound: {percent} % in the picture, {figures['share'][1]:.3f} in the benchmark")
+    assert int(percent) / 100 == pytest.approx(figures["share"][1], abs=0.03)
+
+
+def check_strips(data: StudyData, chart: Chart) -> None:
+    """Each strip of a machine is as high as the share of its time in which the table has it busy, to the second."""
+    rows = attempts_of(data)
+    assert len({row["host"] for row in rows}) == 150
+    now = data.attempts().now
+    spans = defaultdict(list)
+    for row in rows:
+        spans[f"{row['compute_class']}, {row['host']}"].append((row["started_at"], row["ended_at"] or now))
+    drawn = [bar for _, bar in bars_of(chart)]
+    assert {chart.axes[1].categories[bar["y"]] for bar in drawn} == {*spans}
+    for bar in drawn:
+        own = spans[chart.axes[1].categories[bar["y"]]]
+        busy = sum(max(0.0, min(end, bar["end"]) - max(start, bar["start"])) for start, end in own)
+        assert bar["busy"] * (bar["end"] - bar["start"]) == pytest.approx(busy, abs=1.0)
+    seconds = sum(bar["busy"] * (bar["end"] - bar["start"]) for bar in drawn)
+    assert seconds == pytest.approx(sum(end - start for each in spans.values() for start, end in each), rel=1e-6)
+    for each in spans.values():
+        each.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(each)), "a slot runs one attempt at a time"
