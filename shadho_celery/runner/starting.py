@@ -48,6 +48,9 @@ _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
 #: seconds for a prepared process to import its modules and to fork, and seconds without it after it has failed
 FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
 
+#: seconds after which a thread that waits for a message checks whether another thread has received it
+AGAIN_SECONDS = 0.1
+
 #: seconds for a prepared process to end by itself, if it does not start a reaper
 END_SECONDS = 0.5
 
@@ -178,12 +181,16 @@ class _Forked:
         return self._pidfd is not None
 
     def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
-        """Receive until `is_done` or until nothing arrives for this many seconds. Return whether it is done."""
+        """Receive until `is_done`, but no longer than `seconds`. Return whether it is done."""
+        clock = SystemClock()
+        until = math.inf if seconds is None else clock.now() + seconds
         while not is_done():
-            if not is_readable(self._status, seconds):
-                return False
+            # Another thread may receive the message, which does not end this thread's wait.
+            if not is_readable(self._status, min(max(0.0, until - clock.now()), AGAIN_SECONDS)):
+                if clock.now() >= until:
+                    return is_done()
+                continue
             with self._lock:
-                # Another thread may have received it.
                 if not is_done() and is_readable(self._status, 0.0):
                     self._take()
         return True

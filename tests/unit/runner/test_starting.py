@@ -22,7 +22,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.runner import starting
 from shadho_celery.runner.protocol import RunAttempt
 from shadho_celery.runner.runner import Runner
-from shadho_celery.runner.starting import ForkServers, Start, execute
+from shadho_celery.runner.starting import ForkServers, Start, execute, is_readable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, slots' processes are not forked")
 
@@ -306,6 +306,26 @@ def test_a_prepared_process_that_hangs_costs_no_trial(
     assert [each.state for each in outcomes] == [TrialState.COMPLETE] * 2
     assert len(complaints) == 1
     assert not Path(f"/proc/{hanging}").exists()
+
+
+def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system looks again for what woke a waiting thread, and lets it wait on if that was received meanwhile."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    forked = starting._Forked(ours, lambda: pytest.fail("it has started"))
+    waited: list[float] = []
+
+    def received_meanwhile(end: socket.socket | int, seconds: float | None) -> bool:
+        if seconds:
+            assert forked.poll() is None
+            waited.append(seconds)
+            return False
+        return is_readable(end, seconds)
+
+    monkeypatch.setattr(starting, "is_readable", received_meanwhile)
+    with theirs:
+        socket.send_fds(theirs, [b"started"], [os.pidfd_open(os.getpid())])
+        assert forked.await_start()
+    assert sum(waited) < 1 < starting.FORK_SECONDS
 
 
 def test_a_runner_that_is_closed_before_its_process_is_forked_does_not_wait(servers: ForkServers) -> None:
