@@ -20,6 +20,7 @@ from shadho_celery.cli.result_options import store_option
 from shadho_celery.cli.status import places_of
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.errors import UsageError
+from shadho_celery.transport import urls
 
 HOST, PORT = "127.0.0.1", 8420
 #: seconds for which open requests may take when the dashboard ends
@@ -54,9 +55,11 @@ def dashboard(
         import uvicorn
 
         from shadho_celery.control.control import Control
+        from shadho_celery.control.logs import open_logs
         from shadho_celery.dashboard.access import Access, read_token
         from shadho_celery.dashboard.cache import Cache
         from shadho_celery.dashboard.server import Server
+        from shadho_celery.dashboard.trial_logs import ANSWER_SECONDS, LogEnds
         from shadho_celery.store.sql import SqlStore
     except ModuleNotFoundError:
         raise UsageError('the dashboard needs its packages; in the checkout: pip install -e ".[dashboard]"') from None
@@ -64,6 +67,7 @@ def dashboard(
     os.environ.update(named)
     access = Access(None if token_file is None else read_token(token_file))
     opened = SqlStore(store, read_only=True)
+    logs = open_logs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
     # The server ends in order on Ctrl-C, and raises it again.
     with suppress(KeyboardInterrupt), _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
@@ -72,7 +76,14 @@ def dashboard(
             say(f"a browser has logged in; to use another one, open {address}#{code}")
 
         url = f"{address}#{access.new_code()}"
-        server = Server(Cache(opened, SystemClock()), access, lambda: places_of(named), Control(store=store), say_used)
+        server = Server(
+            Cache(opened, SystemClock()),
+            access,
+            lambda: places_of(named),
+            control=Control(store=store),
+            logs=LogEnds(logs, SystemClock()),
+            say=say_used,
+        )
         say(f"dashboard: {url}")
         if with_parent:
             threading.Thread(target=_end_with_input, daemon=True).start()

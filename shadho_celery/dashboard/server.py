@@ -29,6 +29,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.dashboard import actions, answers
 from shadho_celery.dashboard.access import Access, Guard, cookie_name
 from shadho_celery.dashboard.cache import Cache
+from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound
 from shadho_celery.pages.payload import packed
 from shadho_celery.results.schema import plain_json
@@ -53,11 +54,11 @@ class Server:
     """The routes, with the studies that they are about."""
 
     def __init__(
-        self, cache: Cache, access: Access, fleet: Fleet, control: Control, say: Callable[[str], None]
+        self, cache: Cache, access: Access, fleet: Fleet, *, control: Control, logs: LogEnds, say: Callable[[str], None]
     ) -> None:
         """`say` is called with the code for a further browser when one has logged in."""
         self._cache, self._access, self._fleet, self._say = cache, access, fleet, say
-        self._control = control
+        self._control, self._logs = control, logs
         #: held while servers are asked, because the addresses of embedded ones are in the environment meanwhile
         self._asking = threading.Lock()
         self._streams = 0
@@ -77,6 +78,7 @@ class Server:
             Route("/api/study/{name}/chart/{chart}", self.chart),
             Route("/api/study/{name}/trials", self.trials),
             Route("/api/study/{name}/trial/{number:int}", self.trial),
+            Route("/api/study/{name}/trial/{number:int}/log", self.trial_log),
             Route("/api/study/{name}/events", self.events),
             Route("/api/study/{name}/action", self.act_on_study, methods=["POST"]),
             Route("/api/worker/action", self.act_on_worker, methods=["POST"]),
@@ -144,6 +146,11 @@ class Server:
         """Return all that is known of a trial."""
         cached = self._cache.study(request.path_params["name"])
         return answer(answers.trial(cached, request.path_params["number"]))
+
+    def trial_log(self, request: Request) -> Response:
+        """Return the part of a trial's log after a position."""
+        cached = self._cache.study(request.path_params["name"])
+        return answer(self._logs.read(cached.study, request.path_params["number"], request.query_params))
 
     async def act_on_study(self, request: Request) -> Response:
         """Steer a running study. The answer says whether it was done, and what has become of it."""

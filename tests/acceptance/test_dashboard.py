@@ -29,6 +29,22 @@ def objective(values, context):
         raise ArithmeticError("<img src=x onerror='window.hit = 1'>")
     return values["rate"]
 """
+#: A study whose trial prints, and waits for a file before it prints again.
+TALKATIVE = """
+import time
+from pathlib import Path
+from hyperopt import hp
+
+SPACE = {"rate": hp.uniform("rate", 0, 1)}
+STUDY = {"classes": ["cpu"]}
+
+def objective(values, context):
+    print("<img src=x onerror='window.hit = 1'>", flush=True)
+    while not Path("go").exists():
+        time.sleep(0.05)
+    print("it ends")
+    return values["rate"]
+"""
 #: pages by name: their place, and a text that they have once they are drawn
 PAGES = {
     "studies": ("/", "Studies of this store"),
@@ -135,6 +151,40 @@ def test_a_run_has_a_dashboard_beside_it_that_ends_with_it_and_can_stop_it(desk:
         assert run.wait(60).code == 0, desk.said()
     assert not desk.pids("--with-parent")
     assert desk.trials()[0]["state"] == "COMPLETE"
+
+
+def test_the_log_of_a_running_trial_is_followed_as_text(
+    desk: Desk, browser: Any, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From a worker whose folder is another one, as on another machine; without its Redis the page says where it is."""
+    there = Desk(tmp_path_factory.mktemp("there"), desk.temporary)
+    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    for folder in (desk, there):
+        folder.write("my_study.py", TALKATIVE)
+    desk.commands.append(there.worker("cpu", "-c", "1", **urls, SHADHO_IMPORTS="my_study", SHADHO_HOST="127.0.0.2"))
+    desk.launch("my_study", "--trials", "1", "--study", "shown", **urls)
+    until(lambda: [*there.folder.glob(".shadho/checkpoints/*/logs/0.1.log")], 60, desk.said)
+    _, without = started(desk)
+    with Opened(browser, without) as opened:
+        opened.page.get_by_text("Studies of this store").wait_for()
+        opened.page.goto(f"{without.partition('#')[0]}#/study/shown/trial/0")
+        opened.page.get_by_text("the log of trial 0 is on 127.0.0.2; give --redis").wait_for()
+    _, address = started(desk, "--redis", redis_url)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("Studies of this store").wait_for()
+        opened.page.goto(f"{address.partition('#')[0]}#/study/shown/trial/0")
+        log = opened.page.get_by_role("region", name="Log of trial 0")
+        opened.page.get_by_text("<img src=x onerror='window.hit = 1'>").wait_for()
+        assert "it ends" not in log.inner_text()
+        assert not opened.problems()
+        there.write("go", "")
+        until(lambda: "it ends" in log.inner_text(), 30, log.inner_text)
+        assert [line.partition(" ")[2] for line in log.inner_text().splitlines()] == [
+            "<img src=x onerror='window.hit = 1'>",
+            "it ends",
+        ]
+        assert opened.page.evaluate("window.hit") is None
+        assert opened.logged == []
 
 
 def test_a_used_address_is_refused_in_words(desk: Desk, browser: Any) -> None:

@@ -2,6 +2,7 @@
 
 import { cancelAction } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
+import { followLog } from "/static/log.js";
 import { chartPlace, follow, gib, headline, number, placeOf, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
@@ -9,9 +10,11 @@ export async function showTrial({ main, place, signal }, name, number_) {
   const facts = await get(ofStudy(name));
   place.replaceChildren(placeOf(name, facts.running_on, "trial"));
   const body = element("div", "", { class: "trial" });
+  const log = element("section");
   const charts = element("div", "", { class: "charts" });
-  main.append(element("h1", `Trial ${number_}`), body, charts);
+  main.append(element("h1", `Trial ${number_}`), body, log, charts);
   const first = await get(ofStudy(name, `/trial/${number_}`));
+  followLog(log, name, number_, signal);
   const options = { classes: facts.classes, signal };
   const drawn = first.attempts.map((each) =>
     chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt: each.attempt } }),
@@ -67,7 +70,7 @@ function parts({ trial, attempts, machine, reports }) {
     const latest = reports[reports.length - 1];
     made.push(element("p", `${reports.length} reports; the latest at step ${latest.step}: ${number(latest.loss)}`));
   }
-  for (const [title, text] of [["Failure", trial.error], ["Warning", trial.warning], ["Output", trial.output]]) {
+  for (const [title, text] of [["Failure", trial.error], ["Warning", trial.warning]]) {
     if (text) {
       made.push(element("h2", title), element("pre", text, { tabindex: "0" }));
     }

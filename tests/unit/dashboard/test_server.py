@@ -18,12 +18,14 @@ from starlette.testclient import TestClient
 
 import shadho_celery
 from shadho_celery import load_study
+from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.dashboard import cache, server
 from shadho_celery.dashboard.access import Access
 from shadho_celery.dashboard.cache import FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
+from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
 from shadho_celery.store.sql import SqlStore
 
@@ -83,7 +85,8 @@ class Rig:
         self.cache = Cache(store, self.clock)
         self.control = Told()
         control = cast("Control", self.control)
-        self.server = Server(self.cache, self.access, self.places, control, self.said.append)
+        logs = LogEnds(TrialLogs(), self.clock)
+        self.server = Server(self.cache, self.access, self.places, control=control, logs=logs, say=self.said.append)
         self.client = TestClient(self.server.app, base_url=HOST)
         self.log_in(self.access.new_code())
 
