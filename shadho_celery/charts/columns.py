@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,9 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import Array, Indices
-from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
-from shadho_celery.results.records import Records
+
+
+class Depth(IntEnum):
+    """How much is read of each trial. The less a chart needs, the sooner it is drawn."""
+
+    #: what the history of the losses needs: state, class, sampler, loss, budget and violation
+    LOSSES = 0
+    #: also times, subspace, machine, rung and origin
+    FACTS = 1
+    #: also params, failures, and losses by name
+    PARAMS = 2
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,17 @@ class TrialColumns:
         return np.lexsort([self.number, *(np.where(has_no_loss, 0, key) for key in keys), has_no_loss])
 
     @cached_property
+    def best(self) -> int | None:
+        """Number of the first trial of the `ranking`, if it is COMPLETE and has a loss; else None."""
+        places = np.flatnonzero(self.is_complete & ~np.isnan(self.loss))
+        violation = np.where(np.isnan(self.violation), 0.0, self.violation)
+        budget = np.where(np.isnan(self.budget), math.inf, self.budget)
+        # Much faster than sorting all trials.
+        for key in (violation, -budget, self.merit):
+            places = places[key[places] == key[places].min(initial=math.inf)]
+        return int(self.number[places].min()) if len(places) else None
+
+    @cached_property
     def began_at(self) -> float:
         """Time at which the first trial began; NaN before it."""
         known = self.started_at[np.isfinite(self.started_at)]
@@ -180,8 +201,8 @@ class AttemptColumns:
     #: how the attempt ended, such as "complete" or "lost"; missing while it lasts
     end: Codes
     is_copy: NDArray[np.bool_]
-    #: what the scheduler expected of each class when it placed the attempt, by class
-    placed: Sequence[Mapping[str, Placed]]
+    #: seconds that the scheduler expected of the attempt's class when it placed the attempt; NaN without a prediction
+    predicted: Array
     sessions: Sequence[Session]
     #: time of reading, or of the last record of a study that does not run
     now: float
@@ -199,39 +220,3 @@ class AttemptColumns:
     def classes(self) -> list[str]:
         """Names of the compute classes that have attempts or workers, sorted."""
         return sorted({*self.compute_class.names, *(session.compute_class for session in self.sessions)})
-
-
-def read_attempts(records: Records, now: float, *, is_running: bool = True) -> AttemptColumns:
-    """Return the attempts of a study and its workers as the store has them now. `now` is the time of reading.
-
-    If the study was interrupted, its last record is the end of what had not ended: nothing runs since then.
-    """
-    found, sessions = records.attempts(), records.sessions()
-    if not is_running:
-        moments = (found["queued_at"], found["started_at"], found["ended_at"], sessions["since"], sessions["until"])
-        known = [moment for column in moments for moment in column if moment is not None]
-        now = min(now, max(known, default=now))
-    return AttemptColumns(
-        number=_whole(found["number"]),
-        attempt=_whole(found["attempt"]),
-        compute_class=Codes.of(found["compute_class"]),
-        host=Codes.of(found["host"]),
-        worker=Codes.of(found["worker"]),
-        slot=_whole(-1 if slot is None else slot for slot in found["slot"]),
-        queued_at=_real(found["queued_at"]),
-        started_at=_real(found["started_at"]),
-        ended_at=_real(found["ended_at"]),
-        end=Codes.of(found["end"]),
-        is_copy=np.array([bool(copy) for copy in found["copy"]], bool),
-        placed=found["placed"],
-        sessions=[Session(*row) for row in zip(*(sessions[name] for name in Session._fields), strict=True)],
-        now=now,
-    )
-
-
-def _real(values: Iterable[float | None]) -> Array:
-    return np.array([math.nan if value is None else value for value in values], float)
-
-
-def _whole(values: Iterable[int]) -> Indices:
-    return np.array([*values], np.intp)

@@ -8,8 +8,10 @@ import numpy as np
 
 from shadho_celery.charts.chart import (
     MOST,
+    Array,
     Axis,
     Chart,
+    Indices,
     Mark,
     Series,
     cells,
@@ -19,8 +21,9 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import digits
-from shadho_celery.results.coverage import Coverage
+from shadho_celery.results.coverage import Coverage, coverage_of
 from shadho_celery.study.front import first_front
 
 _NO_FRONT = "A study with several `objectives` has a front once a feasible trial has completed."
@@ -34,12 +37,28 @@ def on_front(trials: TrialColumns) -> list[int]:
     """
     if len(trials.losses) < 2:
         return []
+    places, losses = _feasible(trials)
+    is_first = first_front(losses)
+    places, losses = places[is_first], losses[is_first]
+    order = np.lexsort(losses.T[::-1])
+    return [*trials.number[places[order]].tolist()]
+
+
+def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
+    """Return the places of the feasible COMPLETE trials, and their minimised losses, shape (trials, losses)."""
     signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
     losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
     places = np.flatnonzero(trials.is_complete & ~(trials.violation > 0) & np.isfinite(losses).all(axis=1))
-    places = places[first_front(losses[places])]
-    order = np.lexsort(losses[places].T[::-1])
-    return [*trials.number[places[order]].tolist()]
+    return places, losses[places]
+
+
+def _coverage(trials: TrialColumns) -> Coverage | None:
+    """Return the hypervolume over time, as a study's report has it; None for one loss or without a feasible trial."""
+    if len(trials.losses) < 2:
+        return None
+    places, losses = _feasible(trials)
+    ended = np.cumsum(trials.state.is_in(*(state.value for state in COUNTED)))
+    return coverage_of(np.asarray(ended[places], np.intp), losses, trials.objectives)
 
 
 def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | None = None) -> Chart:
@@ -73,9 +92,10 @@ def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | No
     return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
 
 
-def hypervolume(coverage: Coverage | None) -> Chart:
+def hypervolume(trials: TrialColumns) -> Chart:
     """Return the hypervolume of the front after each number of ended trials."""
     axes = Axis(name="ended trials"), Axis(name="hypervolume")
+    coverage = _coverage(trials)
     if coverage is None:
         return empty_chart("hypervolume", "The hypervolume of the front", _NO_FRONT, *axes)
     ended, volumes = (np.array(column, float) for column in zip(*coverage.history, strict=True))

@@ -25,6 +25,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 from shadho_celery.core.checks import listed
+from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import digits, took
 from shadho_celery.placement.bound import Bound, throughput_bound
@@ -46,8 +47,8 @@ _NO_RECORDS = "The store has no attempts of this study: an earlier version has w
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return the completed trials per hour by class over time, beside the bound of what the fleet could complete."""
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
-    found = fleet_bound(trials, attempts)
-    if found is None:
+    seconds, mix = mean_seconds(trials, attempts), _mix(trials)
+    if not seconds or not _slots(trials, attempts):
         return empty_chart("throughput", "Completed trials an hour", _NO_TRIALS, *axes)
     edges = _edges(trials, attempts)
     hours = np.diff(edges) / _HOUR
@@ -63,7 +64,6 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         }
         series.append(Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns))
         total = total + rate
-    seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     bounds = []
     # Most intervals have the same slots, and a linear program takes milliseconds.
     known: dict[tuple[float, ...], float] = {}
@@ -114,15 +114,9 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         Axis(name="predicted", unit="s", scale=Scale.LOG),
         Axis(name="actual", unit="s", scale=Scale.LOG),
     )
-    actual = dict(zip(trials.number.tolist(), trials.seconds.tolist(), strict=True))
     is_done = attempts.end.is_in("complete")
-    predicted = np.full(len(attempts), math.nan)
-    seconds = np.full(len(attempts), math.nan)
-    for place in np.flatnonzero(is_done).tolist():
-        facts = attempts.placed[place].get(str(attempts.compute_class[place]))
-        if facts is not None and facts.seconds is not None:
-            predicted[place], seconds[place] = facts.seconds, actual.get(int(attempts.number[place]), math.nan)
-    is_known = (predicted > 0) & (seconds > 0)
+    predicted, seconds = attempts.predicted, _actual(trials, attempts)
+    is_known = is_done & (predicted > 0) & (seconds > 0)
     name = "predictions"
     if not is_known.any():
         empty = _NO_RECORDS if not len(attempts) else _NO_PREDICTIONS if is_done.any() else _NO_TRIALS
@@ -143,16 +137,13 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 
-def why_here(attempts: AttemptColumns, number: int, attempt: int, seconds: float | None) -> Chart:
-    """Return what each class would have cost a trial when this attempt was placed.
+def why_here(
+    placed: Mapping[str, Placed], chosen: str | None, number: int, attempt: int, seconds: float | None
+) -> Chart:
+    """Return what each class would have cost a trial when this attempt was placed on the class `chosen`.
 
-    `seconds` is how long the trial really took, if it is known. Raises KeyError if the store has no such attempt.
+    `placed` has what the scheduler expected of each class. `seconds` is how long the trial really took, if it is known.
     """
-    found = np.flatnonzero((attempts.number == number) & (attempts.attempt == attempt))
-    if not len(found):
-        raise KeyError((number, attempt))
-    place = int(found[0])
-    placed, chosen = attempts.placed[place], attempts.compute_class[place]
     name = "why here"
     title = f"Trial {number}, attempt {attempt}, went to {chosen}"
     axes = Axis(name="time", unit="s"), Axis(name="class", scale=Scale.CATEGORY)
@@ -214,14 +205,18 @@ def waiting(attempts: AttemptColumns) -> Chart:
     return Chart(name="waiting", title=title, axes=axes, series=series)
 
 
+def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
+    """Return the seconds of the trial of each attempt, NaN if they are not known, shape (attempts,)."""
+    if not len(trials):
+        return np.full(len(attempts), math.nan)
+    places = np.minimum(np.searchsorted(trials.number, attempts.number), len(trials) - 1)
+    return np.where(trials.number[places] == attempts.number, trials.seconds[places], math.nan)
+
+
 def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
     """Return the bound of the throughput of the fleet over the whole study; None before the first completed trial."""
-    seconds = mean_seconds(trials, attempts)
-    began, ended = _extent(trials, attempts)
-    slots = live_slots(trials, attempts, began, ended)
-    if not seconds or not math.isfinite(began) or not any(slots.values()):
-        return None
-    return throughput_bound(seconds, slots, _mix(trials))
+    seconds, slots = mean_seconds(trials, attempts), _slots(trials, attempts)
+    return throughput_bound(seconds, slots, _mix(trials)) if seconds and slots else None
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
@@ -239,9 +234,7 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
     classes = _classes(trials, attempts)
     for _ in classes:
         durations.add_column()
-    logs = np.log(trials.seconds[is_timed])
-    for row, column, value in zip(rows.tolist(), columns.tolist(), logs.tolist(), strict=True):
-        durations.tell(row, column, value, 1.0)
+    durations.tell_all(rows, columns, np.log(trials.seconds[is_timed]))
     estimate = durations.estimate()
     # The model has the means of the logarithms. The ratio to the means of the seconds is that of the subspace's trials.
     medians = np.exp(estimate.mean)
@@ -306,6 +299,13 @@ def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end
         running = np.cumsum(steps[np.lexsort((steps, moments))])
         found[name] = float(running.max())
     return found
+
+
+def _slots(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, float]:
+    """Return the mean number of live slots of each class over the whole study; {} if there were none."""
+    began, ended = _extent(trials, attempts)
+    slots = live_slots(trials, attempts, began, ended) if math.isfinite(began) else {}
+    return slots if any(slots.values()) else {}
 
 
 def _worker_slots(attempts: AttemptColumns) -> Mapping[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,17 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.core.trial import Report, TrialState
-from shadho_celery.study.rungs import RungSummary
+from shadho_celery.study.rungs import agreements
 
 #: maximum number of trials whose reports are drawn; the best ones and the latest ones
 MOST_CURVES = 100
 
 
-def rungs(trials: TrialColumns, summaries: Sequence[RungSummary]) -> Chart:
+def rungs(trials: TrialColumns) -> Chart:
     """Return the losses of COMPLETE trials over their budgets. The title says whether ranks agree between rungs."""
     axes = Axis(name="budget", scale=Scale.LOG), Axis(name="loss", scale=scale_of(trials.loss[trials.is_complete]))
-    if not summaries:
+    found = _agreements(trials)
+    if not found:
         return empty_chart("rungs", "The losses by budget", "This study has no budgets.", *axes)
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
@@ -47,15 +48,24 @@ def rungs(trials: TrialColumns, summaries: Sequence[RungSummary]) -> Chart:
             "origin": [value if value >= 0 else None for value in trials.origin[own].tolist()],
         }
         series.append(Series(name=name, mark=Mark.POINTS, colour=f"class {name}", columns=columns))
-    known = [f"{each.agreement:.2f} above {each.budget:g}" for each in summaries if each.agreement is not None]
+    known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
     return Chart(
         name="rungs",
-        title=f"Losses on {len(summaries)} budgets; {said}",
+        title=f"Losses on {len(found)} budgets; {said}",
         axes=axes,
         series=series,
         note=f"{note} Agreement is Kendall's rank correlation of the latest promoted trials.".strip(),
     )
+
+
+def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
+    """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
+    ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
+    origins = np.where(trials.origin < 0, trials.number, trials.origin)
+    is_ranked = trials.is_complete & ~(trials.violation > 0) & ~np.isnan(trials.loss)
+    losses = np.where(is_ranked, trials.merit, np.inf)
+    return agreements(trials.rung[ended], trials.budget[ended], origins[ended], losses[ended])
 
 
 def candidates(trials: TrialColumns) -> list[int]:

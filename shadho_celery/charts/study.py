@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shadho_celery.charts import failures, fronts, losses, machines, params, rungs, timeline
 from shadho_celery.charts.chart import Chart
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
@@ -23,8 +23,8 @@ class Source(Protocol):
 
     study: StudyResults
 
-    def trials(self, *, whole: bool = True) -> TrialColumns:
-        """Return the trials. Unless `whole`, their params, failures and losses by name may be missing."""
+    def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
+        """Return the trials. Facts that are deeper than `depth` may be missing."""
 
     def attempts(self) -> AttemptColumns:
         """Return the attempts and the workers."""
@@ -38,11 +38,12 @@ class StudyCharts:
 
     def history(self, along: str = "trials") -> Chart:
         """Return the loss of each trial and the best loss so far, along "trials" or "seconds"."""
-        return losses.history(self._source.trials(whole=False), losses.Along(along))
+        axis = losses.Along(along)
+        return losses.history(self._source.trials(Depth.LOSSES if axis is losses.Along.TRIALS else Depth.FACTS), axis)
 
     def samplers(self) -> Chart:
         """Return which sampler chose each trial."""
-        return losses.samplers(self._source.trials(whole=False))
+        return losses.samplers(self._source.trials(Depth.LOSSES))
 
     def parallel(self) -> Chart:
         """Return the params of each trial as parallel coordinates."""
@@ -71,11 +72,11 @@ class StudyCharts:
 
     def rungs(self) -> Chart:
         """Return the losses by budget."""
-        return rungs.rungs(self._source.trials(), self._source.study.rungs)
+        return rungs.rungs(self._source.trials(Depth.FACTS))
 
     def curves(self) -> Chart:
         """Return the reported losses by step."""
-        trials = self._source.trials(whole=False)
+        trials = self._source.trials(Depth.FACTS)
         return rungs.curves(trials, self._source.study.reports(rungs.candidates(trials)))
 
     def front(self) -> Chart:
@@ -85,7 +86,7 @@ class StudyCharts:
 
     def hypervolume(self) -> Chart:
         """Return the hypervolume of the front over the course of the study."""
-        return fronts.hypervolume(self._source.study.coverage())
+        return fronts.hypervolume(self._source.trials())
 
     def timeline(self, since: float | None = None, until: float | None = None, pixels: int = timeline.PIXELS) -> Chart:
         """Return which slot ran which trial, between two moments in seconds since the epoch."""
@@ -98,15 +99,15 @@ class StudyCharts:
 
     def throughput(self) -> Chart:
         """Return the completed trials an hour beside the bound of the fleet."""
-        return machines.throughput(self._source.trials(whole=False), self._source.attempts())
+        return machines.throughput(self._source.trials(Depth.FACTS), self._source.attempts())
 
     def predictions(self) -> Chart:
         """Return predicted and actual seconds."""
-        return machines.predictions(self._source.trials(whole=False), self._source.attempts())
+        return machines.predictions(self._source.trials(Depth.FACTS), self._source.attempts())
 
     def one_more_worker(self) -> Chart:
         """Return what one more worker of each class would bring."""
-        return machines.one_more_worker(self._source.trials(whole=False), self._source.attempts())
+        return machines.one_more_worker(self._source.trials(Depth.FACTS), self._source.attempts())
 
     def waiting(self) -> Chart:
         """Return the attempts that wait in the queues."""
@@ -115,11 +116,11 @@ class StudyCharts:
     def why_here(self, number: int, attempt: int = 1) -> Chart:
         """Return what each class would have cost a trial when an attempt of it was placed."""
         trial = self._source.study.trial(number)
+        found = [each for each in self._source.study.records.of_trial(number) if each["attempt"] == attempt]
+        if not found:
+            raise UsageError(f"the store has no attempt {short(attempt)} of trial {number}")
         seconds = trial.seconds if trial.state == TrialState.COMPLETE and trial.attempts == attempt else None
-        try:
-            return machines.why_here(self._source.attempts(), number, attempt, seconds)
-        except KeyError:
-            raise UsageError(f"the store has no attempt {attempt} of trial {number}") from None
+        return machines.why_here(found[0]["placed"], found[0]["compute_class"], number, attempt, seconds)
 
 
 def _arguments(method: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

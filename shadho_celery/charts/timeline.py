@@ -102,12 +102,11 @@ def timeline(
 
 def make_rows(attempts: AttemptColumns) -> Rows:
     """Return the rows: a slot each, or where there are too many a machine each, or a class each."""
-    known = np.isfinite(attempts.started_at)
-    keys: list[tuple[str, str, str, int]] = []
-    for place in range(len(attempts)):
-        name, host = attempts.compute_class[place] or "", attempts.host[place] or ""
-        keys.append((name, host, attempts.worker[place] or "", int(attempts.slot[place])))
-    slots = {key for key, is_known in zip(keys, known.tolist(), strict=True) if is_known}
+    known = np.flatnonzero(np.isfinite(attempts.started_at))
+    named = attempts.compute_class, attempts.host, attempts.worker
+    first, kinds = _distinct([*(names.codes[known] for names in named), attempts.slot[known]])
+    keys = [(*(names[place] or "" for names in named), int(attempts.slot[place])) for place in known[first].tolist()]
+    slots = {*keys}
     for session in attempts.sessions:
         slots |= {(session.compute_class, session.host, session.worker, slot) for slot in range(session.slots)}
     hosts = {key[:2] for key in slots}
@@ -118,16 +117,27 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     sizes = [0] * len(shown)
     for key in slots:
         sizes[place_of[key[:depth]]] += 1
+    of = np.full(len(attempts), -1, np.intp)
+    of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds]
     return Rows(
         fold=fold,
         names=[_row_name(key) for key in shown],
         classes=[key[0] for key in shown],
         slots=sizes,
-        of=np.array(
-            [place_of[key[:depth]] if is_known else -1 for key, is_known in zip(keys, known.tolist(), strict=True)],
-            np.intp,
-        ),
+        of=of,
     )
+
+
+def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Indices]:
+    """Return the index of the first of each kind of rows with equal values, and the kind of each row.
+
+    The columns have whole numbers from -1.
+    """
+    kinds = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values = np.asarray(column, np.int64) + 1
+        kinds = np.unique(kinds * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
+    return np.unique(kinds, return_index=True)[1], kinds
 
 
 def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import Array, Indices
-from shadho_celery.charts.columns import Codes, TrialColumns
+from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import COUNTED, TrialState
@@ -58,25 +58,25 @@ def studies(cache: Cache) -> Json:
 
 def summary(cached: CachedStudy) -> Json:
     """Return the facts of a study that stand at the top of its page."""
-    study, trials = cached.study, cached.trials(whole=False)
-    best = _best(cached)
+    study, trials = cached.study, cached.trials(Depth.LOSSES)
+    running_on, best = study.running_on, _best(cached, trials)
     counts = {name: len(places) for name, places in trials.state.places()}
     ended = sum(counts.get(state.value, 0) for state in COUNTED)
     return {
         "name": study.name,
         "module": study.module,
-        "running_on": study.running_on,
+        "running_on": running_on,
         "created_at": study.created_at,
         "store": study.store,
         "seed": study.seed,
         "counts": counts,
         "ended": ended,
         "asked": cached.asked,
-        "a_minute": rate_a_minute(trials),
+        "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
         "best": None if best is None else plain_json(trial_json(best)),
         "objectives": dict(study.objectives),
         "labels": [*study.space],
-        "has_budgets": bool((trials.rung >= 0).any()),
+        "has_budgets": bool(np.isfinite(trials.budget).any()),
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "sampler": study.in_force.get("sampler"),
         "settings": plain_json(study.settings),
@@ -84,17 +84,19 @@ def summary(cached: CachedStudy) -> Json:
     }
 
 
-def _best(cached: CachedStudy) -> TrialResult | None:
-    """Return the best trial, or None. The front of several losses is computed from the columns."""
-    front = on_front(cached.trials()) if len(cached.study.objectives) > 1 else []
-    if found := cached.numbered(front[:1]):
+def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
+    """Return the best trial, or None. It is computed from the columns: a database would sort all trials."""
+    best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
+    best = best or ([] if trials.best is None else [trials.best])
+    if found := cached.numbered(best):
         return found[0]
-    return cached.study.best_or_none
+    # The best trial cannot be read.
+    return cached.study.best_or_none if best else None
 
 
-def rate_a_minute(trials: TrialColumns) -> float | None:
-    """Return the ended trials per minute, from the latest ones; None before there are two."""
-    ends = np.sort(trials.finished_at[np.isfinite(trials.finished_at)])[-RATE_TRIALS:]
+def rate_a_minute(ends: Array) -> float | None:
+    """Return the ended trials per minute, from their latest ends; None before there are two."""
+    ends = np.sort(ends)[-RATE_TRIALS:]
     if len(ends) < 2 or ends[-1] <= ends[0]:
         return None
     return float(60.0 * (len(ends) - 1) / (ends[-1] - ends[0]))
@@ -125,10 +127,10 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
     `asked` may have: `page` from 0, `size`, `sort` (a key of SORTED or "loss", with "-" in front for the reverse
     order), `search` (a part of a text column), and any of FILTERS. Raises UsageError for anything else.
     """
-    trials = cached.trials(whole="search" in asked or "failure" in asked)
     known = {*FILTERS, "page", "size", "sort", "search"}
     if unknown := {*asked} - known:
         raise UsageError(f"trials have no filter {short(min(unknown))}; filters: {', '.join(sorted(known))}")
+    trials = cached.trials(_depth(asked))
     places = _order(trials, asked.get("sort", "-number"))
     places = places[_fits(trials, asked)[places]]
     size = min(_count(asked, "size", PAGE), MOST_PAGE)
@@ -140,6 +142,14 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
         "size": size,
         "trials": [plain_json(trial_json(trial)) for trial in cached.numbered(numbers)],
     }
+
+
+def _depth(asked: Mapping[str, str]) -> Depth:
+    """Return how much must be read of all trials to find those that are asked for."""
+    if asked.keys() & {"search", "failure"}:
+        return Depth.PARAMS
+    is_brief = asked.get("sort", "number").removeprefix("-") in {"number", "loss"}
+    return Depth.FACTS if asked.keys() & {"host", "subspace"} or not is_brief else Depth.LOSSES
 
 
 def _order(trials: TrialColumns, sort: str) -> Indices:

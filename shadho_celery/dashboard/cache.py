@@ -8,8 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns, read_attempts
-from shadho_celery.charts.growing import LATE, NUMBERS, TEXTS, GrowingColumns
+import numpy as np
+
+from shadho_celery.charts.arrays import reals
+from shadho_celery.charts.chart import Array
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
+from shadho_celery.charts.growing import ATTEMPTS, MOST_MOMENT, GrowingAttempts, GrowingTrials, names_of
 from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.clock import Clock
 from shadho_celery.errors import StudyNotFound
@@ -22,10 +26,10 @@ T = TypeVar("T")
 
 #: maximum number of studies whose trials are kept; those that were asked for longest ago are dropped
 MOST_STUDIES = 20
-#: seconds for which a study counts as up to date, and for which its attempts do
-FRESH_SECONDS, FRESH_ATTEMPTS = 0.5, 2.0
-#: a change number that no study reaches
-_NEVER = 2**62
+#: seconds for which a study counts as up to date, and for which an answer about a running one does
+FRESH_SECONDS, FRESH_ANSWERS = 0.5, 2.0
+#: number of latest transactions in which trials are looked for that have ended
+LATEST = 200
 #: maximum number of answers that are kept of a study
 MOST_ANSWERS = 200
 
@@ -36,69 +40,81 @@ class CachedStudy:
     def __init__(self, store: SqlStore, record: StudyRecord, clock: Clock) -> None:
         self.study = StudyResults(store, record)
         self._store, self._key, self._clock = store, record.key, clock
-        self._growing = GrowingColumns(self.study)
+        self._growing, self._attempting = GrowingTrials(self.study), GrowingAttempts(self.study)
         self._lock = threading.Lock()
         #: of the attempts, whose reading takes long and must not delay the trials
         self._attempts_lock = threading.Lock()
-        #: change number up to which the columns are known; None before the first reading
+        #: latest change number that is known; None before the first look
         self.change: int | None = None
-        #: True once the columns LATE have been read
-        self._is_whole = False
         self._read_at = self._attempts_at = -math.inf
+        #: change numbers up to which trials and attempts were read; None before the first reading
+        self._trials_until: int | None = None
+        self._attempts_until: int | None = None
+        #: what has been read of each trial
+        self._depth = Depth.LOSSES
         self._trials: TrialColumns | None = None
         self._attempts: AttemptColumns | None = None
-        self._attempts_change = -1
-        #: answers by what was asked, with the change number for which they hold
-        self._answers: OrderedDict[object, tuple[int, object]] = OrderedDict()
+        #: answers by what was asked, with the change number for which they hold and their time
+        self._answers: OrderedDict[object, tuple[int, float, object]] = OrderedDict()
 
-    def refresh(self, *, whole: bool = False) -> int:
-        """Read what has changed, and return the change number. With `whole`, params and failures are read too."""
+    def refresh(self) -> int:
+        """Look for changes, unless that was done just now, and return the change number."""
         with self._lock:
-            self._refresh(whole=whole)
-            return self.change or 0
+            return self._refresh()
 
     def look(self) -> int:
         """Refresh, or return the last change number at once if another thread is reading the store."""
         if self._lock.acquire(blocking=False):
             try:
-                self._refresh(whole=False)
+                return self._refresh()
             finally:
                 self._lock.release()
         return self.change or 0
 
-    def trials(self, *, whole: bool = True) -> TrialColumns:
-        """Return the trials as they are now. Unless `whole`, params and failures may be missing."""
+    def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
+        """Return the trials as they are now. Facts that are deeper than `depth` may be missing."""
         with self._lock:
-            self._refresh(whole=whole)
+            change = self._refresh()
+            if self._trials_until is None:
+                self._depth = depth
+            if self._trials_until != change:
+                names = names_of(self._depth)
+                self._growing.put(self.study.rows_of_trials(names, self._trials_until or 0), names)
+                self._trials_until, self._trials = change, None
+            if depth > self._depth:
+                names = names_of(depth, beyond=self._depth)
+                # A trial that was added meanwhile is read with all its facts, by its change number.
+                self._growing.put(self.study.rows_of_trials(names), names, are_new=False)
+                self._depth, self._trials = depth, None
             if self._trials is None:
+                self._growing.asked = self.asked
                 self._trials = self._growing.columns()
             return self._trials
 
     def attempts(self) -> AttemptColumns:
-        """Return the attempts and sessions as they are now, or were two seconds ago."""
+        """Return the attempts and sessions as they are now."""
         change = self.refresh()
         with self._attempts_lock:
-            now = self._clock.now()
-            is_old = now - self._attempts_at >= FRESH_ATTEMPTS
-            is_running = self._is_running
-            if self._attempts is None or (is_old and (is_running or self._attempts_change != change)):
-                records, wall = self.study.records, self._clock.wall()
-                self._attempts = read_attempts(records, wall, is_running=is_running)
-                self._attempts_at, self._attempts_change = now, change
+            now, is_running = self._clock.now(), self._is_running
+            if self._attempts_until != change:
+                self._attempting.put(self.study.rows_of_attempts(ATTEMPTS, self._attempts_until or 0))
+                self._attempts_until, self._attempts = change, None
+            # What runs grows with the time, and sessions have no change numbers.
+            if self._attempts is None or (is_running and now - self._attempts_at >= FRESH_SECONDS):
+                self._attempts = self._attempting.columns(self._clock.wall(), is_running=is_running)
+                self._attempts_at = now
             return self._attempts
 
     def answer(self, asked: object, make: Callable[[], T]) -> T:
-        """Return what `make` returns, or returned for the same question since the study has last run or changed."""
-        change = self.refresh()
-        # While trials run, answers also depend on the time.
-        if self._is_running:
-            return make()
+        """Return what `make` returns, or has returned for the same question since the study has changed."""
+        change, now = self.refresh(), self._clock.now()
         found = self._answers.get(asked)
-        if found is not None and found[0] == change:
-            return found[1]  # type: ignore[return-value] # the type of an answer follows from the question
+        # While trials run, answers also depend on the time.
+        if found is not None and found[0] == change and (now - found[1] < FRESH_ANSWERS or not self._is_running):
+            return found[2]  # type: ignore[return-value] # the type of an answer follows from the question
         made = make()
         with self._lock:
-            self._answers[asked] = change, made
+            self._answers[asked] = change, now, made
             self._answers.move_to_end(asked)
             while len(self._answers) > MOST_ANSWERS:
                 self._answers.popitem(last=False)
@@ -108,6 +124,13 @@ class CachedStudy:
         """Return the trials with these numbers, in this order. Trials that cannot be read are left out."""
         found = {trial.number: trial for trial in map(self.study.result_of, self._store.trials(self._key, numbers))}
         return [found[number] for number in numbers if number in found]
+
+    def latest_ends(self) -> Array:
+        """Return when the trials ended that were written last, in seconds since the epoch."""
+        names = ("number", "finished_at")
+        blocks = self.study.rows_of_trials(names, max(1, (self.change or 0) - LATEST))
+        ends = reals([row[1] for block in blocks for row in block], most=MOST_MOMENT)
+        return ends[~np.isnan(ends)]
 
     @property
     def charts(self) -> StudyCharts:
@@ -124,34 +147,18 @@ class CachedStudy:
     def _is_running(self) -> bool:
         return self.study.running_on is not None
 
-    def _refresh(self, *, whole: bool) -> None:
-        names = ("number", *NUMBERS, *TEXTS)
+    def _refresh(self) -> int:
+        """Look for changes. They are read by those who need them, after this number, so that none is missed."""
         now = self._clock.now()
-        if self.change is None:
-            # Its trials are read after its change number, so that nothing written meanwhile is missed.
-            change = self._store.changes(self._key, since=_NEVER).change
-            self._growing.put(self.study.rows(names), names)
-            self.change, self._read_at, self._trials = change, now, None
-        elif now - self._read_at >= FRESH_SECONDS:
-            # With 0, everything would be new each time: a study without change numbers is not written meanwhile.
-            changes = self._store.changes(self._key, since=self.change or _NEVER)
-            if changes.change and not self.change:
-                changes = self._store.changes(self._key)
-            if changes.trials:
-                columns = (*names, *LATE) if self._is_whole else names
-                self._growing.put(self.study.rows(columns, changes.trials), columns)
-                self._trials = None
-            if changes.change != self.change:
+        if self.change is None or now - self._read_at >= FRESH_SECONDS:
+            change = self._store.change(self._key)
+            if change != self.change and self.change is not None:
                 record = self._store.find(self.study.name)
                 if record.key != self._key:
                     raise StudyNotFound(f"study {self.study.name} was deleted")
                 self.study = StudyResults(self._store, record)
-                self._growing.asked = self.asked
-            self.change, self._read_at = changes.change, now
-        if whole and not self._is_whole:
-            late = ("number", *LATE)
-            self._growing.put(self.study.rows(late), late)
-            self._is_whole, self._trials = True, None
+            self.change, self._read_at = change, now
+        return self.change
 
 
 class Cache:

@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.losses import comparison
 from shadho_celery.charts.study import chart_by_name
 from shadho_celery.control.control import Control
@@ -114,7 +115,7 @@ class Server:
     def compare(self, request: Request) -> Response:
         """Return the comparison of the studies whose names are in the query, joined by "/"."""
         names = request.query_params.get("names", "").split("/")[:MOST_COMPARED]
-        return answer(packed(comparison({name: self._cache.study(name).trials(whole=False) for name in names})))
+        return answer(packed(comparison({name: self._cache.study(name).trials(Depth.LOSSES) for name in names})))
 
     def fleet(self, request: Request) -> Response:
         """Return what runs on the fleet, or in this folder."""

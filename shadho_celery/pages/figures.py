@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from shadho_celery.charts import fronts, rungs
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.losses import Along
 from shadho_celery.charts.params import importances
@@ -36,12 +35,11 @@ def _search(data: StudyData) -> Iterator[Figure]:
     charts, report, trials = data.charts, data.report, data.trials()
     history = [(along.value, charts.history(along.value)) for along in Along]
     yield Figure(section="Search", charts=history, choice="over")
-    # Made from the report: the methods of `charts` would read all trials again.
     if len(report.objectives) > 1:
-        yield _one("Search", fronts.front(trials, {trial.number for trial in report.front}))
-        yield _one("Search", fronts.hypervolume(report.coverage))
+        yield _one("Search", charts.front())
+        yield _one("Search", charts.hypervolume())
     if report.rungs:
-        yield _one("Search", rungs.rungs(trials, report.rungs))
+        yield _one("Search", charts.rungs())
     curves = charts.curves()
     if not curves.empty:
         yield _one("Search", curves)

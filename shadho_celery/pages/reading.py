@@ -6,8 +6,8 @@ import time
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns, read_attempts
-from shadho_celery.charts.growing import read_columns
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
+from shadho_celery.charts.growing import read_attempts, read_trials
 from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.results.report import StudyReport
@@ -22,7 +22,7 @@ class StudyData:
         #: time of reading in seconds since the epoch
         self.now = time.time()
 
-    def trials(self, *, whole: bool = True) -> TrialColumns:
+    def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
         """Return the trials as columns."""
         return self._trials
 
@@ -47,11 +47,11 @@ class StudyData:
 
     @cached_property
     def _trials(self) -> TrialColumns:
-        return read_columns(self.study)
+        return read_trials(self.study)
 
     @cached_property
     def _attempts(self) -> AttemptColumns:
-        return read_attempts(self.study.records, self.now, is_running=self.study.running_on is not None)
+        return read_attempts(self.study, self.now, is_running=self.study.running_on is not None)
 
 
 def in_order_of_colours(classes: AbstractSet[str]) -> list[str]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from shadho_celery.core.checks import plain, short
 from shadho_celery.core.objectives import turned
@@ -18,6 +19,10 @@ from shadho_celery.study.trials import FinishedTrials
 
 #: maximum number of entries in a history; if the front changed more often, some changes are left out
 MOST = 100
+#: number of trials that are compared with the front at once
+BLOCK = 2000
+
+Array = NDArray[np.float64]
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
@@ -47,22 +52,49 @@ def coverage(
     if len(objectives) < 2:
         return None
     found = [(ended, [losses[name] for name in objectives]) for ended, losses in trials.losses()]
-    if not found:
+    ended = np.array([ended for ended, _ in found], np.intp)
+    return coverage_of(ended, np.array([losses for _, losses in found], float), objectives, reference)
+
+
+def coverage_of(
+    ended: NDArray[np.intp],
+    losses: Array,
+    objectives: Mapping[str, str],
+    reference: Mapping[str, float] | None = None,
+) -> Coverage | None:
+    """Return the hypervolume over time of the minimised `losses` of feasible trials, shape (trials, losses).
+
+    `ended` has the number of trials that had ended when each of them had. Returns None without trials.
+    """
+    if not len(ended):
         return None
     if reference is None:
-        point = reference_point(np.array([losses for _, losses in found]))
+        point = reference_point(losses)
     else:
         minimised = turned(reference, objectives)
         point = np.array([minimised[name] for name in objectives])
-    front = Front()
-    changes = [place for place, (_, losses) in enumerate(found) if front.add(place, losses)]
+    changes = _changes(losses)
     looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST, len(changes)))})
     # The volume of a point stays covered when a better one replaces it on the front.
-    points = np.array([found[place][1] for place in changes])
-    volumes = hypervolumes(points, point, [place + 1 for place in looked_at])
-    history = [(found[changes[place]][0], volume) for place, volume in zip(looked_at, volumes, strict=True)]
+    volumes = hypervolumes(losses[changes], point, [place + 1 for place in looked_at])
+    history = [(int(ended[changes[place]]), volume) for place, volume in zip(looked_at, volumes, strict=True)]
     own = turned(dict(zip(objectives, point.tolist(), strict=True)), objectives)
     return Coverage(reference=own, history=history)
+
+
+def _changes(losses: Array) -> list[int]:
+    """Return the indices of the trials that were on the front when they ended."""
+    front, found = Front(), []
+    for start in range(0, len(losses), BLOCK):
+        block = losses[start : start + BLOCK]
+        # Most trials are far from the front: they are left out together.
+        is_behind = np.zeros(len(block), bool)
+        for point in front.points if len(front) else []:
+            is_behind |= (point <= block).all(axis=1)
+        for place in np.flatnonzero(~is_behind).tolist():
+            if front.add(start + place, block[place].tolist()):
+                found.append(start + place)
+    return found
 
 
 def _checked(reference: object, objectives: Mapping[str, str]) -> dict[str, float]:

@@ -47,10 +47,14 @@ class Records:
         """
         columns = _columns(AttemptRecord, self._store.attempts(self._key, numbers))
         # Read after the attempts, because classes are added while the study runs.
-        order = self._store.class_order(self._key)
+        order = self.class_order()
         columns["placed"] = [unpack(packed, order) for packed in columns["placed"]]
         columns["end"] = [None if end is None else str(end) for end in columns["end"]]
         return columns
+
+    def class_order(self) -> Sequence[str]:
+        """Return the names of the study's compute classes in the order of `AttemptRecord.placed`."""
+        return self._store.class_order(self._key)
 
     def of_trial(self, number: int) -> list[dict[str, Any]]:
         """Return the attempts of one trial, each with the names of the columns."""

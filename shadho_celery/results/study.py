@@ -169,21 +169,25 @@ class StudyResults:
         """The attempts of its trials, and the workers and machines that have run them, as columns."""
         return Records(self._store, self.key)
 
-    def rows(self, names: Sequence[str], numbers: Collection[int] | None = None) -> Iterator[Sequence[Any]]:
-        """Yield columns of all trials, or of those of `numbers`, as the store has them, in the order of their numbers.
+    @property
+    def change(self) -> int:
+        """Latest change number of the study; see `SqlStore.change`."""
+        return self._store.change(self.key)
 
-        The first column must be ``number``. Nothing is checked, so a value may be of any type.
-        """
-        return self._store.rows(self.key, names, numbers)
+    def rows_of_trials(self, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield columns of all trials in blocks of unchecked rows; see `SqlStore.rows_of_trials`."""
+        return self._store.rows_of_trials(self.key, names, since)
+
+    def rows_of_attempts(self, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield columns of all attempts in blocks of unchecked rows; see `SqlStore.rows_of_attempts`."""
+        return self._store.rows_of_attempts(self.key, names, since)
 
     def reports(self, numbers: Collection[int] | None = None) -> list[Report]:
         """Return the reports of all trials, or of those of `numbers`, by trial, attempt and step.
 
         Their losses are in minimised form.
         """
-        if numbers is None:
-            return self._store.reports(self._record.key)
-        return [report for number in sorted(numbers) for report in self._store.reports(self._record.key, number)]
+        return self._store.reports(self._record.key, numbers)
 
     def below(self, trial: TrialResult) -> TrialResult | None:
         """Return the trial on the next lower rung that a promoted `trial` continues, or None."""

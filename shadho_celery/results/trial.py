@@ -127,7 +127,7 @@ class TrialResult(TrialFacts):
     @cached_property
     def reports(self) -> Sequence[Report]:
         """Intermediate losses as the objective reported them, each with `.attempt`, `.step`, `.loss` and `.at`."""
-        reports, objectives = self._store.reports(self._record.key, self.number), self._record.objectives
+        reports, objectives = self._store.reports(self._record.key, [self.number]), self._record.objectives
         return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
 
     def __eq__(self, other: object) -> bool:

@@ -50,18 +50,6 @@ class StudyRecord:
         return self.in_force.get("objectives") or {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """The rows of a study that were written after a change number."""
-
-    #: the study's latest change number, after which the next changes come
-    change: int
-    #: numbers of trials
-    trials: Sequence[int]
-    #: numbers of trial and attempt
-    attempts: Sequence[tuple[int, int]]
-
-
 class Store(Protocol):
     """Keeps the trials and reports of studies, and the lock that a running study holds."""
 
@@ -75,8 +63,8 @@ class Store(Protocol):
         Raises StoreError for a trial that cannot be read.
         """
 
-    def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
-        """Return the study's reports, or those of one trial, in the order of trial, attempt and step."""
+    def reports(self, key: str, numbers: Collection[int] | None = None) -> Iterable[Report]:
+        """Return the study's reports, or those of the trials with these numbers, by trial, attempt and step."""
 
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""

@@ -79,9 +79,9 @@ class MemoryStore:
         wanted = self._trials.keys() if numbers is None else self._trials.keys() & set(numbers)
         return [self._trials[number] for number in sorted(wanted)]
 
-    def reports(self, key: str, number: int | None = None) -> list[Report]:
-        """Return all reports, or those of one trial, in the order in which they were written."""
-        return [each for each in self._reports if number in (None, each.number)]
+    def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
+        """Return all reports, or those of the trials with these numbers, in the order in which they were written."""
+        return [each for each in self._reports if numbers is None or each.number in numbers]
 
     def attempts(self, key: str = "", numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
         """Yield the attempts of all trials, or of those with the given `numbers`, in the order of both numbers."""

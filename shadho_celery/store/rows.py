@@ -77,6 +77,23 @@ def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -
     return sa.select(*found)
 
 
+def unchecked(columns: Iterable[sa.Column[Any]], lacking: Collection[str], *, are_bytes: bool) -> sa.Select[Any]:
+    """Return a query of columns whose values are the driver's own: nothing is converted, which takes most of the time.
+
+    Columns in `lacking`, and texts that are too long, are selected as null. With `are_bytes`, texts are selected as
+    bytes.
+    """
+    found: list[sa.ColumnElement[Any]] = []
+    for column in columns:
+        value: sa.ColumnElement[Any] = sa.null() if column.name in lacking else column
+        if column.name not in lacking and isinstance(column.type, (sa.JSON, sa.String, sa.LargeBinary)):
+            if not isinstance(column.type, sa.LargeBinary):
+                value = sa.cast(column, sa.LargeBinary if are_bytes else sa.Text)
+            value = sa.case((sa.func.length(value) > LONGEST, None), else_=value)
+        found.append(sa.type_coerce(value, sa.types.NullType()).label(column.name))
+    return sa.select(*found)
+
+
 def as_study(row: sa.Row[Any]) -> StudyRecord:
     """Return the study of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
     found = _facts(row, RECORD_JSON)

@@ -30,7 +30,7 @@ from shadho_celery.core.columns import Summary
 from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, Changes, StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
@@ -54,6 +54,7 @@ from shadho_celery.store.rows import (
     make_row,
     readable,
     record_row,
+    unchecked,
 )
 from shadho_celery.store.tables import (
     actions,
@@ -78,8 +79,8 @@ R = TypeVar("R")
 #: seconds without a write after which a scheduler on another machine may take over the lock
 LOCK_SECONDS = 30.0
 
-#: number of rows read at a time
-PAGE = 2000
+#: number of rows read at a time; and in one transaction by a reader of many rows
+PAGE, LONG_PAGE = 2000, 20_000
 
 #: maximum number of studies that an error lists, and of damaged rows about which a reader warns
 MAX_LISTED = 10
@@ -416,13 +417,53 @@ class SqlStore:
         """
         return self._read(key, FULL, FULL.trial, numbers)
 
-    def rows(self, key: str, names: Sequence[str], numbers: Collection[int] | None = None) -> Iterator[sa.Row[Any]]:
-        """Yield columns of the study's trials, or of those of `numbers`, in the order of their numbers, unchecked.
+    def rows_of_trials(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
 
-        The first column must be ``number``. Columns that a store of an earlier version lacks are null.
+        The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The values are the driver's own and
+        unchecked; texts may be bytes. Columns that a store of an earlier version lacks are None. A million rows take
+        seconds.
         """
-        query = readable([trials.c[name] for name in names], self._lacking.get(trials.name, ()))
-        return self._rows(query.where(trials.c.study == key), numbers)
+        return self._blocks(trials, [trials.c.number], key, names, since)
+
+    def rows_of_attempts(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
+        """Yield columns of the study's attempts as `rows_of_trials` does.
+
+        The first columns must be ``number`` and ``attempt``.
+        """
+        return self._blocks(attempts, [attempts.c.number, attempts.c.attempt], key, names, since)
+
+    def _blocks(
+        self, table: sa.Table, order: Sequence[sa.Column[Any]], key: str, names: Sequence[str], since: int
+    ) -> Iterator[Sequence[Sequence[Any]]]:
+        lacking = self._lacking.get(table.name, ())
+        if "study" in lacking:
+            return
+        is_file = self._engine.dialect.name == "sqlite"
+        query = unchecked([table.c[name] for name in names], lacking, are_bytes=is_file).where(table.c.study == key)
+        if since > 0 and "change" not in lacking:
+            # With an order, SQLite would read all rows in this order, and not those of the index.
+            yield from self._raw(query.where(table.c.change > since))
+            return
+        query = query.order_by(*order).limit(LONG_PAGE)
+        last: Sequence[Any] | None = None
+        while True:
+            found = 0
+            page = query if last is None else query.where(sa.tuple_(*order) > tuple(last[: len(order)]))
+            for block in self._raw(page):
+                yield block
+                found, last = found + len(block), block[-1]
+            if found < LONG_PAGE:
+                return
+
+    def _raw(self, query: sa.Select[Any]) -> Sequence[Sequence[Sequence[Any]]]:
+        """Return the rows of a query in blocks, as tuples of the driver: faster than rows of SQLAlchemy."""
+        with self._errors(), self._engine.connect() as connection:
+            cursor: Any = connection.execute(query).cursor
+            try:
+                return [*iter(lambda: cursor.fetchmany(PAGE), [])]
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                raise sa.exc.DatabaseError("fetch", None, error) from error
 
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
         """Return the number of the trial on the given rung that continues trial `origin`, or None.
@@ -474,44 +515,23 @@ class SqlStore:
                 raise LockLost
             return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy of the original"
 
-    def reports(self, key: str, number: int | None = None) -> list[Report]:
-        """Return the study's reports, or those of one trial, in the order of trial, attempt and step."""
+    def reports(self, key: str, numbers: Collection[int] | None = None) -> list[Report]:
+        """Return the study's reports, or those of the trials with these numbers, by trial, attempt and step."""
         query = sa.select(*(reports.c[name] for name in Report.__struct_fields__)).where(reports.c.study == key)
-        if number is not None:
-            query = query.where(reports.c.number == number)
-        rows = self._fetched(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
+        query = query.order_by(reports.c.number, reports.c.attempt, reports.c.step)
+        pages = [query] if numbers is None else [query.where(reports.c.number.in_(part)) for part in _parts(numbers)]
+        rows = (row for page in pages for row in self._fetched(page))
         return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
-    def changes(self, key: str, since: int = 0) -> Changes:
-        """Return the numbers of the trials, and the (number, attempt) pairs, that were written after a change number.
+    def change(self, key: str) -> int:
+        """Return the study's latest change number: each transaction that writes trials or attempts counts it up.
 
-        The result has the change number to give next time. With `since` 0 it has all trials and attempts. A row that is
-        written meanwhile is found by the next call. A store of an earlier version has no change numbers: everything is
-        new in each call.
+        It is 0 if only an earlier version, which had no change numbers, has written the study.
         """
-        last = 0
-        if "change" not in self._lacking.get(studies.name, ()):
-            found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
-            last = found[0].change if found and _is_number(found[0].change) else 0
-        pairs = self._changed(attempts, [attempts.c.number, attempts.c.attempt], key, since, last)
-        return Changes(
-            change=last,
-            trials=[number for (number,) in self._changed(trials, [trials.c.number], key, since, last)],
-            attempts=[(number, attempt) for number, attempt in pairs],
-        )
-
-    def _changed(
-        self, table: sa.Table, columns: Sequence[sa.Column[Any]], key: str, since: int, last: int
-    ) -> list[tuple[int, ...]]:
-        """Return the columns, which must be numbers, of the rows with a change number from above `since` to `last`."""
-        if "study" in self._lacking.get(table.name, ()):
-            return []
-        query = sa.select(*columns).where(table.c.study == key)
-        if since > 0 and "change" not in self._lacking.get(table.name, ()):
-            query = query.where(table.c.change > since, table.c.change <= last)
-        rows = map(tuple, self._fetched(query.order_by(*columns)))
-        # Damaged rows are reported when the rows themselves are read.
-        return [row for row in rows if all(map(_is_number, row))]
+        if "change" in self._lacking.get(studies.name, ()):
+            return 0
+        found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
+        return found[0].change if found and _is_number(found[0].change) else 0
 
     def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
         """Yield the attempts of the study's trials, or of the trials with these `numbers`, in order of both numbers.
@@ -523,12 +543,9 @@ class SqlStore:
         query = readable([attempts.c[name] for name in ATTEMPT_COLUMNS]).where(attempts.c.study == key)
         place = sa.tuple_(attempts.c.number, attempts.c.attempt)
         query = query.order_by(attempts.c.number, attempts.c.attempt)
+        pages: Iterator[Sequence[sa.Row[Any]]]
         if numbers is not None:
-            wanted = sorted(numbers)
-            blocks = (wanted[start : start + PAGE] for start in range(0, len(wanted), PAGE))
-            pages: Iterator[Sequence[sa.Row[Any]]] = (
-                self._fetched(query.where(attempts.c.number.in_(block))) for block in blocks
-            )
+            pages = (self._fetched(query.where(attempts.c.number.in_(part))) for part in _parts(numbers))
         else:
             pages = self._pages(query, place)
         for page in pages:
@@ -630,9 +647,8 @@ class SqlStore:
         """
         query = query.order_by(trials.c.number)
         if numbers is not None:
-            wanted = sorted(numbers)
-            for start in range(0, len(wanted), PAGE):
-                yield from self._fetched(query.where(trials.c.number.in_(wanted[start : start + PAGE])))
+            for part in _parts(numbers):
+                yield from self._fetched(query.where(trials.c.number.in_(part)))
             return
         page = self._fetched(query.limit(PAGE))
         yield from page
@@ -744,6 +760,13 @@ def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
     named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
     return {"study": key, "place": place, **facts, **named}
+
+
+def _parts(numbers: Collection[int]) -> Iterator[Sequence[int]]:
+    """Yield sorted numbers in parts that fit into one statement."""
+    wanted = sorted(numbers)
+    for start in range(0, len(wanted), PAGE):
+        yield wanted[start : start + PAGE]
 
 
 def _is_number(value: object) -> TypeGuard[int]:

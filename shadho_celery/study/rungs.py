@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import itemgetter
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.integer[Any]]
 
 #: number of latest promoted trials by which two rungs are compared
 LATEST = 16
@@ -30,6 +37,26 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     classes: Mapping[str, OnClass]
     #: `agreement` of the losses of the latest promoted trials on this rung and the next; None if there are too few
     agreement: float | None
+
+
+def agreements(
+    rungs: Integers, budgets: Array, origins: Integers, losses: Array
+) -> list[tuple[int, float, float | None]]:
+    """Return each rung with its budget and the `agreement` of its losses with those of the next rung, by budget.
+
+    The arrays have an entry for each finished trial, shape (trials,). `origins` are the numbers of the trials from
+    which promoted ones continue; other trials have their own number. The loss is infinite for a trial that is worse
+    than all others.
+    """
+    found: list[tuple[int, float, float | None]] = []
+    known = np.isfinite(budgets)
+    for rung, budget in np.unique(np.column_stack([rungs[known], budgets[known]]), axis=0).tolist():
+        mine, above = (budgets == budget) & (rungs == rung), rungs == rung + 1
+        here = dict(zip(origins[mine].tolist(), losses[mine].tolist(), strict=True))
+        promoted = zip(origins[above].tolist(), losses[above].tolist(), strict=True)
+        both = [(here[origin], loss) for origin, loss in promoted if origin in here][-LATEST:]
+        found.append((int(rung), budget, agreement(both)))
+    return sorted(found, key=itemgetter(1))
 
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:

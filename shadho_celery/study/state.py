@@ -663,7 +663,7 @@ class StudyState(StudyTrials):
             self._taken[trial.compute_class] += 0
         if trial.step is not None:
             # The report is in the store: it was recorded in one transaction with the decision to prune.
-            reports = self.store.reports(self.record.key, trial.number)
+            reports = self.store.reports(self.record.key, [trial.number])
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.

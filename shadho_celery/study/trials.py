@@ -22,7 +22,7 @@ from shadho_celery.errors import StoreError
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.front import Front
-from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
+from shadho_celery.study.rungs import OnClass, RungSummary, agreements
 
 #: function that reads the trials with the given numbers; it may return them in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
@@ -321,15 +321,14 @@ class FinishedTrials:
         # As in rounds: a failed trial, or one that violates a constraint, is worse than all others.
         is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
         losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
-        found: list[RungSummary] = []
-        for rung, budget in np.unique(table[["rung", "budget"]]).tolist():
-            mine = (table["budget"] == budget) & (table["rung"] == rung)
-            here = dict(zip(origins[mine].tolist(), losses[mine].tolist(), strict=True))
-            above = table["rung"] == rung + 1
-            promoted = zip(origins[above].tolist(), losses[above].tolist(), strict=True)
-            both = [(here[origin], loss) for origin, loss in promoted if origin in here][-LATEST:]
-            found += [RungSummary(budget=budget, classes=self._by_class(table[mine]), agreement=agreement(both))]
-        return sorted(found, key=lambda rung: rung.budget)
+        return [
+            RungSummary(
+                budget=budget,
+                classes=self._by_class(table[(table["budget"] == budget) & (table["rung"] == rung)]),
+                agreement=agreed,
+            )
+            for rung, budget, agreed in agreements(table["rung"], table["budget"], origins, losses)
+        ]
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
         """Return the summary of some trials on each compute class."""

@@ -18,6 +18,7 @@ from shadho_celery.core.records import AttemptRecord, Gpu, Leaving, MachineRecor
 from shadho_celery.core.trial import Lost, Outcome, Result, Retry, Started, TrialState
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.records import Records
+from shadho_celery.store import sql
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.memory import MemoryStore
@@ -201,43 +202,63 @@ def begun(store: SqlStore) -> StudyState:
     return open_study(store, {}, module="m", name="s", clock=ManualClock(NOW))
 
 
+def changed(reader: SqlStore, key: str, since: int = 0) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the numbers of the trials, and of trial and attempt, that were written after a change number."""
+    trials = [number for block in reader.rows_of_trials(key, ["number"], since) for (number,) in block]
+    attempts = [tuple(row) for block in reader.rows_of_attempts(key, ["number", "attempt"], since) for row in block]
+    return sorted(trials), sorted(attempts)
+
+
 def test_a_reader_learns_which_rows_are_new_since_a_change(url: str) -> None:
     with closing(SqlStore(url)) as store, closing(SqlStore(url, read_only=True)) as reader:
         study = begun(store)
         key = study.record.key
-        first = reader.changes(key)
-        assert (first.change, first.trials, first.attempts) == (0, [], [])
+        assert (reader.change(key), changed(reader, key)) == (0, ([], []))
         for _ in range(3):
             study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
         study.commit()
-        second = reader.changes(key, first.change)
-        assert (second.trials, second.attempts) == ([0, 1, 2], [(0, 1), (1, 1), (2, 1)])
+        second = reader.change(key)
+        assert changed(reader, key) == ([0, 1, 2], [(0, 1), (1, 1), (2, 1)])
         study.commit()
-        assert reader.changes(key, second.change) == replace_rows(second), "nothing was written"
+        assert (reader.change(key), changed(reader, key, second)) == (second, ([], [])), "nothing was written"
         study.tell(Lost(number=1, attempt=1, reason="silent", claimed=False))
         study.send(study.trial(1), "cpu")
         study.commit()
-        third = reader.changes(key, second.change)
-        assert third.change > second.change
-        assert (third.trials, third.attempts) == ([1], [(1, 1), (1, 2)])
-        assert reader.changes(key).trials == [0, 1, 2], "0 is the beginning"
+        third = reader.change(key)
+        assert third > second
+        assert changed(reader, key, second) == ([1], [(1, 1), (1, 2)])
+        assert changed(reader, key)[0] == [0, 1, 2], "0 is the beginning"
         study.close()
         again = open_study(store, {}, module="m", name="s", resume=True)
         again.tell(result(0, 1))
         again.commit()
-        fourth = reader.changes(key, third.change)
-        assert fourth.change > third.change, "a later run counts on"
-        assert fourth.trials == [0]
+        assert reader.change(key) > third, "a later run counts on"
+        assert changed(reader, key, third)[0] == [0]
 
 
-def replace_rows(changes: Any) -> Any:
-    return type(changes)(change=changes.change, trials=[], attempts=[])
+def test_unchecked_rows_are_read_in_pages_as_the_driver_has_them(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "PAGE", 2)
+    monkeypatch.setattr(sql, "LONG_PAGE", 4)
+    with closing(SqlStore(url)) as store:
+        study = begun(store)
+        for number in range(9):
+            study.send(study.add("all", {"x": number}, seed=1), "cpu")
+        study.commit()
+        blocks = [*store.rows_of_trials(study.record.key, ["number", "loss", "state", "params"])]
+        assert [len(block) for block in blocks] == [2, 2, 2, 2, 1]
+        rows = [row for block in blocks for row in block]
+        assert [row[0] for row in rows] == [*range(9)]
+        texts = [str(text, "utf-8") if isinstance(text, bytes) else text for text in rows[8]]
+        assert texts == [8, None, "QUEUED", '{"x": 8}']
+        names = ["number", "attempt", "compute_class", "placed"]
+        attempts = [row for block in store.rows_of_attempts(study.record.key, names) for row in block]
+        assert [row[:2] for row in attempts] == [(number, 1) for number in range(9)]
 
 
 def test_the_changes_since_a_number_are_found_by_an_index(tmp_path: Path) -> None:
     with closing(SqlStore(f"sqlite:///{tmp_path}/s.db")), closing(sqlite3.connect(tmp_path / "s.db")) as connection:
         for table, columns in (("trials", "number"), ("attempts", "number, attempt")):
-            query = f"SELECT {columns} FROM {table} WHERE study = 'k' AND change > 5 AND change <= 9 ORDER BY {columns}"
+            query = f"SELECT {columns}, host FROM {table} WHERE study = 'k' AND change > 5"
             plan = " ".join(str(step) for step in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
             assert f"{table}_by_change" in plan
 
@@ -289,8 +310,7 @@ def test_a_reader_of_an_earlier_version_s_store_finds_no_records_and_every_trial
     assert {len(column) for column in study.records.attempts().values()} == {0}
     assert (study.records.sessions()["worker"], study.records.machines()["host"]) == ([], [])
     with closing(SqlStore(url, read_only=True)) as reader:
-        changes = reader.changes(study.key, 7)
-        assert (changes.change, changes.trials, changes.attempts) == (0, [0], [])
+        assert (reader.change(study.key), changed(reader, study.key, 7)) == (0, ([0], []))
 
 
 def test_a_study_of_an_earlier_version_is_recorded_from_now_on(url: str) -> None:
@@ -302,7 +322,7 @@ def test_a_study_of_an_earlier_version_is_recorded_from_now_on(url: str) -> None
         study.close()
         [found] = store.attempts(study.record.key)
         assert (found.end, found.host, found.queued_at) == ("complete", "node1", None)
-        assert store.changes(study.record.key, 0).change == 1
+        assert store.change(study.record.key) == 1
         indexes = sa.inspect(sa.create_engine(url, poolclass=sa.NullPool)).get_indexes("trials")
         assert [index["name"] for index in indexes] == ["trials_by_change"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.charts.columns import AttemptColumns, Codes, Label, Session, TrialColumns
-from shadho_celery.core.records import Placed
 
 NAN = math.nan
 
@@ -84,7 +83,7 @@ def attempts(rows: Sequence[Mapping[str, Any]], sessions: Sequence[Session] = ()
         ended_at=real("ended_at"),
         end=Codes.of(row.get("end", "complete") for row in rows),
         is_copy=np.array([row.get("copy", False) for row in rows], bool),
-        placed=[row.get("placed", {}) for row in rows],
+        predicted=real("predicted"),
         sessions=sessions,
         now=now,
     )
@@ -94,7 +93,3 @@ def session(compute_class: str, slots: int = 1, since: float = 0.0, until: float
     """Return a session of worker w on machine one."""
     facts = {"worker": "w", "host": "one", **more}
     return Session(compute_class=compute_class, slots=slots, since=since, until=until, **facts)
-
-
-def placed(seconds: float, backlog: float = 0.0, price: float = 1.0) -> Placed:
-    return Placed(seconds, backlog, price)

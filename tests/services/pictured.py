@@ -84,10 +84,15 @@ def pictured(
         outcome = _outcome(number, params, seconds, rng, loss)
         until = began + (outcome.seconds or 0.0)
         end = str(outcome.state).lower()
-        placed = {each: columns.placed(_seconds(params, each), 4.0, SPEED[each][0] / 4) for each in SLOTS}
         where = {"compute_class": name, "host": host}
         times = {"queued_at": began - 2 * float(rng.random()), "started_at": began, "ended_at": until}
-        own |= {"number": number, "worker": f"{host}.1", "slot": slot % 2, "end": end, "placed": placed}
+        own |= {
+            "number": number,
+            "worker": f"{host}.1",
+            "slot": slot % 2,
+            "end": end,
+            "predicted": _seconds(params, name),
+        }
         rows.append({"attempt": 1, **where, **times, **own})
         made: dict[str, Any] = {"attempt": own.get("attempt", 1), "started_at": began, "finished_at": until}
         trials.append(

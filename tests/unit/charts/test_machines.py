@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from services.columns import attempts, placed, session, trials
+from services.columns import attempts, session, trials
 
 from shadho_celery.charts.chart import MOST
 from shadho_celery.charts.machines import (
@@ -19,6 +19,7 @@ from shadho_celery.charts.machines import (
     why_here,
 )
 from shadho_celery.charts.timeline import Fold, idle_shares, make_rows, timeline
+from shadho_celery.core.records import Placed
 
 
 def busy(seconds: float = 10.0, count: int = 20) -> list[dict[str, object]]:
@@ -88,9 +89,9 @@ def test_predictions_stand_beside_actual_seconds() -> None:
     rows = [{"loss": 1.0, "seconds": 2.0}, {"loss": 1.0, "seconds": 8.0}, {"state": "FAILED"}]
     found = attempts(
         [
-            {"placed": {"cpu": placed(4.0)}},
-            {"placed": {"cpu": placed(4.0)}},
-            {"placed": {"cpu": placed(1.0)}, "end": "failed"},
+            {"predicted": 4.0},
+            {"predicted": 4.0},
+            {"predicted": 1.0, "end": "failed"},
         ]
     )
     chart = predictions(trials(rows), found)
@@ -102,19 +103,14 @@ def test_predictions_stand_beside_actual_seconds() -> None:
 
 
 def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
-    found = attempts(
-        [{"compute_class": "gpu", "placed": {"cpu": placed(90.0, 5.0, 0.5), "gpu": placed(10.0, 30.0, 2.0)}}]
-    )
-    chart = why_here(found, 0, 1, 12.5)
+    chart = why_here({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", 0, 1, 12.5)
     assert chart.title == "Trial 0, attempt 1, went to gpu, where it was expected to take 10 s"
     assert chart.axes[1].categories == ["gpu", "cpu"]
     first, backlog, actual = chart.series
     assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "price": [2.0, 0.5], "chosen": [1, 0]}
     assert backlog.columns["x"] == [30.0, 5.0]
     assert actual.columns == {"x": [12.5], "y": [0]}
-    with pytest.raises(KeyError):
-        why_here(found, 0, 2, None)
-    assert why_here(attempts([{}]), 0, 1, None).empty
+    assert why_here({}, "cpu", 0, 1, None).empty
 
 
 def test_waiting_counts_what_stands_in_each_queue() -> None:

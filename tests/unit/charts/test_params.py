@@ -14,8 +14,6 @@ from shadho_celery.charts.fronts import front, hypervolume
 from shadho_celery.charts.params import explained, importance, importances, parallel, slice_of
 from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
 from shadho_celery.core.trial import Report
-from shadho_celery.results.coverage import Coverage
-from shadho_celery.study.rungs import RungSummary
 
 
 def searched(count: int = 200, seed: int = 0) -> list[dict[str, object]]:
@@ -132,22 +130,33 @@ def test_the_front_is_told_apart_and_a_study_of_one_loss_has_none() -> None:
     assert chart.title == "2 of 3 trials are on the front"
     assert [series.columns["number"] for series in chart.series] == [[2], [0, 1]]
     assert front(trials([{"loss": 1.0}]), set()).empty
-    assert "once a feasible trial has completed" in hypervolume(None).empty
-    covered = hypervolume(Coverage(reference={"a": 9.0, "b": 9.0}, history=[(1, 2.0), (3, 8.0)]))
-    assert covered.series[0].columns == {"x": [1.0, 3.0], "y": [2.0, 8.0]}
-    assert "a 9, b 9" in covered.note
+
+
+def test_the_hypervolume_grows_when_the_front_changes() -> None:
+    rows = [
+        {"a": 0.0, "b": 10.0},
+        {"a": 10.0, "b": 0.0},
+        {"state": "FAILED"},
+        {"a": 9.0, "b": 9.0},
+        {"a": 0.0, "b": 0.0},
+    ]
+    chart = hypervolume(trials(rows, objectives={"a": "minimize", "b": "minimize"}))
+    assert chart.series[0].columns == {"x": [1.0, 2.0, 4.0, 5.0], "y": [11.0, 21.0, 22.0, 121.0]}
+    assert "a 11, b 11" in chart.note
+    assert "once a feasible trial has completed" in hypervolume(trials([{"loss": 1.0}])).empty
 
 
 def test_rungs_show_the_losses_of_each_budget_and_how_ranks_agree() -> None:
-    rows = [{"loss": 1.0, "budget": 1.0, "rung": 0}, {"loss": 0.5, "budget": 3.0, "rung": 1, "origin": 0}]
-    summaries = [
-        RungSummary(budget=1.0, classes={}, agreement=0.75),
-        RungSummary(budget=3.0, classes={}, agreement=None),
-    ]
-    chart = rungs(trials(rows), summaries)
-    assert chart.title == "Losses on 2 budgets; the order of trials agrees by 0.75 above 1"
-    assert chart.series[0].columns["origin"] == [None, 0]
-    assert rungs(trials(rows), []).empty
+    rows: list[dict[str, object]] = [{"loss": loss, "budget": 1.0, "rung": 0} for loss in (1.0, 2.0, 3.0)]
+    rows += [{"loss": 1 + n % 2, "budget": 3.0, "rung": 1, "origin": n} for n in range(3)]
+    chart = rungs(trials(rows))
+    # Of three pairs of promoted trials, one has the same order on both rungs, one the opposite order, and one is equal.
+    assert chart.title == "Losses on 2 budgets; the order of trials agrees by 0.00 above 1"
+    rows[4]["loss"] = 1.5
+    rows[5]["loss"] = 2.0
+    assert rungs(trials(rows)).title.endswith("agrees by 1.00 above 1")
+    assert chart.series[0].columns["origin"] == [None, None, None, 0, 1, 2]
+    assert rungs(trials([{"loss": 1.0}])).empty
 
 
 def test_curves_are_those_of_the_last_attempt_and_say_which_trials_were_pruned() -> None:

@@ -18,9 +18,9 @@ from services.columns import attempts
 
 import shadho_celery
 from shadho_celery.charts.chart import MOST
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns, read_attempts
+from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
-from shadho_celery.charts.growing import LATE, NUMBERS, TEXTS, GrowingColumns, read_columns
+from shadho_celery.charts.growing import GrowingTrials, names_of, read_attempts, read_trials
 from shadho_celery.charts.study import CHARTS, StudyCharts, chart_by_name
 from shadho_celery.errors import UsageError
 from shadho_celery.program.recorded import load_study
@@ -31,7 +31,7 @@ SPACE = {
     "rate": hp.loguniform("rate", -5, 0),
     "model": hp.choice("model", [{"kind": "tree"}, {"kind": "net", "depth": hp.quniform("depth", 1, 4, 1)}]),
 }
-NAMES = ("number", *NUMBERS, *TEXTS, *LATE)
+NAMES = names_of(Depth.PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,15 @@ class Read:
         self.study = study
         self._attempts = found
 
-    def trials(self, *, whole: bool = True) -> TrialColumns:
-        return read_columns(self.study)
+    def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
+        return read_trials(self.study)
 
     def attempts(self) -> AttemptColumns:
-        return self._attempts or read_attempts(self.study.records, 0.0)
+        return self._attempts or read_attempts(self.study, 0.0)
 
 
 def test_columns_have_the_facts_of_the_trials(study: StudyResults) -> None:
-    found = read_columns(study)
+    found = read_trials(study)
     assert len(found) == 40
     for place, trial in enumerate(study.trials):
         assert found.number[place] == trial.number
@@ -94,15 +94,15 @@ def test_columns_have_the_facts_of_the_trials(study: StudyResults) -> None:
 
 
 def test_the_ranking_is_that_of_the_best_trial(study: StudyResults) -> None:
-    found = read_columns(study)
+    found = read_trials(study)
     merits = [trial.merit for trial in study.trials]
     assert found.number[found.ranking].tolist() == sorted(range(40), key=lambda number: (merits[number], number))
-    assert found.ranking[0] == study.best.number
+    assert found.ranking[0] == found.best == study.best.number
 
 
 def test_the_options_of_a_choice_have_the_names_that_tables_show(study: StudyResults) -> None:
     shown = {trial.params["model"]: str(study.shown(trial.params, "model")) for trial in study.trials}
-    assert read_columns(study).labels["model"].options == [shown[0], shown[1]] == ["tree", "net"]
+    assert read_trials(study).labels["model"].options == [shown[0], shown[1]] == ["tree", "net"]
 
 
 def test_a_loss_to_maximise_has_the_objectives_own_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,20 +117,19 @@ def test_a_loss_to_maximise_has_the_objectives_own_sign(tmp_path: Path, monkeypa
         study="max",
     )
     study = load_study(STORE, "max")
-    found = read_columns(study)
+    found = read_trials(study)
     assert found.is_maximized
     assert found.loss.tolist() == [trial.params["rate"] for trial in study.trials]
     assert found.loss[found.ranking[0]] == max(found.loss)
 
 
 def test_columns_that_grow_are_those_that_are_read_at_once(study: StudyResults) -> None:
-    growing = GrowingColumns(study)
-    rows = [tuple(row) for row in study.rows(NAMES)]
+    growing = GrowingTrials(study)
+    rows = [row for block in study.rows_of_trials(NAMES) for row in block]
     order = np.random.default_rng(0).permutation(len(rows))
-    for start in range(0, len(rows), 7):
-        growing.put([rows[place] for place in order[start : start + 7]], NAMES)
-    growing.put(rows[:5], NAMES)
-    made, whole = growing.columns(), read_columns(study)
+    growing.put(([rows[place] for place in order[start : start + 7]] for start in range(0, len(rows), 7)), NAMES)
+    growing.put([rows[:5]], NAMES)
+    made, whole = growing.columns(), read_trials(study)
     assert made.number.tolist() == whole.number.tolist()
     np.testing.assert_array_equal(made.loss, whole.loss)
     assert made.subspace.texts(np.arange(40)) == whole.subspace.texts(np.arange(40))
@@ -146,7 +145,7 @@ def test_a_value_of_a_wrong_type_counts_as_missing_and_hides_nothing_else(study:
         for number, value in enumerate(["'text'", "-1", "x'00ff'", "1e999", "''", "9e18"]):
             database.execute(f"UPDATE trials SET {name} = {value} WHERE number = {number}")
         database.commit()
-    assert len(read_columns(study)) == 40
+    assert len(read_trials(study)) == 40
     for chart in ("history", "importance", "failures", "parallel", "throughput"):
         json = msgspec.json.encode(chart_by_name(StudyCharts(Read(study)), chart, {}))
         assert msgspec.json.decode(json)["name"]
@@ -209,7 +208,7 @@ def test_a_label_whose_values_were_rounded_to_zero_has_no_logarithmic_axis() -> 
         {"size": hp.qloguniform("size", -5, 1, 1), "rate": hp.loguniform("rate", -5, 0)},
     )
     study = shadho_celery.minimize(lambda values: float(values["rate"]), space, trials=30, seed=0, store=store)
-    labels = read_columns(study).labels
+    labels = read_trials(study).labels
     assert 0.0 in labels["size"].values
     assert not labels["size"].is_log
     assert labels["rate"].is_log
@@ -232,7 +231,7 @@ def test_the_front_of_the_columns_is_that_of_the_study() -> None:
         study = shadho_celery.minimize(objective, space, **options)
         front = [trial.number for trial in study.front]
         assert len(front) > 1
-        assert on_front(read_columns(study)) == front
+        assert on_front(read_trials(study)) == front
 
 
 def test_nothing_runs_after_the_last_record_of_a_study_that_was_interrupted(study: StudyResults) -> None:
@@ -241,6 +240,6 @@ def test_nothing_runs_after_the_last_record_of_a_study_that_was_interrupted(stud
     with closing(sqlite3.connect("shadho.db")) as database, database:
         database.execute("UPDATE attempts SET ended_at = NULL, end = NULL WHERE number = 0")
         database.execute("UPDATE sessions SET until = NULL, reason = NULL")
-    found = read_attempts(records, later, is_running=False)
+    found = read_attempts(study, later, is_running=False)
     assert last - 60 < found.until[0] <= found.now <= last + 60
-    assert read_attempts(records, later).until[0] == later
+    assert read_attempts(study, later).until[0] == later

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,9 +21,10 @@ from shadho_celery import load_study
 from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.dashboard import cache, server
+from shadho_celery.core.records import AttemptRecord
+from shadho_celery.dashboard import server
 from shadho_celery.dashboard.access import Access
-from shadho_celery.dashboard.cache import FRESH_SECONDS, Cache, CachedStudy
+from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
 from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
@@ -332,8 +333,8 @@ class Slow:
 def test_a_stream_of_events_does_not_wait_while_another_request_reads_the_store(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study, slow = rig.cache.study("first"), Slow(rig.cache.store.changes)
-    monkeypatch.setattr(rig.cache.store, "changes", slow)
+    study, slow = rig.cache.study("first"), Slow(rig.cache.store.change)
+    monkeypatch.setattr(rig.cache.store, "change", slow)
     reader = threading.Thread(target=study.trials)
     reader.start()
     try:
@@ -346,8 +347,8 @@ def test_a_stream_of_events_does_not_wait_while_another_request_reads_the_store(
 
 
 def test_trials_are_shown_while_the_attempts_are_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, slow = rig.cache.study("first"), Slow(cache.read_attempts)
-    monkeypatch.setattr(cache, "read_attempts", slow)
+    study, slow = rig.cache.study("first"), Slow(rig.cache.store.rows_of_attempts)
+    monkeypatch.setattr(rig.cache.store, "rows_of_attempts", slow)
     reader = threading.Thread(target=study.attempts)
     reader.start()
     try:
@@ -356,6 +357,57 @@ def test_trials_are_shown_while_the_attempts_are_read(rig: Rig, monkeypatch: pyt
     finally:
         slow.go.set()
         reader.join()
+
+
+class Reads:
+    """Notes which columns are read of the store, and after which change number."""
+
+    def __init__(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[set[str], int]] = []
+        for name in ("rows_of_trials", "rows_of_attempts"):
+            read = getattr(store, name)
+
+            def noted(key: str, names: Sequence[str], since: int = 0, read: Callable[..., Any] = read) -> Any:
+                self.found.append(({*names}, since))
+                return read(key, names, since)
+
+            monkeypatch.setattr(store, name, noted)
+
+
+def test_only_what_a_page_needs_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Reads(rig.cache.store, monkeypatch)
+    for path in ("", "/chart/history", "/trials", "/chart/samplers"):
+        rig.get(f"/api/study/first{path}")
+    [(brief, since)] = reads.found
+    assert since == 0
+    assert brief == {"number", "state", "loss", "budget", "violation", "compute_class", "sampler"}
+    for path in ("/chart/throughput", "/chart/curves", "/trials?sort=seconds", "/chart/timeline"):
+        rig.get(f"/api/study/first{path}")
+    assert len(reads.found) == 3
+    facts = next(names for names, _ in reads.found[1:] if "subspace" in names)
+    assert not facts & {"params", "error", "loss"}
+    for path in ("/chart/parallel", "/chart/failures", "/chart/slice?label=rate", "/trials?search=x"):
+        rig.get(f"/api/study/first{path}")
+    assert len(reads.found) == 4
+    assert reads.found[-1][0] == {"number", "params", "losses", "error"}
+
+
+def test_trials_and_attempts_that_were_known_are_not_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for chart in ("parallel", "timeline"):
+        rig.get(f"/api/study/first/chart/{chart}")
+    before, reads = rig.cache.study("first").change, Reads(rig.cache.store, monkeypatch)
+    with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+        record = store.find("first")
+        fence = store.lock(record.key, "test", time.time())
+        [last] = store.trials(record.key, [29])
+        times = {"started_at": last.started_at, "ended_at": last.finished_at}
+        attempts = [AttemptRecord(number=30, attempt=1, compute_class="cpu", **times)]
+        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], attempted=attempts)
+        store.unlock(record.key, fence)
+    rig.clock.sleep(FRESH_SECONDS)
+    assert rig.get("/api/study/first/chart/parallel")["title"].startswith("The params of 2")
+    assert rig.get("/api/study/first/chart/timeline")["title"].startswith("31 attempts")
+    assert [since for _, since in reads.found] == [before, before]
 
 
 def events(rig: Rig, count: int) -> list[str]:
@@ -410,14 +462,28 @@ def test_a_study_that_was_deleted_is_not_taken_for_another_one(rig: Rig) -> None
         study.refresh()
 
 
-def test_answers_are_kept_unless_the_study_runs(rig: Rig) -> None:
+def test_answers_are_kept_until_the_study_changes_or_for_two_seconds_while_it_runs(rig: Rig) -> None:
     study, made = rig.cache.study("first"), iter(range(10))
+
+    def found(seconds: float) -> list[int]:
+        answers = []
+        for _ in range(2):
+            answers.append(study.answer("what", lambda: next(made)))
+            rig.clock.sleep(seconds)
+        return answers
+
     with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
         record = store.find("first")
         fence = store.lock(record.key, "test", time.time())
-        assert [study.answer("what", lambda: next(made)) for _ in range(2)] == [0, 1]
+        assert found(0.1) == [0, 0]
+        assert found(FRESH_ANSWERS) == [0, 1]
         store.unlock(record.key, fence)
-    assert [study.answer("what", lambda: next(made)) for _ in range(2)] == [2, 2]
+        assert found(FRESH_ANSWERS) == [1, 1]
+        fence = store.lock(record.key, "test", time.time())
+        [last] = store.trials(record.key, [29])
+        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+        store.unlock(record.key, fence)
+    assert found(0.1) == [2, 2]
 
 
 def test_a_study_whose_best_trial_is_damaged_does_not_hide_the_list(rig: Rig) -> None:
