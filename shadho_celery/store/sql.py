@@ -420,9 +420,9 @@ class SqlStore:
     def rows_of_trials(self, key: str, names: Sequence[str], since: int = 0) -> Iterator[Sequence[Sequence[Any]]]:
         """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
 
-        The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The values are the driver's own and
-        unchecked; texts may be bytes. Columns that a store of an earlier version lacks are None. A million rows take
-        seconds.
+        The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The
+        values are the driver's own and unchecked; texts may be bytes. Columns that a store of an earlier version lacks
+        are None. A million rows take seconds.
         """
         return self._blocks(trials, [trials.c.number], key, names, since)
 
