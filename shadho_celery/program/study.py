@@ -26,9 +26,9 @@ from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.notices import warn
+from shadho_celery.program.progress import progress_bar
 from shadho_celery.program.recorded import ShownStudy
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.report import overview_of
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers.base import MakeSampler
@@ -290,7 +290,8 @@ class Study(ShownStudy):
         several losses, without a change of the front), and with a warning if its first `max_failures` trials all fail
         in the same way (0: never). Ctrl-C ends it at once; the interrupted trial waits for the next run.
 
-        `progress` shows a bar on standard error, by default in a terminal and in a notebook.
+        `progress` shows a bar on standard error, by default in a terminal and in a notebook. At the end its last state
+        stays, with a line of summary.
 
         `on_trial(study, trial)` is called after each trial, once it is recorded; see `minimize`. `on_turn` is called
         after each turn of the loop.
@@ -340,12 +341,15 @@ class Study(ShownStudy):
         if on_trial is not None:
             self._opened.call(on_trial, scheduler, warn)
 
-        def after_turn() -> None:
-            on_turn()
-            self._interrupts.deliver()
-
         try:
-            _turn(scheduler, progress, after_turn)
+            with progress_bar(scheduler, progress) as update:
+
+                def after_turn() -> None:
+                    update()
+                    on_turn()
+                    self._interrupts.deliver()
+
+                scheduler.run(after_turn)
         except KeyboardInterrupt:
             if self._interrupts.is_torn:
                 raise
@@ -461,39 +465,3 @@ def _listed(points: object) -> list[Any]:
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
     return list(points)
-
-
-def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
-    is_seen = sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel")
-    if progress is False or (progress is None and not is_seen):
-        scheduler.run(on_turn)
-        return
-    with _progress_bar(scheduler) as update:
-
-        def shown() -> None:
-            update()
-            on_turn()
-
-        scheduler.run(shown)
-
-
-@contextmanager
-def _progress_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
-    """Show a bar of the trials of a run, with the best loss so far. Yield the function that updates it."""
-    # rich is slow to import, and a search without a bar does not need it.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from shadho_celery.cli.console import PrintableConsole
-
-    words, study = TextColumn("{task.description}", markup=False), scheduler.study
-    console = PrintableConsole(stderr=True)
-    with Progress(words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task(study.name, total=scheduler.limits.trials)
-
-        def update() -> None:
-            bar.update(task, completed=study.counted, description=f"{study.name}: {overview_of(study).best_words}")
-
-        try:
-            yield update
-        finally:
-            update()

@@ -1,0 +1,109 @@
+"""The bar of a search stays with its last state and a line of summary, where somebody can see it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shadho_celery import hp, minimize
+from shadho_celery.program import progress
+
+SPACE = hp.uniform("x", -10, 10)
+
+
+class Terminal(io.StringIO):
+    """A text file that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return the terminal that is standard error from now on. A fixture could not set it: pytest sets it after them."""
+    found = Terminal()
+    monkeypatch.setattr(sys, "stderr", found)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    return found
+
+
+def parabola(x: float) -> float:
+    return (x - 3) ** 2
+
+
+def test_in_a_terminal_the_last_state_and_a_summary_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = in_terminal(monkeypatch)
+    study = minimize(parabola, SPACE, trials=5, seed=0, study="mine")
+    *_, last_state, summary, end = terminal.getvalue().split("\n")
+    assert "5/5" in last_state
+    best = f"best loss {study.best_loss:.6g} (trial {study.best.number}: {study.best.values:.5g})"
+    assert summary.removeprefix("\x1b[?25h").strip() == f"study mine: 5 complete, 0 failed; {best}"
+    assert end == ""
+
+
+def test_an_interrupted_search_has_its_summary_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = in_terminal(monkeypatch)
+
+    def interrupted(x: float) -> float:
+        if x > 0:
+            raise KeyboardInterrupt
+        return x
+
+    with pytest.warns(UserWarning, match="interrupted: "):
+        study = minimize(interrupted, SPACE, trials=50, seed=1, study="mine")
+    ended = study.counts["COMPLETE"]  # type: ignore[index]
+    assert f"study mine: {ended} complete, 0 failed; " in terminal.getvalue().splitlines()[-1]
+
+
+def test_a_search_that_is_not_to_be_seen_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = in_terminal(monkeypatch)
+    minimize(parabola, SPACE, trials=3, seed=0, progress=False)
+    assert terminal.getvalue() == ""
+
+
+def test_without_a_terminal_only_a_bar_that_was_asked_for_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    minimize(parabola, SPACE, trials=3, seed=0)
+    assert capsys.readouterr() == ("", "")
+    minimize(parabola, SPACE, trials=3, seed=0, progress=True)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "3/3" in line
+
+
+class Cell:
+    """The display of a notebook: what its cell shows."""
+
+    def __init__(self) -> None:
+        self.shown: list[dict[str, str]] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
+        assert raw
+        assert display_id
+        self.shown.append(data)
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown.append(data)
+
+
+def test_in_a_notebook_the_output_of_the_cell_is_replaced_and_what_it_shows_is_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = Cell()
+    stream: Any = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=cell.display))
+    monkeypatch.setattr(progress, "UPDATE_SECONDS", 0.0)
+    minimize(parabola, SPACE, trials=3, seed=0, study="<b>mine")
+    assert stream.getvalue() == ""
+    assert len(cell.shown) >= 4
+    last = cell.shown[-1]
+    state, summary = last["text/plain"].splitlines()
+    assert "3/3 trials" in state
+    assert summary.startswith("study <b>mine: 3 complete, 0 failed; best loss ")
+    assert last["text/html"].startswith('<progress max="3" value="3"></progress> &lt;b&gt;mine: best loss ')
+    assert "<b>" not in last["text/html"]
