@@ -10,6 +10,7 @@ from shadho_celery.charts import failures, fronts, losses, machines, params, run
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.core.checks import short
+from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
@@ -95,7 +96,10 @@ class StudyCharts:
             raise UsageError("a timeline begins and ends at a moment in seconds since the epoch")
         if since is not None and until is not None and until <= since:
             raise UsageError("the end of a timeline must be after its beginning")
-        return timeline.timeline(self._source.attempts(), since, until, min(max(pixels, 100), timeline.PIXELS * 4))
+        pixels = min(max(pixels, 100), timeline.PIXELS * 4)
+        has_budgets = any(self._source.study.in_force.get(name) for name in BUDGETS)
+        trials = self._source.trials(Depth.FACTS) if has_budgets else None
+        return timeline.timeline(self._source.attempts(), since, until, pixels, trials=trials)
 
     def throughput(self) -> Chart:
         """Return the completed trials an hour beside the bound of the fleet."""

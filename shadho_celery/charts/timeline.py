@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
-from shadho_celery.charts.columns import AttemptColumns
+from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
 MOST_SLOTS, MOST_HOSTS = 60, 600
@@ -58,12 +58,18 @@ class Rows:
 
 
 def timeline(
-    attempts: AttemptColumns, since: float | None = None, until: float | None = None, pixels: int = PIXELS
+    attempts: AttemptColumns,
+    since: float | None = None,
+    until: float | None = None,
+    pixels: int = PIXELS,
+    *,
+    trials: TrialColumns | None = None,
 ) -> Chart:
     """Return the attempts between two moments, by default all, as bars in the rows of their slots.
 
     Each row's series has its share of idle time in the last column. In a large fleet, a row stands for a machine or a
-    class, and bars narrower than a pixel are joined to strips, whose column `busy` is the share of busy slots.
+    class, and bars narrower than a pixel are joined to strips, whose column `busy` is the share of busy slots. With
+    `trials`, the bars of promoted trials have a column `continues`: the number of the trial that they continue.
     """
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
@@ -80,11 +86,14 @@ def timeline(
     if len(bars) > MOST // 2:
         narrow[bars] = True
         bars = bars[:0]
-    series = [*_bars(attempts, rows, bars)]
+    before = {} if trials is None else continued(trials)
+    series = [*_bars(attempts, rows, bars, before)]
     strips = np.flatnonzero(is_shown & narrow)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
     note = f"Bars: {meanings}; white: idle. " if forms else ""
+    if any("continues" in each.columns for each in series):
+        note += "Lines lead from a trial to the one that continues it with a greater budget. "
     if len(strips):
         # Strips and bars together stay below the maximum number of marks.
         parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.names))))
@@ -98,6 +107,18 @@ def timeline(
     title = f"{int(is_shown.sum()):,} attempts; the slots were busy for {100 * busy:.0f} % of the time"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
+
+
+def continued(trials: TrialColumns) -> dict[int, int]:
+    """Return by number of a promoted trial the number of the trial with the same params on the rung before."""
+    promoted = np.flatnonzero(trials.origin >= 0)
+    order = promoted[np.lexsort([trials.number[promoted], trials.rung[promoted], trials.origin[promoted]])]
+    found: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    for origin, number in zip(trials.origin[order].tolist(), trials.number[order].tolist(), strict=True):
+        found[number] = latest.get(origin, origin)
+        latest[origin] = number
+    return found
 
 
 def make_rows(attempts: AttemptColumns) -> Rows:
@@ -184,8 +205,8 @@ def _row_name(key: Sequence[object]) -> str:
     return f"{name}, {host}, {worker}, slot {slot if slot != -1 else '?'}"
 
 
-def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Series]:
-    """Yield the bars of single attempts, a series for each class, end and copies."""
+def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
+    """Yield the bars of single attempts, a series for each class, end and copies. `before` is from `continued`."""
     within = np.zeros(len(attempts), bool)
     within[bars] = True
     ends: NDArray[np.bool_] = attempts.end.codes < 0
@@ -196,6 +217,7 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Serie
                 own = places[attempts.is_copy[places] == is_copy]
                 if not len(own):
                     continue
+                continues: list[Cell] = [before.get(number) for number in attempts.number[own].tolist()]
                 yield Series(
                     name=f"{name}, {end}{', copy' if is_copy else ''}",
                     mark=Mark.SPANS,
@@ -207,6 +229,7 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices) -> Iterator[Serie
                         "end": cells(attempts.until[own]),
                         "number": cells(attempts.number[own]),
                         "attempt": cells(attempts.attempt[own]),
+                        **({"continues": continues} if any(each is not None for each in continues) else {}),
                     },
                 )
 

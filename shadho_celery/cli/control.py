@@ -103,6 +103,7 @@ def enqueue(name: str, path: Path, **given: Any) -> None:
 @_command(
     "shadho-celery set svm-3f2a --trials 200",
     "shadho-celery set svm-3f2a --seconds 7200 --early-stop 50",
+    "shadho-celery set svm-3f2a --weight 3        # three times the slots of a study of weight 1",
     _on_fleet("set svm-3f2a --trials 200"),
 )
 @study_argument

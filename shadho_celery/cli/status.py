@@ -136,14 +136,15 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
     from shadho_celery.transport.broker import depths, machine_queue
     from shadho_celery.transport.drains import Drains
     from shadho_celery.transport.redis import connect, refusals
-    from shadho_celery.transport.registry import Registry, StudyWants, Worker
+    from shadho_celery.transport.registry import Registry, StudyWants, Worker, place_of
     from shadho_celery.transport.signing import Signer
 
     client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
     drains = Drains(client, signer if control is None else control)
     registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
     with refusals():
-        workers, studies, drained = registry.living(), wanting.living(), drains.all()
+        workers, studies = registry.living(), wanting.living()
+        drained = drains.all({place_of(name): worker.drain_sequence for name, worker in workers.items()})
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in study.wants}
     queues = {name: {name} for name in sorted(classes)}

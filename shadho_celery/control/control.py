@@ -88,7 +88,7 @@ class Control:
         return self._ask(study, Enqueue(found))
 
     def set(self, study: str, **settings: Any) -> Answer:
-        """Change settings of a running study: trials, seconds, target, early_stop or trial_timeout.
+        """Change settings of a running study: trials, seconds, target, early_stop, weight or trial_timeout.
 
         A later run of the study has the new values too. `trial_timeout` applies to the trials that are sent from now
         on.
@@ -109,10 +109,12 @@ class Control:
             for name, each in workers.items():
                 if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
-            drains = Drains(reach.client, reach.control)
-            if (drain := drains.find(place)) is not None:
+            drains, obeyed = Drains(reach.client, reach.control), _obeyed(workers)
+            drain = drains.latest(place)
+            # An older record than the workers have obeyed was put back by somebody.
+            if drain is not None and drain.is_drained and drain.sequence >= obeyed:
                 return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
-            drains.add(place, requester())
+            drains.put(place, requester(), is_drained=True, after=obeyed)
             workers = _await(reach, place, is_drained=True)
         running = sum(worker.busy for worker in workers.values())
         rest = f"; {running} of its slots finish their trials first" if running else ""
@@ -122,8 +124,13 @@ class Control:
         """Let a worker take trials again. `worker` is as in `drain`."""
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker, with_gone=True)
-            if not Drains(reach.client, reach.control).remove(place):
+            drains = Drains(reach.client, reach.control)
+            drain = drains.latest(place)
+            # The workers may also obey a drain that is lost from Redis.
+            is_drained = (drain is not None and drain.is_drained) or any(each.drained for each in workers.values())
+            if not is_drained:
                 return Answer(is_done=True, text=f"{place} was not drained")
+            drains.put(place, requester(), is_drained=False, after=_obeyed(workers))
             if not workers:
                 return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
             _await(reach, place, is_drained=False)
@@ -228,6 +235,11 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     if len(matches) > 1:
         raise UsageError(f"{len(matches)} studies of this folder have a worker {worker!r}; give the worker's full name")
     return matches[0]
+
+
+def _obeyed(workers: Mapping[str, Worker]) -> int:
+    """Return the sequence of the latest drain or undrain that any of the workers obeys."""
+    return max((each.drain_sequence for each in workers.values()), default=0)
 
 
 def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, what: str) -> Answer:

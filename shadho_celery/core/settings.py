@@ -241,6 +241,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "the study's part of the slot seconds beside other studies, a number above 0",
             help="Weight of the study when several studies share slots.",
             shown_default="1",
+            is_changeable=True,
         ),
     ] = 1.0
     trial_timeout: Annotated[

@@ -276,6 +276,10 @@ class QueueExecutor:
         """Stop the trials that are sent from now on after this many seconds; None for never."""
         self._dispatch.template = structs.replace(self._dispatch.template, timeout=seconds)
 
+    def set_weight(self, weight: float) -> None:
+        """Share slots with other studies by another weight from now on."""
+        self.workers.set_weight(weight, self._in_flight, self._clock.now())
+
     def requests(self) -> Sequence[Request]:
         """Return the requests to this scheduler since the last call. `answer` must be called for each."""
         if self._inbox is None:

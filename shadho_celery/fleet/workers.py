@@ -167,6 +167,11 @@ class Workers:
             self._known_since = now
         self._looked_at = now
 
+    def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
+        """Share slots by another weight from the next look on. `sent` are the study's attempts in flight."""
+        self.turns.set_weight(weight, sent, now)
+        self.weight = weight
+
     def describe(self, name: str) -> Present:
         """Return what is recorded of an announced worker."""
         worker = self.announced[name]
@@ -299,6 +304,19 @@ class Turns:
         self._weight = weight
         self._turns: dict[str, _Turn] = defaultdict(_Turn)
 
+    def set_weight(self, weight: float, sent: Iterable[Sent], now: float) -> None:
+        """Let the study take turns by another weight from now on. `sent` are its attempts in flight.
+
+        Its virtual times stay as they are: what it has used so far counts by its weight at that time.
+        """
+        used = _slot_seconds(sent, now)
+        for name, turn in self._turns.items():
+            so_far = turn.ended + used[name]
+            turn.origin += so_far / self._weight - so_far / weight
+            if turn.lead is not None:
+                turn.lead *= weight / self._weight
+        self._weight = weight
+
     def end(self, sent: Sent, now: float, seconds: float | None = None) -> None:
         """Record the slot seconds of an ended attempt. `seconds` is the time that its worker measured."""
         used = sent.slot_seconds(now) if seconds is None else seconds * sent.attempt.slots
@@ -347,9 +365,7 @@ class Turns:
         Classes where it may only round its share up to the next whole slot are left out.
         """
         shared = {name: turn for name, turn in self._turns.items() if turn.others}
-        used: dict[str, float] = defaultdict(float)
-        for each in sent if shared else ():
-            used[str(each.attempt.compute_class)] += each.slot_seconds(now)
+        used = _slot_seconds(sent if shared else (), now)
         extras = {name: self._extra(turn, used[name]) for name, turn in shared.items()}
         return {name: extra for name, extra in extras.items() if extra is not None}
 
@@ -380,6 +396,14 @@ class Turns:
         """
         last = min((virtual for _, virtual in turn.others), default=math.inf)
         return self._weight * (self._virtual(turn, used) - last)
+
+
+def _slot_seconds(sent: Iterable[Sent], now: float) -> dict[str, float]:
+    """Return the slot seconds that attempts in flight have used so far, by class. A class without any has 0."""
+    used: dict[str, float] = defaultdict(float)
+    for each in sent:
+        used[str(each.attempt.compute_class)] += each.slot_seconds(now)
+    return used
 
 
 def parts(slots: int, share: float, others: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import redis
 from msgspec.structs import replace
@@ -14,10 +15,11 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.node.consumer import Consumer
+from shadho_celery.node.drains import Obeyed
 from shadho_celery.node.leases import Leases
 from shadho_celery.node.logs import tell
 from shadho_celery.transport.channel import Breaker, Quarantine
-from shadho_celery.transport.drains import Drain, Drains
+from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -47,10 +49,12 @@ class Heartbeat:
         *,
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
+        drains: Path | None = None,
     ) -> None:
         """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers.
 
-        `control` is the signer of the drains that this worker obeys; None to refuse them.
+        `control` is the signer of the drains that this worker obeys; None to refuse them. They are kept in the folder
+        `drains`, unless it is None.
         """
         self._client = client
         self._workers = Registry(client, Worker, signer)
@@ -60,9 +64,9 @@ class Heartbeat:
         #: other live workers that share this worker's cores, and whether this user of Redis may look for them
         self.neighbours: Collection[Worker] = ()
         self._may_look = True
-        self._drains = None if control is None else Drains(client, control)
-        #: who has drained this worker; None if it is not drained
-        self.drain_by: Drain | None = None
+        #: the drain or undrain that it obeys; None if it refuses them
+        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
+        self._was_drained = False
         self._name = name
         self._worker = worker
         self._leases = leases
@@ -78,10 +82,15 @@ class Heartbeat:
         #: studies whose circuit breaker is not closed for this worker
         self._breakers: dict[str, Breaker] = {}
 
+    @property
+    def is_drained(self) -> bool:
+        """True if this worker takes no messages until somebody undrains it."""
+        return self._obeyed is not None and self._obeyed.drain is not None
+
     def announce(self, consumer: Consumer | None = None) -> None:
         """Announce this worker to the schedulers until `withdraw`. `consumer` receives its messages."""
         self.consumer = consumer
-        if consumer is not None and self.drain_by is not None:
+        if consumer is not None and self.is_drained:
             consumer.pause("drain")
         self._is_announced.set()
         self._announce_now()
@@ -192,27 +201,27 @@ class Heartbeat:
 
     def _follow_drain(self) -> None:
         """Read whether this worker is drained, and pause or resume its messages. Raises redis-py's errors."""
-        if self._drains is None:
+        if self._obeyed is None:
             return
         try:
-            drain = self._drains.find(place_of(self._name))
+            self._obeyed.follow()
         except redis.exceptions.NoPermissionError:
-            self._drains, drain = None, None
+            self._obeyed = None
             with self._lock:
                 self._worker = replace(self._worker, control=None)
             log.warning(
                 "this worker's Redis user may not read shadho:drains, so it cannot be drained; load "
                 "deploy/redis/users.acl again"
             )
-        before, self.drain_by = self.drain_by, drain
-        if (before is None) == (drain is None):
+        before, self._was_drained = self._was_drained, self.is_drained
+        if before == self.is_drained:
             return
-        if drain is None:
-            tell("undrained: this worker takes trials again")
-        else:
+        if self._obeyed is not None and (drain := self._obeyed.drain) is not None:
             tell(f"drained by {drain.by}: running trials finish, and no others are taken until it is undrained")
+        else:
+            tell("undrained: this worker takes trials again")
         if self.consumer is not None:
-            (self.consumer.resume if drain is None else self.consumer.pause)("drain")
+            (self.consumer.pause if self.is_drained else self.consumer.resume)("drain")
         if self._is_announced.is_set():
             self._announce_now()
 
@@ -237,7 +246,8 @@ class Heartbeat:
     def _announce(self) -> None:
         with self._lock:
             studies = self._leases.studies()
-            is_drained = self.drain_by is not None
+            is_drained = self.is_drained
+            latest = None if self._obeyed is None else self._obeyed.latest
             worker = replace(
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]),
@@ -246,6 +256,7 @@ class Heartbeat:
                 quarantined=bool(self._breakers) or self._is_draining or is_drained,
                 draining=self._is_draining or is_drained,
                 drained=is_drained,
+                drain_sequence=0 if latest is None else latest.sequence,
             )
         self._workers.announce(self._name, worker)
 

@@ -40,6 +40,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
+from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
@@ -56,7 +57,7 @@ from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
-from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.signing import CONTROL_KEY_FILE, UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +148,17 @@ class Slots:
             storage=storage_id(checkpoints),
             control=None if control is None else control.fingerprint,
         )
+        # Without a key anybody may drain, and an embedded fleet has a key of its own in each run.
+        is_kept = control is not None and control.fingerprint and CONTROL_KEY_FILE not in os.environ
         self.heartbeat = Heartbeat(
-            client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
+            client,
+            self.name,
+            self.worker,
+            self.leases,
+            self._clock,
+            signer=signer,
+            control=control,
+            drains=DRAINS if is_kept else None,
         )
 
     def check(self) -> None:
@@ -187,7 +197,7 @@ class Slots:
             self.heartbeat.consumer.note_message()
         if self._closing.is_set():
             raise NotMine("this worker stops")
-        if reason := "this worker is drained" if self.heartbeat.drain_by is not None else self._lacks(payload):
+        if reason := "this worker is drained" if self.heartbeat.is_drained else self._lacks(payload):
             if self._is_void(payload):
                 return
             # The message returns to its queue for another worker. Without the pause, it would circulate fast.

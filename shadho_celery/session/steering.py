@@ -142,6 +142,7 @@ class Steering:
         run.plan = plan
         run.scheduler.change_limits(plan.limits)
         run.executor.set_trial_timeout(settings.trial_timeout)
+        run.executor.set_weight(settings.weight)
         changed = ", ".join(f"{words(name)} {short(getattr(settings, name))}" for name in given)
         return _done(f"set {changed}")
 

@@ -1,16 +1,20 @@
 """Drained workers: the workers that should take no more trials, as Redis stores them.
 
-Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its `Drain` as JSON, preceded by a
+Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
 signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until
-somebody undrains the place.
+somebody undrains the place, which is recorded in the same way. Each record of a place has a greater sequence than the
+one before, so a worker refuses an old record that somebody has put back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import redis
 from msgspec import Struct
 
-from shadho_celery.core.trial import Moment, Name
+from shadho_celery.core.trial import Moment, Name, Number
 from shadho_celery.transport.redis import Redis, is_spoilt
 from shadho_celery.transport.signing import Sealed, Signer
 
@@ -21,12 +25,16 @@ MAX_DRAIN = 2000
 
 
 class Drain(Struct, frozen=True, kw_only=True):
-    """Who has drained the workers of a place, and when."""
+    """Who has drained or undrained the workers of a place, and when."""
 
     #: user and host
     by: Name
     #: seconds since the epoch, by the server's clock
     at: Moment
+    #: greater than in all earlier records of the place: milliseconds since the epoch, unless the clock was set back
+    sequence: Number
+    #: False if they were undrained
+    is_drained: bool = True
 
 
 _DRAINS = Sealed[Drain](Drain, MAX_DRAIN)
@@ -42,38 +50,54 @@ class Drains:
         self._client = client
         self._signer = signer
 
-    def find(self, place: str) -> Drain | None:
-        """Return the drain of a place, or None if there is none with our signature."""
+    def text(self, place: str) -> str | None:
+        """Return the latest record of a place as it is stored, for `read`; None if there is none."""
         try:
-            text = self._client.hget(KEY, place)
+            found: str | None = self._client.hget(KEY, place)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
             return None
-        return self._read(place, text)
+        return found
 
-    def all(self) -> dict[str, Drain]:
-        """Return the drains by place. Those without our signature are left out."""
+    def read(self, place: str, text: str | None) -> Drain | None:
+        """Return the record in a text, or None if it has not our signature for this place."""
+        return None if text is None else _DRAINS.read(_about(place), text, self._signer)
+
+    def latest(self, place: str) -> Drain | None:
+        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
+        return self.read(place, self.text(place))
+
+    def all(self, obeyed: Mapping[str, int] = MappingProxyType({})) -> dict[str, Drain]:
+        """Return the records of the drained places.
+
+        Those without our signature are left out, and so are older ones than the workers of a place obey. `obeyed` has
+        the sequences that these announce, by place.
+        """
         try:
             texts = self._client.hgetall(KEY)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
             return {}
-        found = {place: self._read(place, text) for place, text in texts.items()}
-        return {place: drain for place, drain in sorted(found.items()) if drain is not None}
+        found = {place: self.read(place, text) for place, text in texts.items()}
+        return {
+            place: drain
+            for place, drain in sorted(found.items())
+            if drain is not None and drain.is_drained and drain.sequence >= obeyed.get(place, 0)
+        }
 
-    def add(self, place: str, by: str) -> None:
-        """Drain the workers of a place. `by` says who does."""
-        drain = Drain(by=by, at=float(self._client.time()[0]))
+    def put(self, place: str, by: str, *, is_drained: bool, after: int = 0) -> None:
+        """Drain or undrain the workers of a place. `by` says who does.
+
+        `after` is the greatest sequence that the workers there have obeyed, in case their record is lost.
+        """
+        seconds, micros = self._client.time()
+        before = self.latest(place)
+        known = max(after, 0 if before is None else before.sequence)
+        sequence = max(1000 * seconds + micros // 1000, known + 1)
+        drain = Drain(by=by, at=float(seconds), sequence=sequence, is_drained=is_drained)
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
-
-    def remove(self, place: str) -> bool:
-        """Undrain the workers of a place. Return whether anything was removed."""
-        return bool(self._client.hdel(KEY, place))
-
-    def _read(self, place: str, text: str | None) -> Drain | None:
-        return None if text is None else _DRAINS.read(_about(place), text, self._signer)
 
 
 def _about(place: str) -> str:

@@ -104,6 +104,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: True if it takes no messages until somebody undrains it
     drained: bool = False
+    #: sequence of the latest drain or undrain that it obeys; 0 if there was none
+    drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
 

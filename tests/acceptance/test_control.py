@@ -66,6 +66,8 @@ def test_a_running_study_gets_known_points_and_another_limit(desk: Desk) -> None
     assert "cannot be read" in told(desk, "enqueue", "mine", "none.jsonl", code=2)
     assert "--sampler cannot change while the study runs" in told(desk, "set", "mine", "--sampler", "tpe", code=2)
     assert "no setting is given" in told(desk, "set", "mine", code=2)
+    assert told(desk, "set", "mine", "--weight", "2.5") == "set --weight 2.5\n"
+    until(lambda: '"weight": 2.5' in desk.told("status", "--json").out, 20, desk.said)
     limit = len(desk.runs()) + 10
     assert told(desk, "set", "mine", "--trials", str(limit)) == f"set --trials {limit}\n"
     assert command.wait(60).code == 0, desk.said()
@@ -74,6 +76,7 @@ def test_a_running_study_gets_known_points_and_another_limit(desk: Desk) -> None
     assert {0.125, 0.25} <= {*values}
     shown = desk.told("show", "mine", "--json").json()
     assert (shown["settings"]["trials"], shown["in_force"]["trials"]) == (limit, limit)
+    assert shown["settings"]["weight"] == 2.5
     again = desk.launch("my_study", "--resume", "mine", "--workers", "cpu=2").wait(60)
     assert "nothing is left to run" in again.err, desk.said()
 

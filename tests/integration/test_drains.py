@@ -32,13 +32,13 @@ __all__ = ["client", "control"]
 
 @contextmanager
 def serving(
-    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER
+    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER, folder: Path | None = None
 ) -> Iterator[tuple[Heartbeat, MagicMock]]:
-    """A worker that beats, with its consumer of messages. `key` signs the drains that it obeys."""
+    """A worker that beats, with its consumer of messages. `key` signs the drains that it keeps in `folder`."""
     clock, consumer = ManualClock(), MagicMock()
     worker = Worker(key=signer.fingerprint, control=None if key is None else key.fingerprint, slots=2)
     leases = Leases(MagicMock(), MagicMock())
-    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key)
+    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key, drains=folder)
     heartbeat.check()
     heartbeat.announce(consumer)
     ended = threading.Event()
@@ -77,7 +77,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained_also_after_a_resta
         assert announced(client, "cpu@h.2.bbbb").drained
         assert control.undrain("cpu@h").text == "undrained cpu@h: it takes trials again"
         consumer.resume.assert_called_once_with("drain")
-        assert heartbeat.drain_by is None
+        assert not heartbeat.is_drained
         assert control.undrain("cpu@h").text == "cpu@h was not drained"
 
 
@@ -108,18 +108,77 @@ def test_a_worker_without_our_key_refuses(client: Any, control: Control, key: Si
 def test_without_a_key_workers_that_allow_it_obey(client: Any, redis_url: str) -> None:
     with serving(client, "cpu@h.1.aaaa", UNSIGNED, UNSIGNED) as (heartbeat, _):
         assert Control(redis=redis_url).drain("cpu@h").is_done
-        assert heartbeat.drain_by is not None
+        assert heartbeat.is_drained
 
 
 def test_forged_drains_and_those_of_another_place_are_ignored(client: Any, control: Control) -> None:
-    drains, signed = Drains(client, SIGNER), SIGNER.seal(f"{KEY}:gpu@h", Drain(by="me", at=1.0))
-    for text in ("", "{}", "no record", UNSIGNED.seal("", Drain(by="x", at=1.0)), signed, "x" * 10_000):
+    drains, drain = Drains(client, SIGNER), Drain(by="me", at=1.0, sequence=1)
+    signed, unsigned = SIGNER.seal(f"{KEY}:gpu@h", drain), UNSIGNED.seal("", drain)
+    for text in ("", "{}", "no record", unsigned, signed, "x" * 10_000):
         client.hset(KEY, "cpu@h", text)
-        assert drains.find("cpu@h") is None
+        assert drains.latest("cpu@h") is None
         assert drains.all() == {}
     client.delete(KEY)
     client.set(KEY, "of another type")
-    assert (drains.find("cpu@h"), drains.all()) == (None, {})
+    assert (drains.latest("cpu@h"), drains.all()) == (None, {})
+
+
+def read_again(heartbeat: Heartbeat) -> None:
+    """Wait until a worker has read its drain from Redis since now."""
+    since = heartbeat._drain_read_at
+    until(lambda: heartbeat._drain_read_at > since + 2 * DRAIN_EVERY, 10)
+
+
+def test_an_old_drain_that_is_put_back_is_refused_also_after_a_restart(
+    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who can write to Redis has no key, but may have kept what others have signed."""
+    with serving(client, "cpu@h.1.aaaa", folder=tmp_path) as (heartbeat, _):
+        control.drain("cpu@h")
+        old_drain = client.hget(KEY, "cpu@h")
+        control.undrain("cpu@h")
+        old_undrain = client.hget(KEY, "cpu@h")
+        client.hset(KEY, "cpu@h", old_drain)
+        until(lambda: "was put back into Redis; it is refused" in caplog.text, 10)
+        assert not heartbeat.is_drained
+        drains, obeyed = Drains(client, SIGNER), announced(client, "cpu@h.1.aaaa").drain_sequence
+        assert {*drains.all()} == {"cpu@h"}
+        assert drains.all({"cpu@h": obeyed}) == {}, "status does not show it"
+    with serving(client, "cpu@h.2.bbbb", folder=tmp_path) as (heartbeat, _):
+        assert not heartbeat.is_drained, "it knows what was obeyed before its start"
+        answer = control.drain("cpu@h")
+        assert answer.text == "drained cpu@h: it takes no more trials"
+        for put_back in (old_undrain, None):
+            client.hdel(KEY, "cpu@h") if put_back is None else client.hset(KEY, "cpu@h", put_back)
+            read_again(heartbeat)
+            assert heartbeat.is_drained, "it takes a later undrain with a signature"
+    with serving(client, "cpu@h.3.cccc", folder=tmp_path) as (heartbeat, _):
+        assert heartbeat.is_drained
+        assert control.undrain("cpu@h").is_done
+        assert not heartbeat.is_drained
+
+
+def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, control: Control) -> None:
+    with serving(client, "cpu@h.1.aaaa") as (heartbeat, _):
+        future = Drain(by="me", at=1.0, sequence=10**14)
+        client.hset(KEY, "cpu@h", SIGNER.seal(f"{KEY}:cpu@h", future))
+        until(lambda: heartbeat.is_drained, 10)
+        until(lambda: announced(client, "cpu@h.1.aaaa").drain_sequence == 10**14, 10)
+        assert control.undrain("cpu@h").is_done
+        assert not heartbeat.is_drained
+        client.delete(KEY)
+        assert control.drain("cpu@h").is_done
+        assert heartbeat.is_drained
+
+
+def test_a_folder_that_cannot_be_used_changes_nothing_else(
+    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").write_text("no folder")
+    with serving(client, "cpu@h.1.aaaa", folder=tmp_path / "taken") as (heartbeat, _):
+        control.drain("cpu@h")
+        assert heartbeat.is_drained
+    assert "so a restarted worker may obey an old drain" in caplog.text
 
 
 def test_a_worker_that_does_not_beat_is_said_to_be_late(
@@ -129,7 +188,7 @@ def test_a_worker_that_does_not_beat_is_said_to_be_late(
     Registry(client, Worker, SIGNER).announce("cpu@h.1.aaaa", Worker(control=SIGNER.fingerprint))
     with pytest.raises(ServiceError, match=r"worker cpu@h\.1\.aaaa has not confirmed it"):
         control.drain("cpu@h")
-    assert Drains(client, SIGNER).find("cpu@h") is not None
+    assert Drains(client, SIGNER).latest("cpu@h") is not None
 
 
 @pytest.mark.timeout(120)

@@ -36,6 +36,8 @@ export function facts(chart, series, place) {
       // Where the axis has the number already, it is not said twice.
       const isSaid = x.name === "trial" && series.columns.x?.[place] === value;
       found.push(...(isSaid ? [] : [["trial", String(value)]]));
+    } else if (name === "continues") {
+      found.push(["continues trial", String(value)]);
     } else if (name === "end" && x.scale === "time") {
       found.push(["duration", took(value - series.columns.start[place])]);
     } else if (name === "busy" || name === "idle") {

@@ -22,6 +22,7 @@ export class Timeline {
       this.read(series);
     }
     this.bars.sort((a, b) => a.row - b.row || a.start - b.start);
+    this.lines = linesOf(this.bars);
     const starts = this.bars.map((bar) => bar.start);
     const ends = this.bars.map((bar) => bar.end);
     this.whole = [least(starts), Math.max(greatest(ends), least(starts) + 1e-3)];
@@ -36,13 +37,14 @@ export class Timeline {
   }
 
   read(series) {
-    const { y, start, end, number, idle, busy } = series.columns;
+    const { y, start, end, number, idle, busy, continues } = series.columns;
     for (let place = 0; place < lengthOf(series); place += 1) {
       if (idle) {
         this.idle.set(y[place], idle[place]);
       } else {
         const bar = { series, place, row: y[place], start: start[place], end: end[place] };
-        this.bars.push({ ...bar, number: number?.[place] ?? null, busy: busy?.[place] ?? 1 });
+        const trial = { number: number?.[place] ?? null, continues: continues?.[place] ?? null };
+        this.bars.push({ ...bar, ...trial, busy: busy?.[place] ?? 1 });
       }
     }
   }
@@ -104,6 +106,7 @@ export class Timeline {
     pen.beginPath();
     pen.rect(this.left, 0, this.right - this.left, this.height);
     pen.clip();
+    this.paintLines(pen);
     for (const bar of this.bars) {
       if (bar.end >= this.span[0] && bar.start <= this.span[1]) {
         this.paintBar(pen, bar);
@@ -157,6 +160,18 @@ export class Timeline {
         pen.fillText(`${Math.round(100 * this.idle.get(row))} % idle`, this.width, middle);
       }
     });
+  }
+
+  // A thin line from the end of each trial to the one that continues it.
+  paintLines(pen) {
+    pen.strokeStyle = this.theme.muted;
+    pen.lineWidth = 1;
+    const middle = (bar) => (bar.row + 0.5) * this.rowHeight;
+    for (const [from, to] of this.lines) {
+      if (to.start >= this.span[0] && from.end <= this.span[1]) {
+        line(pen, this.x(from.end), middle(from), this.x(to.start), middle(to));
+      }
+    }
   }
 
   paintBar(pen, bar) {
@@ -336,6 +351,17 @@ export class Timeline {
     this.tip.style.left = `${Math.max(0, Math.min(x + 12, this.width - this.tip.offsetWidth))}px`;
     this.tip.style.top = `${(bar.row + 1) * this.rowHeight + 4}px`;
   }
+}
+
+// Pairs of bars: the last one of a trial, and each one of the trial that continues it.
+function linesOf(bars) {
+  const last = new Map();
+  for (const bar of bars) {
+    if (bar.number !== null && !(last.get(bar.number)?.end > bar.end)) {
+      last.set(bar.number, bar);
+    }
+  }
+  return bars.filter((bar) => last.has(bar.continues)).map((bar) => [last.get(bar.continues), bar]);
 }
 
 const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);

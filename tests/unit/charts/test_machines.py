@@ -149,6 +149,20 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["idle"].columns["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
 
 
+def test_the_parts_of_a_promoted_trial_are_joined_in_the_order_of_their_rungs() -> None:
+    """Trial 3 continues trial 0, and trial 4 continues trial 3; trial 2 continues trial 1."""
+    rungs = [(0, -1), (0, -1), (1, 1), (1, 0), (2, 0)]
+    rows = [{"started_at": float(n), "ended_at": n + 1.0} for n in range(5)]
+    facts = trials([{"loss": 1.0, "rung": rung, "origin": origin} for rung, origin in rungs])
+    chart = timeline(attempts(rows), trials=facts)
+    columns = chart.series[0].columns
+    assert dict(zip(columns["number"], columns["continues"], strict=True)) == {0: None, 1: None, 2: 1, 3: 0, 4: 3}
+    assert "Lines lead from a trial to the one that continues it" in chart.note
+    plain = timeline(attempts(rows), trials=trials([{"loss": 1.0}] * 5))
+    assert "continues" not in plain.series[0].columns
+    assert "Lines" not in plain.note
+
+
 def test_idle_time_counts_only_while_the_worker_lives() -> None:
     found = attempts([{"started_at": 0.0, "ended_at": 10.0}], [session("cpu", since=0.0, until=10.0)], now=100.0)
     assert idle_shares(found, make_rows(found), 0.0, 100.0).tolist() == [0.0]

@@ -301,6 +301,29 @@ def test_virtual_time_is_that_of_ended_and_running_attempts_for_each_slot_and_at
     assert turns.look(CPU, [], [running(10.0, slots=3)], 12.0, is_wanting=True) == pytest.approx((used + 6) / 4)
 
 
+@cases("slots, mean", [(1, 1.0), (2, 0.3), (5, 2.0)])
+def test_a_weight_that_changes_applies_from_now_on(slots: int, mean: float) -> None:
+    """What was used before is neither a debt nor a credit."""
+    fleet = Fleet(cpu=slots)
+    first, second = Study(fleet, 1, mean), Study(fleet, 1, 1)
+    fleet.play(2.0)
+    assert [*fleet.used(60.0).values()] == pytest.approx([0.5, 0.5], abs=0.1)
+    for weight, share in ((4.0, 0.8), (0.25, 0.2)):
+        first.workers.set_weight(weight, first.in_flight, fleet.clock.now())
+        fleet.play(2 * ANNOUNCE_EVERY)
+        assert fleet.used(60.0)["0"] == pytest.approx(share, abs=0.1)
+    assert second.workers.weight == 1.0
+
+
+def test_virtual_time_stays_when_the_weight_changes() -> None:
+    turns, sent = Turns(1.0), running(slots=2)
+    turns.end(running(), 10.0)
+    before = turns.look(CPU, [(1.0, 0.0)], [sent], 10.0, is_wanting=True)
+    turns.set_weight(4.0, [sent], 10.0)
+    assert turns.look(CPU, [(1.0, 0.0)], [sent], 10.0, is_wanting=True) == pytest.approx(before)
+    assert turns.look(CPU, [(1.0, 0.0)], [sent], 12.0, is_wanting=True) == pytest.approx(before + 4.0 / 4.0)
+
+
 def test_a_study_without_others_takes_all_of_its_share_at_any_time() -> None:
     turns = Turns(1.0)
     turns.look(CPU, [], [running()], 1e6, is_wanting=True)

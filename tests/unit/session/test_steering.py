@@ -44,6 +44,7 @@ class Run:
         self.plan = Plan.of(self.search.space, StudySettings(sampler="random", trials=10))
         self.kept: list[dict[str, Any]] = []
         self.timeouts: list[float | None] = []
+        self.weights: list[float] = []
         self.asked: list[Request] = []
         self.answers: list[Answer] = []
         self.said: list[str] = []
@@ -54,6 +55,9 @@ class Run:
 
     def set_trial_timeout(self, seconds: float | None) -> None:
         self.timeouts.append(seconds)
+
+    def set_weight(self, weight: float) -> None:
+        self.weights.append(weight)
 
     def requests(self) -> list[Request]:
         found, self.asked = self.asked, []
@@ -166,6 +170,13 @@ def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     assert 12 <= run.search.study.counted < 15
     assert run.kept == [{"trials": 15}, {"trials": 1, "trial_timeout": 60.0}]
     assert run.timeouts == [None, 60.0]
+    assert run.weights == [1.0, 1.0]
+
+
+def test_the_weight_beside_other_studies_changes_and_lasts() -> None:
+    run = Run().until(3)
+    assert run.ask(Change({"weight": 2.5})) == Answer(is_done=True, text="set --weight 2.5")
+    assert (run.weights, run.kept, run.plan.settings.weight) == ([2.5], [{"weight": 2.5}], 2.5)
 
 
 def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
@@ -179,7 +190,8 @@ def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
     "settings, reason",
     [
         ({"sampler": "tpe"}, "--sampler cannot change while the study runs"),
-        ({"weight": 2.0}, "--weight cannot change while the study runs"),
+        ({"policy": "fifo"}, "--policy cannot change while the study runs"),
+        ({"weight": 0}, "--weight: 0 is not allowed"),
         ({"trials": 0}, "--trials: 0 is not allowed"),
         ({"trials": "many"}, "--trials: "),
         ({"trials": None}, "a study needs an end"),
