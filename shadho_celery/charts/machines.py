@@ -31,13 +31,16 @@ from shadho_celery.core.units import digits, took
 from shadho_celery.placement.bound import Bound, throughput_bound
 from shadho_celery.predictors.durations import Durations
 
-#: number of intervals of time in charts over time
-INTERVALS = 60
+#: maximum number of intervals of time in charts over time, and mean number of trials of an interval if there are fewer
+INTERVALS, PER_INTERVAL = 60, 10
+#: seconds of a trial below which it takes longer to send than to run
+SHORT_SECONDS = 0.1
 _HOUR = 3600.0
 _BOUND = (
     "The bound is what a linear program allows with the mean seconds of each subspace on each class, the slots of the "
     "live workers, and the mix of subspaces as it was."
 )
+_SHORT = "These trials take less than a tenth of a second. Sending one takes longer, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
 _NO_TRIALS = "No trial has completed yet."
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
@@ -69,7 +72,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     known: dict[tuple[float, ...], float] = {}
     for start, end in itertools.pairwise(edges):
         slots = live_slots(trials, attempts, start, end)
-        key = tuple(round(count, 2) for count in slots.values())
+        key = tuple(float(f"{count:.3g}") for count in slots.values())
         if key not in known:
             known[key] = _HOUR * throughput_bound(seconds, slots, mix).rate if any(key) else 0.0
         bounds.append(known[key])
@@ -88,13 +91,16 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     name, title = "one more worker", "What one more worker of each class would complete"
     if found is None:
         return empty_chart(name, title, _NO_TRIALS, *axes)
-    sizes = _worker_slots(attempts)
-    gains = {each: _HOUR * found.per_slot[each] * sizes.get(each, 1.0) for each in found.per_slot}
+    seconds, slots, mix = mean_seconds(trials, attempts), _slots(trials, attempts), _mix(trials)
+    sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
+    larger = {each: throughput_bound(seconds, {**slots, each: slots[each] + sizes[each]}, mix) for each in slots}
+    gains = {each: _HOUR * (more.rate - found.rate) for each, more in larger.items()}
     shown = sorted(gains, key=lambda each: -gains[each])[:MOST_CATEGORIES]
     columns: dict[str, list[Cell]] = {
         "x": [gains[each] for each in shown],
         "y": [*range(len(shown))],
-        "slots": [sizes.get(each, 1.0) for each in shown],
+        "slots": [sizes[each] for each in shown],
+        "first slot": [_HOUR * found.per_slot[each] for each in shown],
     }
     best = shown[0]
     rate = _HOUR * found.rate
@@ -103,8 +109,8 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         title=f"One more {best} worker adds {digits(gains[best])} trials an hour to the {digits(rate)} of this fleet",
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
-        note=f"{_bound_note(trials, attempts)} A gain is the dual value of the slots of a class, times the slots that "
-        "its workers have.",
+        note=f"{_bound_note(trials, attempts)} A gain is the difference to the bound with the slots of one more "
+        "worker. For a small part of a slot it is the dual value of the class's slots.",
     )
 
 
@@ -257,7 +263,14 @@ def _bound_note(trials: TrialColumns, attempts: AttemptColumns) -> str:
     """Return what the bound means, and which classes have no completed trial."""
     tried = {name for name, _ in trials.compute_class.places(trials.is_complete)}
     untried = [name for name in _classes(trials, attempts) if name not in tried]
-    return " ".join([_BOUND, _UNTRIED.format(listed(untried, 5))] if untried else [_BOUND])
+    parts = [_BOUND, *([_UNTRIED.format(listed(untried, 5))] if untried else [])]
+    return " ".join([*parts, _SHORT] if are_short(trials) else parts)
+
+
+def are_short(trials: TrialColumns) -> bool:
+    """Return True if most completed trials take less than SHORT_SECONDS."""
+    seconds = trials.seconds[trials.is_complete & np.isfinite(trials.seconds)]
+    return bool(len(seconds)) and float(np.median(seconds)) < SHORT_SECONDS
 
 
 def _lost_factor(trials: TrialColumns) -> Array:
@@ -302,10 +315,24 @@ def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end
 
 
 def _slots(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, float]:
-    """Return the mean number of live slots of each class over the whole study; {} if there were none."""
+    """Return the mean number of live slots of each class while there was a worker; {} if there were none."""
     began, ended = _extent(trials, attempts)
     slots = live_slots(trials, attempts, began, ended) if math.isfinite(began) else {}
-    return slots if any(slots.values()) else {}
+    if not any(slots.values()):
+        return {}
+    # A study that is resumed has had no workers for a while.
+    share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
+    return {name: count / share for name, count in slots.items()}
+
+
+def _live_share(attempts: AttemptColumns, start: float, end: float) -> float:
+    """Return the share of the time between two moments in which there was a worker."""
+    seconds, reached = 0.0, start
+    for session in sorted(attempts.sessions, key=lambda each: each.since):
+        until = min(end, attempts.now if session.until is None else session.until)
+        seconds += max(0.0, until - max(reached, session.since))
+        reached = max(reached, until)
+    return seconds / max(end - start, 1e-9)
 
 
 def _worker_slots(attempts: AttemptColumns) -> Mapping[str, float]:
@@ -325,7 +352,8 @@ def _extent(trials: TrialColumns, attempts: AttemptColumns) -> tuple[float, floa
 
 def _edges(trials: TrialColumns, attempts: AttemptColumns) -> Array:
     began, ended = _extent(trials, attempts)
-    return np.linspace(began, max(ended, began + 1e-3), INTERVALS + 1)
+    count = min(INTERVALS, max(1, int(trials.is_complete.sum()) // PER_INTERVAL))
+    return np.linspace(began, max(ended, began + 1e-3), count + 1)
 
 
 def _key(seconds: float | None) -> float:

@@ -22,8 +22,9 @@ from shadho_celery.results.trial import TrialResult
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
 PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
-#: number of latest trials from which the present rate is computed
-RATE_TRIALS = 50
+#: maximum number of latest trials from which the present rate is computed, and the seconds within which they have
+#: ended if that leaves the least number: a study that is resumed has had a pause
+RATE_TRIALS, RATE_SECONDS, RATE_LEAST = 50, 120.0, 10
 #: maximum length of a text that is searched for
 MOST_SEARCH = 200
 
@@ -97,6 +98,8 @@ def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
 def rate_a_minute(ends: Array) -> float | None:
     """Return the ended trials per minute, from their latest ends; None before there are two."""
     ends = np.sort(ends)[-RATE_TRIALS:]
+    recent = ends[ends >= ends[-1] - RATE_SECONDS] if len(ends) else ends
+    ends = recent if len(recent) >= RATE_LEAST else ends[-RATE_LEAST:]
     if len(ends) < 2 or ends[-1] <= ends[0]:
         return None
     return float(60.0 * (len(ends) - 1) / (ends[-1] - ends[0]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.failures import failures, failures_by_label
-from shadho_celery.charts.machines import fleet_bound, one_more_worker
+from shadho_celery.charts.machines import are_short, fleet_bound, one_more_worker
 from shadho_celery.charts.params import importances
 from shadho_celery.core.checks import listed
 from shadho_celery.core.units import digits
@@ -98,9 +98,14 @@ def no_matter(data: StudyData) -> Iterator[str]:
 
 
 def another_worker(data: StudyData) -> Iterator[str]:
-    """Say of which class one more worker adds most, if there are several classes."""
-    if len(data.trials().compute_class.names) > 1 and fleet_bound(data.trials(), data.attempts()) is not None:
-        yield f"{one_more_worker(data.trials(), data.attempts()).title}."
+    """Say of which class one more worker adds most, if there are several classes on several machines.
+
+    Nothing is said of short trials: the time to send them decides, and not the number of workers.
+    """
+    trials, attempts = data.trials(), data.attempts()
+    is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
+    if is_fleet and not are_short(trials) and fleet_bound(trials, attempts) is not None:
+        yield f"{one_more_worker(trials, attempts).title}."
 
 
 #: rules in the order of their sentences

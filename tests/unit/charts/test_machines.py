@@ -80,9 +80,29 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
     bound = fleet_bound(trials(rows), found)
     assert bound is not None
     shown = dict(zip(chart.axes[1].categories, chart.series[0].columns["x"], strict=True))
-    assert shown["gpu"] == pytest.approx(3600 * bound.per_slot["gpu"])
-    assert shown["cpu"] == pytest.approx(8 * 3600 * bound.per_slot["cpu"])
+    slots = dict(zip(chart.axes[1].categories, chart.series[0].columns["first slot"], strict=True))
+    for name, size in (("gpu", 1), ("cpu", 8)):
+        assert slots[name] == pytest.approx(3600 * bound.per_slot[name])
+        larger = attempts([], [*found.sessions, session(name, size, host="two")], now=50.0)
+        more = fleet_bound(trials(rows), larger)
+        assert more is not None
+        assert shown[name] == pytest.approx(3600 * (more.rate - bound.rate))
+        assert shown[name] <= size * slots[name] * (1 + 1e-9)
     assert chart.title.startswith("One more gpu worker")
+
+
+def test_a_pause_between_two_runs_does_not_count_in_what_a_worker_adds() -> None:
+    resumed = busy() + [{**each, "started_at": 1e4, "finished_at": 1e4 + 10} for each in busy(count=1)]
+    found = attempts([], [session("cpu", until=200.0), session("cpu", since=1e4, until=1e4 + 10.0)])
+    title = "One more cpu worker adds 360 trials an hour to the 360 of this fleet"
+    assert one_more_worker(trials(resumed), found).title == title
+    assert throughput(trials(resumed), found).title == "100 % of the trials that this fleet could have completed"
+
+
+def test_trials_that_take_longer_to_send_than_to_run_are_said_to_be_short() -> None:
+    found = attempts([], [session("cpu", until=200.0)])
+    assert "less than a tenth of a second" in throughput(trials(busy(0.01)), found).note
+    assert "less than a tenth of a second" not in throughput(trials(busy()), found).note
 
 
 def test_predictions_stand_beside_actual_seconds() -> None:

@@ -88,8 +88,13 @@ def test_a_label_that_does_not_matter_is_named() -> None:
 
 
 def test_one_more_worker_is_proposed_where_classes_differ() -> None:
-    rows = [{**row, "compute_class": "gpu" if place % 2 else "cpu"} for place, row in enumerate(searched(40))]
+    on_two = [("cpu", "one"), ("gpu", "two")] * 20
+    rows = [
+        {**row, "compute_class": name, "host": host} for row, (name, host) in zip(searched(40), on_two, strict=True)
+    ]
     assert next(another_worker(Given(rows))).startswith("One more ")
+    assert [*another_worker(Given([{**row, "host": "one"} for row in rows]))] == []
+    assert [*another_worker(Given([{**row, "seconds": 0.01} for row in rows]))] == [], "sending them takes longer"
     assert [*another_worker(Given(searched(40)))] == []
 
 
