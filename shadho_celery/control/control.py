@@ -158,11 +158,8 @@ class Control:
 
     def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
         """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
-        running = [
-            (reach, key, study)
-            for reach in found
-            for key, study in Registry(reach.client, StudyWants, reach.signer).living().items()
-        ]
+        registries = [(reach, Registry(reach.client, StudyWants, reach.signer)) for reach in found]
+        running = [(reach, key, study) for reach, each in registries for key, study in each.living().items()]
         meant = [each for each in running if name in (each[2].name, each[1])]
         meant = meant or [each for each in running if name and each[2].name.startswith(name)]
         if len(meant) == 1:
@@ -170,10 +167,13 @@ class Control:
         if meant:
             names = sorted(one_line(study.name, 80) for _, _, study in meant)
             raise UsageError(f"{len(meant)} running studies are called {one_line(name, 80)!r}: {listed(names, LISTED)}")
-        raise self._absent(name, sorted(one_line(study.name, 80) for _, _, study in running), is_reached=bool(found))
+        refused = sum(each.refused for _, each in registries)
+        raise self._absent(
+            name, sorted(one_line(study.name, 80) for _, _, study in running), refused, is_reached=bool(found)
+        )
 
-    def _absent(self, name: str, running: Sequence[str], *, is_reached: bool) -> ShadhoError:
-        """Return the error for a study that does not run where requests are sent."""
+    def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
+        """Return the error for a study that does not run where requests are sent, with `refused` announcements."""
         shown = one_line(name, 80)
         with suppress(ShadhoError):
             store = SqlStore(self._store, read_only=True)
@@ -181,7 +181,9 @@ class Control:
             holder = store.holder(record.key, time.time())
             where = "name its fleet's Redis, or run this command in its folder"
             if holder is not None:
-                return ServiceError(f"the scheduler of study {record.name} runs on {holder}; {where}")
+                return ServiceError(
+                    f"the scheduler of study {record.name} runs on {holder}; {_other_key(refused) or where}"
+                )
             return UsageError(
                 f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
                 f"{record.name} continues it"
@@ -189,7 +191,15 @@ class Control:
         if not is_reached:
             return ServiceError(NO_FLEET)
         others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
+        others += f"; {_other_key(refused)}" if refused else ""
         return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
+
+
+def _other_key(refused: int) -> str:
+    """Return what to do about announcements that are not signed with our key, or "" if there are none."""
+    if not refused:
+        return ""
+    return f"announcements with another signing key than this command's: {refused}; give the fleet's --signing-key-file"
 
 
 def why_not(what: str, control: str | None, signer: Signer) -> str | None:
@@ -212,9 +222,11 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     """
     if not found:
         raise ServiceError(NO_FLEET)
-    matches, known = [], set[str]()
+    matches, known, refused = [], set[str](), 0
     for reach in found:
-        living = Registry(reach.client, Worker, reach.signer).living()
+        registry = Registry(reach.client, Worker, reach.signer)
+        living = registry.living()
+        refused += registry.refused
         places = {place_of(name) for name in living}
         if with_gone:
             places |= Drains(reach.client, reach.control).all().keys()
@@ -231,6 +243,7 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     if not matches:
         names = [one_line(each, 80) for each in sorted(known)]
         some = f"there are {listed(names, LISTED)}" if names else "none is live"
+        some += f"; {_other_key(refused)}" if refused else ""
         raise UsageError(f"no live worker is {one_line(worker, 80)!r}; {some}; see shadho-celery status")
     if len(matches) > 1:
         raise UsageError(f"{len(matches)} studies of this folder have a worker {worker!r}; give the worker's full name")

@@ -128,6 +128,10 @@ class Steering:
             return _refused("the study is stopping")
         try:
             checked = read_settings(given)
+            if checked.trials is not None and checked.trials <= run.study.counted:
+                # A number that is too small by mistake would end the study for good.
+                ended = f"{run.study.counted} trials have ended"
+                return _refused(f"{ended}; give a larger number, or end the study with shadho-celery stop")
             if refused := [name for name in given if name not in CHANGEABLE]:
                 raise UsageError(
                     "%s cannot change while the study runs; stop it, and resume it with the new value; these can: %s",

@@ -32,7 +32,7 @@ from shadho_celery.transport.control import (
     Request,
     Stop,
 )
-from shadho_celery.transport.registry import Registry, StudyWants
+from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 # Fixtures, which pytest finds by their names here.
@@ -214,6 +214,18 @@ def test_a_study_without_our_key_refuses(client: Any, control: Control, key: str
     answer = control.stop("svm")
     assert (answer.is_done, reason in answer.text) == (False, True)
     assert not client.exists(f"shadho:{STUDY}:inbox")
+
+
+def test_a_study_and_a_worker_of_a_fleet_with_another_key_are_said_to_have_it(client: Any, control: Control) -> None:
+    other = Signer(b"another key of a fleet")
+    Registry(client, StudyWants, other).announce(STUDY, StudyWants(name="svm-3f2a", fence=7, control=other.fingerprint))
+    reason = "announcements with another signing key than this command's: 1; give the fleet's --signing-key-file"
+    with pytest.raises(UsageError, match=reason):
+        control.stop("svm")
+    worker = Worker(key=other.fingerprint, compute_class="cpu", slots=1)
+    Registry(client, Worker, other).announce("cpu@node7.1.abcd", worker)
+    with pytest.raises(UsageError, match=reason):
+        control.drain("cpu@node7")
 
 
 def test_without_an_answer_the_request_is_taken_back(

@@ -165,10 +165,10 @@ def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     run = Run().until(3)
     assert run.ask(Change({"trials": 15})) == Answer(is_done=True, text="set --trials 15")
     run.search.run(until=lambda search: search.study.counted >= 12)
-    assert run.ask(Change({"trials": 1, "trial_timeout": 60.0})).text == "set --trials 1, --trial-timeout 60.0"
+    assert run.ask(Change({"trials": 13, "trial_timeout": 60.0})).text == "set --trials 13, --trial-timeout 60.0"
     run.search.run()
     assert 12 <= run.search.study.counted < 15
-    assert run.kept == [{"trials": 15}, {"trials": 1, "trial_timeout": 60.0}]
+    assert run.kept == [{"trials": 15}, {"trials": 13, "trial_timeout": 60.0}]
     assert run.timeouts == [None, 60.0]
     assert run.weights == [1.0, 1.0]
 
@@ -193,6 +193,7 @@ def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
         ({"policy": "fifo"}, "--policy cannot change while the study runs"),
         ({"weight": 0}, "--weight: 0 is not allowed"),
         ({"trials": 0}, "--trials: 0 is not allowed"),
+        ({"trials": 1}, " have ended; give a larger number, or end the study with shadho-celery stop"),
         ({"trials": "many"}, "--trials: "),
         ({"trials": None}, "a study needs an end"),
         ({"nothing": 1}, "is not a setting"),
