@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -144,14 +144,20 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 
 def why_here(
-    placed: Mapping[str, Placed], chosen: str | None, number: int, attempt: int, seconds: float | None
+    placed: Mapping[str, Placed],
+    chosen: str | None,
+    key: tuple[int, int],
+    seconds: float | None,
+    free: Mapping[str, int],
 ) -> Chart:
-    """Return what each class would have cost a trial when this attempt was placed on the class `chosen`.
+    """Return what each class would have cost a trial when an attempt was placed on the class `chosen`.
 
-    `placed` has what the scheduler expected of each class. `seconds` is how long the trial really took, if it is known.
+    `key` is the number of the trial, and of the attempt within it. `placed` has what the scheduler expected of each
+    class. `seconds` is how long the trial really took, if it is known. `free` has the number of free slots by class at
+    that time, as far as it is known.
     """
     name = "why here"
-    title = f"Trial {number}, attempt {attempt}, went to {chosen}"
+    title = f"Trial {key[0]}, attempt {key[1]}, went to {chosen}"
     axes = Axis(name="time", unit="s"), Axis(name="class", scale=Scale.CATEGORY)
     if not placed:
         return empty_chart(name, title, "No prediction was recorded for this attempt.", *axes)
@@ -181,8 +187,35 @@ def why_here(
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=series,
-        note="A class with a high price is kept for trials that it runs comparatively fast.",
+        note=" ".join(_reasons(placed, str(chosen), free)),
     )
+
+
+def _reasons(placed: Mapping[str, Placed], chosen: str, free: Mapping[str, int]) -> Iterator[str]:
+    """Yield sentences on why a class was chosen."""
+    own = placed[chosen].seconds if chosen in placed else None
+    faster = [name for name, each in placed.items() if own is not None and _key(each.seconds) < own]
+    if full := sorted(name for name in faster if name in free and not free[name]):
+        yield f"No slot was free on {listed(full, 5)}."
+    if len({each.price for each in placed.values()} - {None}) > 1:
+        yield "A class with a high price is kept for trials that it runs comparatively fast."
+
+
+def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str, int]:
+    """Return by class the slots that no attempt of the study held or waited for when an attempt was queued.
+
+    Returns {} if that is not known. A trial that takes several slots counts as one.
+    """
+    place = np.flatnonzero((attempts.number == number) & (attempts.attempt == attempt))
+    if not len(place) or not attempts.sessions or not math.isfinite(at := float(attempts.queued_at[place[0]])):
+        return {}
+    is_held = (attempts.queued_at < at) & ~(attempts.ended_at <= at)
+    held = {name: len(places) for name, places in attempts.compute_class.places(is_held)}
+    found: dict[str, int] = {}
+    for session in attempts.sessions:
+        if session.since <= at and (session.until is None or at < session.until):
+            found[session.compute_class] = found.get(session.compute_class, 0) + session.slots
+    return {name: max(0, slots - held.get(name, 0)) for name, slots in found.items()}
 
 
 def waiting(attempts: AttemptColumns) -> Chart:

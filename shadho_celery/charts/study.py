@@ -124,7 +124,8 @@ class StudyCharts:
         if not found:
             raise UsageError(f"the store has no attempt {short(attempt)} of trial {number}")
         seconds = trial.seconds if trial.state == TrialState.COMPLETE and trial.attempts == attempt else None
-        return machines.why_here(found[0]["placed"], found[0]["compute_class"], number, attempt, seconds)
+        free = machines.free_slots(self._source.attempts(), number, attempt)
+        return machines.why_here(found[0]["placed"], found[0]["compute_class"], (number, attempt), seconds, free)
 
 
 def _arguments(method: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

@@ -103,7 +103,7 @@ def test_the_main_job(desk: Desk) -> None:
     Each kernel is tried, and the classes that the task names are used, though this machine has none of them.
     """
     command = next(line for line in COMMANDS if line.endswith("run tasks.svm"))
-    assert '-e ".[sklearn]"' in command
+    assert '-e ".[sklearn,dashboard]"' in command
     out = shell(desk, last_part(command))
     assert "what the objective got" in out
     assert "store: sqlite:///shadho.db" in out

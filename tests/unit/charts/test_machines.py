@@ -11,6 +11,7 @@ from services.columns import attempts, session, trials
 from shadho_celery.charts.chart import MOST
 from shadho_celery.charts.machines import (
     fleet_bound,
+    free_slots,
     live_slots,
     one_more_worker,
     predictions,
@@ -123,14 +124,32 @@ def test_predictions_stand_beside_actual_seconds() -> None:
 
 
 def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
-    chart = why_here({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", 0, 1, 12.5)
+    chart = why_here({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", (0, 1), 12.5, {})
     assert chart.title == "Trial 0, attempt 1, went to gpu, where it was expected to take 10 s"
     assert chart.axes[1].categories == ["gpu", "cpu"]
     first, backlog, actual = chart.series
     assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "price": [2.0, 0.5], "chosen": [1, 0]}
     assert backlog.columns["x"] == [30.0, 5.0]
     assert actual.columns == {"x": [12.5], "y": [0]}
-    assert why_here({}, "cpu", 0, 1, None).empty
+    assert why_here({}, "cpu", (0, 1), None, {}).empty
+
+
+def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
+    rows = [
+        {"number": 0, "compute_class": "gpu", "queued_at": 1.0, "started_at": 1.0, "ended_at": 9.0},
+        {"number": 1, "compute_class": "gpu", "queued_at": 2.0, "started_at": 2.0, "ended_at": 3.0},
+        {"number": 2, "compute_class": "cpu", "queued_at": 4.0},
+        {"number": 3, "compute_class": "cpu", "queued_at": 10.0},
+    ]
+    found = attempts(rows, [session("gpu"), session("cpu", 2), session("cpu", 8, since=20.0)])
+    placed = {"cpu": Placed(90.0, 0.0, None), "gpu": Placed(10.0, 0.0, None)}
+    free = free_slots(found, 2, 1)
+    assert free == {"gpu": 0, "cpu": 2}
+    assert why_here(placed, "cpu", (2, 1), None, free).note == "No slot was free on gpu."
+    later = free_slots(found, 3, 1)
+    assert later == {"gpu": 1, "cpu": 1}
+    assert why_here(placed, "cpu", (3, 1), None, later).note == ""
+    assert free_slots(found, 4, 1) == free_slots(attempts(rows), 2, 1) == {}, "not recorded"
 
 
 def test_waiting_counts_what_stands_in_each_queue() -> None:
