@@ -77,8 +77,8 @@ def studies(store: str, as_json: bool) -> None:
     table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
     for each in found:
         facts = (each.count(*COUNTED), each.count(TrialState.FAILED), _number(each.best_loss))
-        running_on = each.running_on
-        state = f"running on {running_on}" if running_on else "ended"
+        running_on, state = each.running_on, each.state
+        state = f"{state} on {running_on}" if running_on else state
         table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
     _print(table)
 
@@ -121,7 +121,8 @@ def _show(report: StudyReport) -> None:
     if report.warm_start:
         say(f"warm start: learned from {report.warm_start} trials of earlier studies, which are not counted here")
     in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
-    say(f"running on {report.running_on}, {in_flight} trials in flight" if report.running_on else "ended")
+    trials = "trial" if in_flight == 1 else "trials"
+    say(f"{report.state} on {report.running_on}, {in_flight} {trials} in flight" if report.running_on else "ended")
 
 
 @click.command(

@@ -32,3 +32,5 @@ class Action(Struct, frozen=True, kw_only=True):
     #: its arguments by name
     arguments: Mapping[str, Any]
     answer: Answer
+    #: fencing number of the scheduler that was asked
+    fence: int | None = None

@@ -128,8 +128,9 @@ class Overview:
 class StudyReport(Overview):
     """Results of a study, with its counts by class, subspace, budget and machine."""
 
-    #: host and process of the scheduler that runs it, or None
+    #: host and process of the scheduler that runs it, or None; and its `StudyResults.state`
     running_on: str | None
+    state: str
     #: the best trials, the best first
     best_few: Sequence[TrialResult]
     #: feasible trials that no other trial dominates, sorted by their first loss; empty in a study of one loss
@@ -190,17 +191,19 @@ def report_of(
     subspaces: Iterable[str] = (),
     *,
     running_on: str | None = None,
+    state: str = "ended",
 ) -> StudyReport:
     """Return the report of a study.
 
     `subspaces` are the names of all subspaces, if known; by default those that have trials. `running_on` is the host
-    and process of the scheduler that runs the study, if any.
+    and process of the scheduler that runs the study, if any, and `state` what it does.
     """
     trials, key = known.trials, known.record.key
     placed = trials.by_subspace()
     return StudyReport(
         **_overview(known, values),
         running_on=running_on,
+        state=state,
         best_few=[_result(trial, known, values) for trial in trials.best_few(BEST)],
         front=[_result(trial, known, values) for trial in trials.front],
         coverage=coverage(trials, known.record.objectives),

@@ -39,7 +39,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
     slots = {} if run is None else run.slots
     return {
         "study": report.name,
-        "state": "ended" if report.running_on is None else "running",
+        "state": report.state,
         "running_on": report.running_on,
         "store": report.store,
         "module": record.module,
@@ -91,7 +91,7 @@ def listed_json(study: StudyResults) -> dict[str, Any]:
     """Return a study's entry in a list of studies: some facts of `study_json`, and the best loss."""
     return {
         "study": study.name,
-        "state": "running" if study.running_on else "ended",
+        "state": study.state,
         "running_on": study.running_on,
         "module": study.module,
         "created_at": study.created_at,

@@ -139,6 +139,18 @@ class StudyResults:
         return self._store.holder(self.key, time.time())
 
     @property
+    def state(self) -> str:
+        """``"ended"``, ``"running"``, ``"paused"`` or ``"stopping"``. An interrupted study counts as ended."""
+        if self.running_on is None:
+            return "ended"
+        asked = self._store.steered(self.key)
+        if "stop" in asked:
+            return "stopping"
+        return (
+            "paused" if next((name for name in asked if name in ("pause", "unpause")), None) == "pause" else "running"
+        )
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """Number of trials by state, such as ``{"COMPLETE": 30}``. States without trials are left out."""
         return {str(state): count for state, count in self._store.counts(self.key).items()}
@@ -281,7 +293,7 @@ class StudyResults:
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""
-        return report_of(self._recorded, self._store, self._values, running_on=self.running_on)
+        return report_of(self._recorded, self._store, self._values, running_on=self.running_on, state=self.state)
 
     @property
     def _recorded(self) -> Recorded:

@@ -54,6 +54,7 @@ class Steering:
                 action=name,
                 arguments=_arguments(request.deed),
                 answer=answer,
+                fence=self._run.study.fence,
             )
             self._run.study.note_action(action)
             self._unsaid.append((request, answer))

@@ -583,8 +583,21 @@ class SqlStore:
         """Return the requests to the study while it ran, in the order of their times. Damaged rows are left out."""
         if "study" in self._lacking.get(actions.name, ()):
             return []
-        rows = self._fetched(readable(actions.c).where(actions.c.study == key).order_by(actions.c.at))
+        rows = self._fetched(
+            readable(actions.c, self._lacking.get(actions.name, ()))
+            .where(actions.c.study == key)
+            .order_by(actions.c.at)
+        )
         return [*self._readable(rows, as_action, lambda row: f"action {short(row.id)}", is_needed=False)]
+
+    def steered(self, key: str) -> Collection[str]:
+        """Return the names of the actions that the study's latest scheduler has carried out, the latest first."""
+        if self._lacking.get(actions.name, ()):
+            return []
+        fence = sa.select(studies.c.fence).where(studies.c.key == key).scalar_subquery()
+        done = (actions.c.study == key) & (actions.c.fence == fence) & actions.c.is_done
+        found = self._fetched(sa.select(actions.c.action).where(done).order_by(actions.c.at.desc()))
+        return [str(row.action) for row in found]
 
     def close(self) -> None:
         """Close the connections to the database. A later call of any method opens a connection again.

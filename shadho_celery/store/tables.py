@@ -170,6 +170,8 @@ actions = sa.Table(
     sa.Column("arguments", json, nullable=False),
     sa.Column("is_done", sa.Boolean, nullable=False),
     sa.Column("answer", sa.Text, nullable=False),
+    #: fencing number of the scheduler that was asked
+    sa.Column("fence", sa.BigInteger),
 )
 
 #: VERSION of the program that created the tables: one row

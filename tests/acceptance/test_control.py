@@ -37,11 +37,13 @@ def test_a_study_on_this_machine_is_paused_unpaused_and_stopped(desk: Desk) -> N
     begun = len(desk.runs())
     until(lambda: "│ mine  │ paused │" in told(desk, "status"), 20, desk.said)
     command.says("; paused")
+    assert desk.told("show", "mine", "--json").json()["state"] == "paused"
     assert len(desk.runs()) == begun
     assert "no running study is called 'other'; running studies: mine" in told(desk, "stop", "other", code=2)
     assert "has ended: complete" in told(desk, "cancel", "mine", "0", code=2)
     assert told(desk, "unpause", "min") == "unpaused: trials start again\n"
     desk.await_runs(begun + 1)
+    assert "running on" in told(desk, "show", "mine")
     answer = desk.told("stop", "mine", "--json").json()
     assert (answer["is_done"], answer["text"].partition(":")[0]) == (True, "stopping")
     assert command.wait(30).code == 0, desk.said()

@@ -231,6 +231,27 @@ def test_what_people_have_asked_of_a_study_is_kept_with_a_turn_of_the_loop(store
     assert store.actions("k1") == []
 
 
+def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
+    store.create(RECORD)
+    fence = store.lock("k1", ELSEWHERE, NOW)
+
+    def asked(*names: str, is_done: bool = True) -> list[Action]:
+        answer = Answer(is_done=is_done, text="")
+        places = {name: place for place, name in enumerate(names)}
+        return [
+            Action(id=name, at=NOW + at, by="m", action=name, arguments={}, answer=answer, fence=fence)
+            for name, at in places.items()
+        ]
+
+    assert store.steered("k1") == []
+    store.write("k1", fence, NOW, asked=asked("pause", "set"))
+    store.write("k1", fence, NOW, asked=asked("stop", is_done=False))
+    assert store.steered("k1") == ["set", "pause"]
+    store.unlock("k1", fence)
+    store.lock("k1", ELSEWHERE, NOW + 1)
+    assert store.steered("k1") == []
+
+
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
     store.create(RECORD)
     with pytest.raises(StudyExists, match=r"'first' .*--resume first"):
