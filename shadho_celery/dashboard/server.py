@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
+from shadho_celery import pages
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.losses import comparison
 from shadho_celery.charts.study import chart_by_name
@@ -28,7 +28,8 @@ from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import short
 from shadho_celery.dashboard import actions, answers
-from shadho_celery.dashboard.access import Access, Guard, cookie_name
+from shadho_celery.dashboard.access import HEADERS, Access, Guard, cookie_name
+from shadho_celery.dashboard.assets import Assets
 from shadho_celery.dashboard.cache import Cache
 from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound
@@ -37,8 +38,8 @@ from shadho_celery.results.schema import plain_json
 
 log = logging.getLogger(__name__)
 
-#: files of the pages
-STATIC = Path(__file__).parent / "static"
+#: files of the pages, and those that draw charts
+STATIC, PAGES = Path(__file__).parent / "static", Path(pages.__file__).parent / "static"
 #: seconds between two looks for changes, and after which a silent stream of events says that it lives
 LOOK_SECONDS, ALIVE_SECONDS = 0.5, 15.0
 #: maximum number of streams of events, and number of bytes from which answers are compressed
@@ -67,10 +68,12 @@ class Server:
     @property
     def app(self) -> Starlette:
         """The ASGI application."""
+        own = Assets(STATIC)
         routes = [
-            Route("/", self.page),
-            Mount("/static", StaticFiles(directory=STATIC)),
-            Mount("/pages", StaticFiles(packages=[("shadho_celery.pages", "static")])),
+            # The page asks for everything else.
+            Route("/", own.answer),
+            Route("/static/{path:path}", own.answer),
+            Route("/pages/{path:path}", Assets(PAGES).answer),
             Route("/login", self.log_in, methods=["POST"]),
             Route("/api/studies", self.studies),
             Route("/api/compare", self.compare),
@@ -88,11 +91,9 @@ class Server:
             Middleware(Guard, access=self._access),
             Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED, compresslevel=4),
         ]
-        return Starlette(routes=routes, middleware=middleware, exception_handlers={ShadhoError: refuse})
-
-    async def page(self, request: Request) -> Response:
-        """Return the page, which asks for everything else."""
-        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+        return Starlette(
+            routes=routes, middleware=middleware, exception_handlers={ShadhoError: refuse, Exception: fail}
+        )
 
     async def log_in(self, request: Request) -> Response:
         """Exchange a code or the token for a cookie."""
@@ -207,6 +208,16 @@ def answer(found: object, status: int = 200) -> Response:
         # An objective may return a whole number of any size, or a text that is not Unicode. This is slower.
         body = json.dumps(plain_json(found)).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
+
+
+async def fail(request: Request, error: Exception) -> Response:
+    """Return the answer for a request that a fault of this program ends. Its traceback is logged."""
+    found = answer(
+        {"error": f"a fault of the dashboard, whose terminal has its details: {short(repr(error), 300)}"}, 500
+    )
+    # This answer does not pass the guard.
+    found.headers.update(HEADERS)
+    return found
 
 
 async def refuse(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import sys
 import time
@@ -58,8 +59,9 @@ PAGES = {
 
 
 def started(desk: Desk, *words: str) -> tuple[Command, str]:
-    """Start a dashboard on a free port; return the command and its address."""
-    command = desk.start(sys.executable, "-m", "shadho_celery", "dashboard", "--port", "0", *words)
+    """Start a dashboard, by default on a free port; return the command and its address."""
+    port = () if "--port" in words else ("--port", "0")
+    command = desk.start(sys.executable, "-m", "shadho_celery", "dashboard", *port, *words)
     command.says("dashboard: http")
     [address] = re.findall(r"dashboard: (http://\S+)", command.out)
     return command, address
@@ -114,12 +116,7 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser
         opened.page.get_by_role("link", name="shown").click()
         ended = opened.page.locator(".fact strong").nth(1)
         until(lambda: ended.inner_text() == "10", 30, ended.inner_text)
-        with closing(SqlStore(f"sqlite:///{desk.folder}/shadho.db")) as store:
-            record = store.find("shown")
-            fence = store.lock(record.key, "test", time.time())
-            [last] = store.trials(record.key, [9])
-            store.write(record.key, fence, time.time(), new=[last.evolve(number=10)], changed=[], reported=[])
-            store.unlock(record.key, fence)
+        add_trial(f"sqlite:///{desk.folder}/shadho.db", 10)
         until(lambda: ended.inner_text() == "11", 30, ended.inner_text)
 
         def is_opened() -> bool:
@@ -132,6 +129,75 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser
             return False
 
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
+
+
+def test_a_chart_that_fails_says_so_and_stops_no_other(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("Studies of this store").wait_for()
+        refused = {"status": 500, "json": {"error": "<b>no</b> reason"}}
+        for chart in ("history", "importance"):
+            opened.page.route(f"**/chart/{chart}*", lambda route: route.fulfill(**refused))
+        opened.page.get_by_role("link", name="shown").click()
+        opened.page.get_by_text("The chart history cannot be shown: <b>no</b> reason").wait_for()
+        opened.page.get_by_text("The params of").wait_for()
+        opened.page.get_by_text("The chart importance cannot be shown").wait_for()
+        opened.page.get_by_text("Reported losses of").wait_for()
+
+
+def test_a_page_that_is_cut_off_says_so_and_recovers(desk: Desk, browser: Any) -> None:
+    """The computer sleeps for an hour, so that its stream is dead without an error; then the dashboard is restarted."""
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    command, address = started(desk)
+    port = re.findall(r":(\d+)/", address)[0]
+    store = f"sqlite:///{desk.folder}/shadho.db"
+    with Opened(browser, address) as opened:
+        page, line = opened.page, opened.page.locator("#connection")
+        page.clock.install()
+        page.get_by_role("link", name="shown").click()
+        ended = page.locator(".fact strong").nth(1)
+        until(lambda: ended.inner_text() == "10", 30, ended.inner_text)
+        command.send(signal.SIGSTOP)
+        page.clock.fast_forward("01:00:00")
+        until(lambda: "what is shown may be old" in line.inner_text(), 30, line.inner_text)
+        add_trial(store, 10)
+        command.send(signal.SIGCONT)
+        until(lambda: ended.inner_text() == "11" and not line.inner_text(), 60, line.inner_text)
+        command.interrupt()
+        command.wait()
+        until(lambda: "The dashboard does not answer" in line.inner_text(), 30, line.inner_text)
+        _, address = started(desk, "--port", port)
+        add_trial(store, 11)
+        until(lambda: "open the URL that was printed" in line.inner_text(), 60, line.inner_text)
+        other = opened.context.new_page()
+        other.goto(address)
+        other.get_by_text("Studies of this store").wait_for()
+        other.close()
+        until(lambda: ended.inner_text() == "12" and not line.inner_text(), 60, line.inner_text)
+
+
+def test_two_dashboards_do_not_log_one_another_out(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    (_, first), (_, second) = started(desk), started(desk)
+    with Opened(browser, first) as opened:
+        for address in (second, first.partition("#")[0], second.partition("#")[0]):
+            opened.page.goto("about:blank")
+            opened.page.goto(address)
+            opened.page.get_by_text("The studies of this store will be here").wait_for()
+        assert len({cookie["name"] for cookie in opened.context.cookies()}) == 2
+
+
+def add_trial(store: str, number: int) -> None:
+    """Record a further trial, as a scheduler does."""
+    with closing(SqlStore(store)) as opened:
+        record = opened.find("shown")
+        fence = opened.lock(record.key, "test", time.time())
+        [last] = opened.trials(record.key, [9])
+        opened.write(record.key, fence, time.time(), new=[last.evolve(number=number)], changed=[], reported=[])
+        opened.unlock(record.key, fence)
 
 
 def test_a_run_has_a_dashboard_beside_it_that_ends_with_it_and_can_stop_it(desk: Desk, browser: Any) -> None:

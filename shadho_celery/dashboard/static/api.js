@@ -7,10 +7,26 @@ export class Refused extends Error {
   }
 }
 
+// Requests that were made before their answers are needed, by their address.
+const early = new Map();
+
 export async function get(path, query = {}) {
+  const address = addressOf(path, query);
+  const request = early.get(address) ?? fetch(address);
+  early.delete(address);
+  return answered(await reached(request));
+}
+
+// Make a request now whose answer the next `get` of the same address returns.
+export function ask(path, query = {}) {
+  const request = fetch(addressOf(path, query));
+  early.set(addressOf(path, query), request);
+  request.catch(() => {});
+}
+
+function addressOf(path, query) {
   const asked = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== undefined));
-  const text = asked.toString();
-  return answered(await reached(fetch(text ? `${path}?${text}` : path)));
+  return asked.size ? `${path}?${asked}` : path;
 }
 
 export async function post(path, body) {
@@ -24,7 +40,7 @@ async function reached(request) {
   try {
     return await request;
   } catch {
-    throw new Refused(0, "the dashboard does not answer; is it still running?");
+    throw new Refused(0, "The dashboard does not answer.");
   }
 }
 

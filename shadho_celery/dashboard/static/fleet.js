@@ -2,6 +2,7 @@
 
 import { workerAction } from "/static/actions.js";
 import { get } from "/static/api.js";
+import { sayLost } from "/static/events.js";
 import { link, seconds, table } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
@@ -20,8 +21,12 @@ export async function showFleet({ main, signal }) {
     }
   };
   await renew();
-  const timer = setInterval(() => !document.hidden && renew().catch(() => {}), PAUSE);
-  signal.addEventListener("abort", () => clearInterval(timer));
+  const again = () => renew().then(() => sayLost(""), (error) => signal.aborted || sayLost(error.message));
+  const timer = setInterval(() => document.hidden || again(), PAUSE);
+  signal.addEventListener("abort", () => {
+    clearInterval(timer);
+    sayLost("");
+  });
 }
 
 function placeParts(found) {

@@ -1,13 +1,15 @@
 // Parts that several pages have: links, headline numbers, charts that follow the study, and tables that become cards.
 
 import { studyActions } from "/static/actions.js";
-import { get, ofStudy } from "/static/api.js";
+import { ask, get, ofStudy } from "/static/api.js";
+import { listen, sayLost } from "/static/events.js";
 import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
 import { digits, moment, took } from "/pages/numbers.js";
 
-// Milliseconds between two drawings of a running study.
+// Milliseconds between two drawings of a running study, and after one that failed.
 const PAUSE = 500;
+const LONG_PAUSE = 3000;
 
 export function link(text, ...parts) {
   return element("a", text, { href: `#/${parts.map(encodeURIComponent).join("/")}` });
@@ -37,35 +39,54 @@ export function placeOf(name, runningOn, at) {
   return made;
 }
 
-// A place for a chart, which is asked for by name and drawn again by the function that is returned.
+// The library that draws charts is run after the modules, which ask for their data before.
+export const library = new Promise((done) => addEventListener("DOMContentLoaded", done));
+
+const chartPath = (name, chart) => ofStudy(name, `/chart/${chart}`);
+
+// Ask for a chart of which the place is made later.
+export const askForChart = (name, chart) => ask(chartPath(name, chart));
+
+// A place for a chart, which is asked for by name and drawn again by the function that is returned. That never fails:
+// a chart that cannot be shown says so in its place.
 export function chartPlace(parent, name, chart, { query = {}, classes = [], onTrial, signal } = {}) {
   const box = element("section");
-  parent.append(box);
+  const trouble = element("p", "", { class: "trouble", role: "status" });
+  const frame = element("div");
+  frame.append(trouble, box);
+  parent.append(frame);
   let shown = null;
   let drawn = null;
+  let asked = 0;
   box.addEventListener("trial", (event) => onTrial?.(event.detail.number));
   signal?.addEventListener("abort", () => drawn?.dispose());
-  const renew = async (changed = {}) => {
-    Object.assign(query, changed);
-    const found = await get(ofStudy(name, `/chart/${chart}`), query);
-    if (signal?.aborted) {
-      return;
-    }
+  const show = async () => {
+    asked += 1;
+    const own = asked;
+    const found = await get(chartPath(name, chart), query);
+    await library;
     const text = JSON.stringify(found);
-    if (text !== shown) {
-      shown = text;
+    // Another param may have been asked for meanwhile.
+    if (text !== shown && own === asked && !signal?.aborted) {
       drawn?.dispose();
+      drawn = null;
       drawn = showChart(box, found, classes);
+      shown = text;
     }
   };
-  return renew;
+  return async (changed = {}) => {
+    Object.assign(query, changed);
+    try {
+      await show();
+      trouble.textContent = "";
+    } catch (error) {
+      trouble.textContent = `The chart ${chart.replaceAll("_", " ")} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`;
+    }
+  };
 }
 
 // Calls `renew` once, and again each time that the study has changed, until the reader goes on.
 export async function follow(name, signal, renew) {
-  // Opened first, so that no change is missed while the page is drawn: the first event has the change until now.
-  const events = new EventSource(ofStudy(name, "/events"));
-  signal.addEventListener("abort", () => events.close());
   let isDrawing = true;
   let isOld = false;
   let last = null;
@@ -73,22 +94,36 @@ export async function follow(name, signal, renew) {
     while (isOld && !signal.aborted && !document.hidden) {
       isOld = false;
       isDrawing = true;
-      await renew().catch(() => {});
-      await new Promise((done) => setTimeout(done, PAUSE));
+      const began = performance.now();
+      let pause = PAUSE;
+      try {
+        await renew();
+        sayLost("");
+        // A large study is drawn for at most half of the time.
+        pause = Math.max(PAUSE, performance.now() - began);
+      } catch (error) {
+        sayLost(signal.aborted ? "" : error.message);
+        isOld = true;
+        pause = LONG_PAUSE;
+      }
+      await new Promise((done) => setTimeout(done, pause));
     }
     isDrawing = false;
   };
   const look = () => isOld && !isDrawing && again();
-  events.addEventListener("message", (event) => {
-    isOld ||= last !== null && event.data !== last;
-    last = event.data;
+  // Opened first, so that no change is missed while the page is drawn: the first event has the change until now.
+  const ending = new AbortController();
+  signal.addEventListener("abort", () => ending.abort());
+  listen(name, ending.signal, (change) => {
+    isOld ||= change === null || (last !== null && change !== last);
+    last = change ?? last;
     look();
   });
   document.addEventListener("visibilitychange", look, { signal });
   try {
     await renew();
   } catch (error) {
-    events.close();
+    ending.abort();
     throw error;
   }
   await again();

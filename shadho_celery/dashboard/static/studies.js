@@ -1,7 +1,7 @@
 // The list of studies, and the comparison of several.
 
 import { get } from "/static/api.js";
-import { link, number, table, time } from "/static/parts.js";
+import { library, link, number, table, time } from "/static/parts.js";
 import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
 
@@ -59,6 +59,7 @@ export async function showCompare({ main, signal }, names) {
     links.append(link(name, "study", name), " ");
   }
   main.append(element("h1", "Comparison of studies"), links, box);
+  await library;
   const drawn = showChart(box, chart, []);
   signal.addEventListener("abort", () => drawn.dispose());
 }

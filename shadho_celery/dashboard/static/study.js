@@ -1,13 +1,14 @@
 // The page of a study: how it goes, which params matter, what failed.
 
 import { get, ofStudy } from "/static/api.js";
-import { chartPlace, follow, headline, link, number, paramsText, placeOf } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, link, number, paramsText, placeOf } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
 export async function showStudy({ main, place, signal }, name) {
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
   main.append(element("h1", name), top, charts);
+  askForChart(name, "history");
   const facts = await get(ofStudy(name));
   const onTrial = (trial) => {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;

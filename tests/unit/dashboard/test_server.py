@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 import time
@@ -304,6 +305,47 @@ def test_the_pages_and_their_scripts_are_served(rig: Rig) -> None:
         assert rig.client.get(name).status_code == 200
     for name in ("/static/../server.py", "/static/%2e%2e/server.py", "/pages/../report.py", "/static/nothing.js"):
         assert rig.client.get(name).status_code == 404
+
+
+def test_a_file_is_sent_compressed_once_and_not_again(rig: Rig) -> None:
+    for name, kind in (("/", "text/html"), ("/static/app.js", "text/javascript"), ("/pages/style.css", "text/css")):
+        plain = rig.client.get(name, headers={"accept-encoding": "identity"})
+        small = rig.client.get(name, headers={"accept-encoding": "gzip, br"})
+        assert small.headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in plain.headers
+        assert small.content == plain.content
+        assert small.headers["content-type"].startswith(kind)
+        assert int(small.headers["content-length"]) < len(plain.content)
+        again = rig.client.get(name, headers={"if-none-match": small.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert rig.client.get(name, headers={"if-none-match": '"another"'}).status_code == 200
+
+
+def imported(address: str) -> set[str]:
+    """Return the addresses of all modules that a module of the pages imports."""
+    room, _, name = address.lstrip("/").partition("/")
+    text = ({"static": server.STATIC, "pages": server.PAGES}[room] / name).read_text()
+    own = {f"/{room}/{name[2:]}" if name.startswith("./") else name for name in re.findall(r'from "(.+)"', text)}
+    return own.union(*map(imported, own))
+
+
+def test_the_page_fetches_all_its_modules_at_once(rig: Rig) -> None:
+    page = rig.client.get("/").text
+    assert {*re.findall(r'modulepreload" href="(.+)"', page)} == imported("/static/app.js")
+    assert page.index("app.js") < page.index("echarts.min.js"), "data are asked for before the library is run"
+
+
+def test_a_fault_of_one_answer_is_one_line_and_hides_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr(server, "chart_by_name", fails)
+    client = TestClient(rig.server.app, base_url=HOST, cookies=rig.client.cookies, raise_server_exceptions=False)
+    found = client.get("/api/study/first/chart/history")
+    assert found.status_code == 500
+    assert "ZeroDivisionError('of all things')" in found.json()["error"]
+    assert found.headers["content-security-policy"]
+    assert client.get("/api/study/first").status_code == 200
 
 
 @pytest.mark.parametrize("sort", ["seconds", "-seconds", "loss", "-loss"])
