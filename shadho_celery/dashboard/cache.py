@@ -42,6 +42,8 @@ class CachedStudy:
         self._store, self._key, self._clock = store, record.key, clock
         self._growing, self._attempting = GrowingTrials(self.study), GrowingAttempts(self.study)
         self._lock = threading.Lock()
+        #: held while deeper facts of the trials are read
+        self._deepening = threading.Lock()
         #: of the attempts, whose reading takes long and must not delay the trials
         self._attempts_lock = threading.Lock()
         #: latest change number that is known; None before the first look
@@ -74,22 +76,37 @@ class CachedStudy:
     def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
         """Return the trials as they are now. Facts that are deeper than `depth` may be missing."""
         with self._lock:
-            change = self._refresh()
-            if self._trials_until is None:
-                self._depth = depth
-            if self._trials_until != change:
-                names = names_of(self._depth)
-                self._growing.put(self.study.rows_of_trials(names, self._trials_until or 0), names)
-                self._trials_until, self._trials = change, None
+            trials = self._read_trials()
+        return trials if depth <= self._depth else self._deepened(depth)
+
+    def _read_trials(self) -> TrialColumns:
+        """Return the trials as they are now, with the facts that are known. The lock must be held."""
+        change = self._refresh()
+        if self._trials_until != change:
+            names = names_of(self._depth)
+            self._growing.put(self.study.rows_of_trials(names, self._trials_until or 0), names)
+            self._trials_until, self._trials = change, None
+        if self._trials is None:
+            self._growing.asked = self.asked
+            self._trials = self._growing.columns()
+        return self._trials
+
+    def _deepened(self, depth: Depth) -> TrialColumns:
+        """Read deeper facts of the known trials. Meanwhile other threads can read the facts that are known."""
+        with self._deepening:
             if depth > self._depth:
+                since = self._trials_until or 0
                 names = names_of(depth, beyond=self._depth)
-                # A trial that was added meanwhile is read with all its facts, by its change number.
-                self._growing.put(self.study.rows_of_trials(names), names, are_new=False)
-                self._depth, self._trials = depth, None
-            if self._trials is None:
-                self._growing.asked = self.asked
-                self._trials = self._growing.columns()
-            return self._trials
+                for block in self.study.rows_of_trials(names):
+                    with self._lock:
+                        self._growing.put([block], names, are_new=False)
+                with self._lock:
+                    if since and since != self.study.change:
+                        # A trial that was added or has changed meanwhile.
+                        self._growing.put(self.study.rows_of_trials(names_of(depth), since), names_of(depth))
+                    self._depth, self._trials = depth, None
+        with self._lock:
+            return self._read_trials()
 
     def attempts(self) -> AttemptColumns:
         """Return the attempts and sessions as they are now."""

@@ -85,48 +85,77 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], onTr
   };
 }
 
-// Calls `renew` once, and again each time that the study has changed, until the reader goes on.
-export async function follow(name, signal, renew) {
-  let isDrawing = true;
-  let isOld = false;
-  let last = null;
-  const again = async () => {
-    while (isOld && !signal.aborted && !document.hidden) {
-      isOld = false;
-      isDrawing = true;
-      const began = performance.now();
-      let pause = PAUSE;
-      try {
-        await renew();
-        sayLost("");
-        // A large study is drawn for at most half of the time.
-        pause = Math.max(PAUSE, performance.now() - began);
-      } catch (error) {
-        sayLost(signal.aborted ? "" : error.message);
-        isOld = true;
-        pause = LONG_PAUSE;
-      }
-      await new Promise((done) => setTimeout(done, pause));
-    }
-    isDrawing = false;
-  };
-  const look = () => isOld && !isDrawing && again();
-  // Opened first, so that no change is missed while the page is drawn: the first event has the change until now.
+// Calls the functions `parts` one after the other, and each again when the study has changed, until the reader goes on.
+// A part that takes long does not delay those before it.
+export async function follow(name, signal, ...parts) {
+  const drawn = parts.map((renew) => new Part(renew, signal));
   const ending = new AbortController();
   signal.addEventListener("abort", () => ending.abort());
+  let last = null;
+  // Opened first, so that no change is missed while the page is drawn: the first event has the change until now.
   listen(name, ending.signal, (change) => {
-    isOld ||= change === null || (last !== null && change !== last);
+    if (change === null || (last !== null && change !== last)) {
+      drawn.forEach((part) => part.change());
+    }
     last = change ?? last;
-    look();
   });
-  document.addEventListener("visibilitychange", look, { signal });
+  document.addEventListener("visibilitychange", () => drawn.forEach((part) => part.look()), { signal });
   try {
-    await renew();
+    for (const part of drawn) {
+      await part.begin();
+    }
   } catch (error) {
     ending.abort();
     throw error;
   }
-  await again();
+}
+
+class Part {
+  constructor(renew, signal) {
+    Object.assign(this, { renew, signal, isDrawing: true, isOld: false });
+  }
+
+  async begin() {
+    await this.renew();
+    this.isDrawing = false;
+    this.look();
+  }
+
+  change() {
+    this.isOld = true;
+    this.look();
+  }
+
+  look() {
+    if (!this.isDrawing) {
+      this.again();
+    }
+  }
+
+  async again() {
+    this.isDrawing = true;
+    while (this.isOld && !this.signal.aborted && !document.hidden) {
+      this.isOld = false;
+      const pause = await this.once();
+      await new Promise((done) => setTimeout(done, pause));
+    }
+    this.isDrawing = false;
+  }
+
+  // Returns the milliseconds until the next drawing.
+  async once() {
+    const began = performance.now();
+    try {
+      await this.renew();
+      sayLost("");
+      // A large study is drawn for at most half of the time.
+      return Math.max(PAUSE, performance.now() - began);
+    } catch (error) {
+      sayLost(this.signal.aborted ? "" : error.message);
+      this.isOld = true;
+      return LONG_PAUSE;
+    }
+  }
 }
 
 // A table whose rows become cards of label and value on a narrow screen.

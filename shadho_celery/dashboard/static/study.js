@@ -14,7 +14,8 @@ export async function showStudy({ main, place, signal }, name) {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
   };
   const options = { classes: facts.classes, onTrial, signal };
-  const drawn = [chartPlace(charts, name, "history", options), chartPlace(charts, name, "timeline", options)];
+  const history = chartPlace(charts, name, "history", options);
+  const drawn = [chartPlace(charts, name, "timeline", options)];
   const whole = ["parallel", "importance"];
   if (facts.labels.length) {
     whole.push("slice");
@@ -34,18 +35,21 @@ export async function showStudy({ main, place, signal }, name) {
     }
   }
   let first = facts;
-  await follow(name, signal, async () => {
+  const head = async () => {
     const now = first ?? (await get(ofStudy(name)));
     first = null;
-    if (signal.aborted) {
-      return;
+    if (!signal.aborted) {
+      place.replaceChildren(placeOf(name, now.running_on, "study"));
+      top.replaceChildren(...headlines(name, now));
+      await history();
     }
-    place.replaceChildren(placeOf(name, now.running_on, "study"));
-    top.replaceChildren(...headlines(name, now));
+  };
+  const rest = async () => {
     for (const renew of drawn) {
       await renew();
     }
-  });
+  };
+  await follow(name, signal, head, rest);
 }
 
 function headlines(name, facts) {

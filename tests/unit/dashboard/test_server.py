@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 import shadho_celery
 from shadho_celery import load_study
+from shadho_celery.charts.columns import Depth
 from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
@@ -432,6 +433,30 @@ def test_only_what_a_page_needs_is_read_and_only_once(rig: Rig, monkeypatch: pyt
         rig.get(f"/api/study/first{path}")
     assert len(reads.found) == 4
     assert reads.found[-1][0] == {"number", "params", "losses", "error"}
+
+
+def test_what_changes_while_deeper_facts_are_read_is_not_missed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = rig.cache.study("first")
+    study.trials(Depth.LOSSES)
+    read = rig.cache.store.rows_of_trials
+
+    def meanwhile(key: str, names: Sequence[str], since: int = 0) -> Any:
+        blocks = [*read(key, names, since)]
+        if not since:
+            with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+                fence = store.lock(key, "test", time.time())
+                [last] = store.trials(key, [29])
+                store.write(key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+                store.unlock(key, fence)
+            rig.clock.sleep(FRESH_SECONDS)
+            assert len(study.trials(Depth.LOSSES)) == 31, "brief facts are there meanwhile"
+        return blocks
+
+    monkeypatch.setattr(rig.cache.store, "rows_of_trials", meanwhile)
+    found = study.trials(Depth.PARAMS)
+    assert len(found) == 31
+    assert found.seconds[30] == found.seconds[29]
+    assert found.labels["rate"].values[30] == found.labels["rate"].values[29]
 
 
 def test_trials_and_attempts_that_were_known_are_not_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
