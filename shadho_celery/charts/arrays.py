@@ -31,8 +31,12 @@ class Grown:
             self._values = np.concatenate([self._values, room])
         self._values[places] = values
 
+    def is_unused_by(self, column: Sequence[object]) -> bool:
+        """Return whether a column has no value, as all columns before it, so that it need not be put in."""
+        return not len(self._values) and column.count(None) == len(column)
+
     def first(self, count: int) -> NDArray[Any]:
-        """Return the first `count` values, a view if they are known."""
+        """Return the first `count` values, a view if there are any."""
         if not len(self._values):
             return np.broadcast_to(self._fill, count)
         self.put(np.empty(0, np.intp), np.empty(0, self._values.dtype), count)
@@ -105,6 +109,8 @@ class Names:
 
     def put(self, places: Indices, values: Sequence[object], count: int) -> None:
         """Put in texts at some places of the first `count`."""
+        if self._codes.is_unused_by(values):
+            return
         try:
             codes = [*map(self._known.__getitem__, values)]
         except (KeyError, TypeError):

@@ -20,6 +20,7 @@ from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.records import CLASS_BYTES
 from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState
 from shadho_celery.results.study import StudyResults
+from shadho_celery.study.trials import collector_paused
 
 #: by depth: columns of numbers, of names, and of what takes longest to read; the trial's number is always read
 NUMBERS = {
@@ -85,8 +86,9 @@ class GrowingTrials:
 
         Values of a wrong type count as missing. Rows of unknown trials are left out unless `are_new`.
         """
-        for block in blocks:
-            self._put(block, names, are_new=are_new)
+        with collector_paused():
+            for block in blocks:
+                self._put(block, names, are_new=are_new)
 
     def _put(self, block: Sequence[Row], names: Sequence[str], *, are_new: bool) -> None:
         columns = columns_of(block, names)
@@ -101,7 +103,7 @@ class GrowingTrials:
             return
         count = len(self._keys)
         for name, column in columns.items():
-            if name in self._reals:
+            if name in self._reals and not self._reals[name].is_unused_by(column):
                 most = MOST_MOMENT if name.endswith("_at") else math.inf
                 self._reals[name].put(places, reals(column, is_finite=name != "loss", most=most), count)
             elif name in self._names:
@@ -194,7 +196,7 @@ class GrowingAttempts:
         self._moments = {name: Grown(math.nan, np.float64) for name in ("queued_at", "started_at", "ended_at")}
         self._predicted = Grown(math.nan, np.float64)
         self._names = {name: Names() for name in ("compute_class", "host", "worker", "end")}
-        self._slot, self._copy = Grown(-1, np.int64), Grown(False, np.bool_)
+        self._slot, self._copy = Grown(-1, np.int32), Grown(False, np.bool_)
 
     def put(self, blocks: Iterable[Sequence[Row]]) -> None:
         """Put in blocks of rows with the columns ATTEMPTS."""
