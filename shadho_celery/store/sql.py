@@ -335,7 +335,7 @@ class SqlStore:
         rows = [{"study": key, **asdict(report)} for report in first.values()]
         noted = {"choices": choices, "decade": decade, "classes": classes}
         facts = {"lock_expires": now + LOCK_SECONDS, **{name: fact for name, fact in noted.items() if fact is not None}}
-        has_changed = bool(new or changed or attempted)
+        has_changed = bool(new or changed or attempted or asked)
 
         def write() -> list[int]:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT

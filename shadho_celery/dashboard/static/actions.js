@@ -28,15 +28,29 @@ function button(text, question, act) {
 
 const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
 
-export function studyActions(name) {
+// A whole number that the reader gives, or null; what is none is said.
+function askNumber(words, known) {
+  const text = prompt(words, String(known ?? ""));
+  const isOne = text === null || /^\s*[1-9]\d{0,8}\s*$/.test(text);
+  if (!isOne) {
+    said.textContent = `${text} is not a whole number from 1`;
+  }
+  return text === null || !isOne ? null : Number(text);
+}
+
+export function studyActions(name, { state, asked }) {
   const simple = (action, words) => button(action, () => confirm(words), () => onStudy(name, { action }));
+  if (state === "stopping") {
+    return [];
+  }
   return [
-    simple("pause", `Start no more trials of ${name} until it is unpaused? Its running trials finish.`),
-    simple("unpause", `Start trials of ${name} again?`),
+    state === "paused"
+      ? simple("unpause", `Start trials of ${name} again?`)
+      : simple("pause", `Start no more trials of ${name} until it is unpaused? Its running trials finish.`),
     simple("stop", `End ${name} once its running trials have finished?`),
     button(
       "set trials",
-      () => Number.parseInt(prompt(`Run ${name} until it has how many trials?`) ?? "", 10),
+      () => askNumber(`Run ${name} until it has how many trials?`, asked),
       (trials) => onStudy(name, { action: "set", trials }),
     ),
   ];

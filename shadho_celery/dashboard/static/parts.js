@@ -21,11 +21,11 @@ export function headline(label, value) {
   return made;
 }
 
-// The line at the top for a study: its name, whether it runs, and its pages.
-export function placeOf(name, runningOn, at) {
+// The line at the top for a study: its name, what it does, and its pages.
+export function placeOf(name, facts, at) {
   document.title = `${name} – shadho_celery`;
   const made = element("nav", "", { "aria-label": `Study ${name}`, class: "study" });
-  made.append(element("span", name, { class: "name" }), element("span", runningOn ? "running" : "ended", { class: "state" }));
+  made.append(element("span", name, { class: "name" }), element("span", facts.state, { class: `state ${facts.state}` }));
   for (const [text, ...rest] of [["study"], ["trials", "trials"], ["placement", "placement"]]) {
     const each = link(text, "study", name, ...rest);
     if (text === at) {
@@ -33,8 +33,8 @@ export function placeOf(name, runningOn, at) {
     }
     made.append(each);
   }
-  if (runningOn) {
-    made.append(...studyActions(name));
+  if (facts.running_on) {
+    made.append(...studyActions(name, facts));
   }
   return made;
 }

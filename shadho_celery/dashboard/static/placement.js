@@ -8,7 +8,7 @@ const CHARTS = ["timeline", "throughput", "one_more_worker", "predictions", "wai
 
 export async function showPlacement({ main, place, signal }, name) {
   const facts = await get(ofStudy(name));
-  place.replaceChildren(placeOf(name, facts.running_on, "placement"));
+  place.replaceChildren(placeOf(name, facts, "placement"));
   const charts = element("div", "", { class: "charts wide" });
   main.append(element("h1", `Placement of ${name}`), charts);
   const onTrial = (trial) => {

@@ -32,7 +32,7 @@ export async function showStudies({ main, signal }) {
   const columns = [
     ["compare", box],
     ["study", (study) => link(study.name, "study", study.name)],
-    ["state", (study) => (study.running_on ? `running on ${study.running_on}` : "ended")],
+    ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : "ended")],
     ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
     ["failed", (study) => String(count(study, "FAILED")), "number"],
     ["best", (study) => (study.best === null ? "–" : `${study.loss} ${number(study.best)}`), "number"],

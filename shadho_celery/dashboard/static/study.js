@@ -39,7 +39,7 @@ export async function showStudy({ main, place, signal }, name) {
     const now = first ?? (await get(ofStudy(name)));
     first = null;
     if (!signal.aborted) {
-      place.replaceChildren(placeOf(name, now.running_on, "study"));
+      place.replaceChildren(placeOf(name, now, "study"));
       top.replaceChildren(...headlines(name, now));
       await history();
     }

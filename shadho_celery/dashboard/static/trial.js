@@ -8,7 +8,7 @@ import { element } from "/pages/marks.js";
 
 export async function showTrial({ main, place, signal }, name, number_) {
   const facts = await get(ofStudy(name));
-  place.replaceChildren(placeOf(name, facts.running_on, "trial"));
+  place.replaceChildren(placeOf(name, facts, "trial"));
   const body = element("div", "", { class: "trial" });
   const log = element("section");
   const charts = element("div", "", { class: "charts" });

@@ -12,7 +12,7 @@ const SORTS = { "-number": "newest first", number: "oldest first", loss: "best f
 export async function showTrials({ main, place, signal }, name, query) {
   const asked = Object.fromEntries(new URLSearchParams(query));
   const facts = await get(ofStudy(name));
-  place.replaceChildren(placeOf(name, facts.running_on, "trials"));
+  place.replaceChildren(placeOf(name, facts, "trials"));
   const go = (changed) => {
     const next = new URLSearchParams({ ...asked, page: 0, ...changed });
     for (const [key, value] of [...next]) {

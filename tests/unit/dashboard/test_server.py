@@ -130,7 +130,7 @@ def test_the_studies_are_listed_with_their_counts_and_best_losses(rig: Rig) -> N
     first = found["studies"][1]
     assert sum(first["counts"].values()) == 30
     assert first["best"] == load_study(f"sqlite:///{rig.path}", "first").best_loss
-    assert first["running_on"] is None
+    assert (first["running_on"], first["state"]) == (None, "ended")
 
 
 def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
