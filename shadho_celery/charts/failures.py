@@ -6,7 +6,7 @@ import numpy as np
 
 from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark, Scale, Series, empty_chart
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.charts.params import explained, groups, interval_names
+from shadho_celery.charts.explained import explained, groups, interval_names
 from shadho_celery.core.trial import TrialState
 
 _NONE = "No trial has failed."

@@ -26,19 +26,17 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.core.units import digits
+from shadho_celery.charts.explained import LEAST_TRIALS, explained, groups
+from shadho_celery.charts.param_seconds import METHOD, seconds_shares
 
 #: number of best trials that parallel coordinates always keep
 BEST = 50
-#: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
-INTERVALS, LEAST_TRIALS = 8, 5
 #: maximum number of labels of parallel coordinates
 MOST_AXES = 12
 
 _IMPORTANCE = (
-    "Importance is the share of the variance that a label explains by itself, among the trials in which it is active: "
-    "the correlation ratio, corrected for its number of intervals (Kelley 1935). For the loss it is computed on ranks, "
-    "for the seconds on their logarithm within each compute class."
+    "Importance is the share of the variance that a label explains by itself, among the trials in which it is active. "
+    f"For the loss it is the correlation ratio of ranks, corrected for its number of intervals (Kelley 1935). {METHOD}"
 )
 
 
@@ -54,7 +52,7 @@ class Importance(Struct, frozen=True, kw_only=True):
 
 def parallel(trials: TrialColumns) -> Chart:
     """Return a line for each COMPLETE trial over its labels and its loss; the most important labels come first."""
-    shown = [each.label for each in importances(trials)][:MOST_AXES]
+    shown = [each.label for each in importances(trials, with_seconds=False)][:MOST_AXES]
     places = np.flatnonzero(trials.is_complete & np.isfinite(trials.loss))
     if not shown or not len(places):
         return empty_chart("parallel", "The params of each trial", "No trial has completed yet.")
@@ -131,85 +129,28 @@ def importance(trials: TrialColumns) -> Chart:
     return Chart(name="importance", title=_important(found), axes=axes, series=series, note=_IMPORTANCE)
 
 
-def importances(trials: TrialColumns) -> list[Importance]:
+def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
     """Return how much each label matters, those that matter most for the loss first."""
     is_rated = trials.is_complete & np.isfinite(trials.loss)
-    is_timed = trials.is_complete & (trials.seconds > 0)
+    seconds = seconds_shares(trials, 2 * LEAST_TRIALS) if with_seconds else {}
     found = []
     for label in trials.labels.values():
-        by_loss, by_seconds = np.flatnonzero(is_rated & label.is_active), np.flatnonzero(is_timed & label.is_active)
+        by_loss = np.flatnonzero(is_rated & label.is_active)
         found.append(
             Importance(
                 label=label.name,
                 loss=explained(groups(label, by_loss), _ranks(trials.loss[by_loss])),
-                seconds=explained(groups(label, by_seconds), _log_seconds(trials, by_seconds)),
+                seconds=seconds.get(label.name),
                 trials=int(label.is_active.sum()),
             )
         )
     return sorted(found, key=lambda each: (-(each.loss or 0.0), -(each.seconds or 0.0), each.label))
 
 
-def explained(group: Indices, values: Array) -> float | None:
-    """Return the share of the variance of values that their groups explain, from 0 to 1.
-
-    It is the squared correlation ratio, corrected for chance: epsilon squared of Kelley, "An Unbiased Correlation
-    Ratio Measure", 1935. Returns None for fewer than 2 * LEAST_TRIALS values. It is 0 if the values do not vary.
-    """
-    count = len(values)
-    if count < 2 * LEAST_TRIALS:
-        return None
-    total = float(np.square(values - values.mean()).sum())
-    sizes = np.bincount(group)
-    used = int((sizes > 0).sum())
-    if total <= 0 or used < 2 or used >= count:
-        return 0.0
-    means = np.bincount(group, values) / np.maximum(sizes, 1)
-    within = float(np.square(values - means[group]).sum())
-    return max(0.0, 1.0 - (within / (count - used)) / (total / (count - 1)))
-
-
-def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
-    """Return the group of each place: the option, or the interval with about as many trials as the others."""
-    values = label.values[places]
-    if label.options or not len(values):
-        return values.astype(np.intp)
-    distinct, group = np.unique(values, return_inverse=True)
-    count = max(2, min(intervals, len(values) // LEAST_TRIALS))
-    if len(distinct) <= count:
-        return np.asarray(group, np.intp)
-    edges = np.quantile(values, np.arange(1, count) / count)
-    return np.searchsorted(edges, values, side="right")
-
-
-def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
-    """Return the name of each group of `groups`: an option, or the range of its values."""
-    if label.options:
-        return [*label.options]
-    values = label.values[places]
-    names = []
-    for index in range(int(group.max(initial=-1)) + 1):
-        own = values[group == index]
-        if not len(own):
-            names.append("")
-            continue
-        least, most = digits(float(own.min())), digits(float(own.max()))
-        names.append(least if least == most else f"{least} to {most}")
-    return names
-
-
 def _ranks(values: Array) -> Array:
     """Return the ranks of values; equal values have the mean of their ranks."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[group], float)
-
-
-def _log_seconds(trials: TrialColumns, places: Indices) -> Array:
-    """Return log seconds minus the mean of their compute class."""
-    logs = np.log(trials.seconds[places])
-    classes = trials.compute_class.codes[places]
-    for code in np.unique(classes):
-        logs[classes == code] -= logs[classes == code].mean()
-    return np.asarray(logs, float)
 
 
 def _axis(label: Label) -> Axis:

@@ -62,7 +62,9 @@ def _machines(data: StudyData) -> Iterator[Figure]:
 def _params(data: StudyData) -> Iterator[Figure]:
     charts = data.charts
     yield _one("Params", charts.importance())
-    slices = [(each.label, charts.slice(each.label)) for each in importances(data.trials())[:SLICES]]
+    slices = [
+        (each.label, charts.slice(each.label)) for each in importances(data.trials(), with_seconds=False)[:SLICES]
+    ]
     if slices:
         yield Figure(section="Params", charts=slices, choice="param")
     yield _one("Params", charts.parallel())

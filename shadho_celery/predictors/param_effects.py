@@ -44,10 +44,12 @@ class Basis:
     They are a pivoted Cholesky decomposition of the kernel over draws.
     """
 
-    def __init__(self, subspace: Subspace) -> None:
-        self._domains = subspace.domains
-        self._is_numeric = [domain.is_numeric for domain in subspace.domains.values()]
-        draws = self.rows(subspace.sample(np.random.default_rng(0), DRAWS))
+    def __init__(self, draws: Array, is_numeric: Sequence[bool]) -> None:
+        """`draws` are rows of features, shape (n, labels), in which an inactive label is NaN.
+
+        `is_numeric` is False for the labels of options.
+        """
+        self._is_numeric = is_numeric
         pivots, factor = self._decomposed(draws)
         self._pivots = draws[pivots]
         self._weights = np.linalg.inv(factor[pivots]).T
@@ -59,13 +61,32 @@ class Basis:
         """Number of basis functions."""
         return len(self._mean)
 
-    def rows(self, params_list: Sequence[Params]) -> Array:
-        """Return the params as rows of features, shape (n, labels). An inactive label is NaN."""
-        return features(params_list, self._domains, inactive=math.nan)
-
     def functions(self, rows: Array) -> Array:
         """Return the values of the basis functions at rows of features, shape (n, size)."""
         return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
+
+    def main_effects(self, rows: Array, coefficients: Array) -> Array:
+        """Return what each label alone changes in sums of the functions at each row, shape (n, labels, sums).
+
+        `coefficients` of the sums have shape (size, sums). The main effect of a label is the sum with this label's
+        value, on average over the values that the other labels have in the rows, minus the mean over all rows: the
+        first-order term of an analysis of variance (Hoeffding, 1948; Sobol, 1993). It is exact, because the kernel is a
+        sum over labels and pairs of labels.
+        """
+        labels = len(self._is_numeric)
+        weights = self._weights @ coefficients
+        means = np.array([self._alike(rows, label).mean(axis=0) for label in range(labels)])
+        of_pairs = PAIRS / max(math.comb(labels, 2), 1)
+        effects = np.empty((len(rows), labels, coefficients.shape[1]))
+        for label in range(labels):
+            share = (1.0 - PAIRS) / labels + of_pairs * (means.sum(axis=0) - means[label])
+            effects[:, label] = (self._alike(rows, label) - means[label]) @ (share[:, None] * weights)
+        return effects
+
+    def _alike(self, rows: Array, label: int) -> Array:
+        """Return the similarity of rows and pivots in one label, shape (n, size)."""
+        only = slice(label, label + 1)
+        return likeness(rows[:, only], self._pivots[:, only], self._is_numeric[only])[0]
 
     def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
         """Return the indexes of the pivots among the draws, and the Cholesky factor, shape (draws, pivots).
@@ -174,12 +195,17 @@ class Regression:
         errors_sum = max(float(errors.sum()), 0.0)
         self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
 
+    @property
+    def coefficients(self) -> Array:
+        """Coefficients of the functions by group, shape (groups, functions)."""
+        return self._coefficients[:, 1:]
+
     def predict(self, functions: Array) -> Array:
         """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
 
         A constant only shows how unusual the params are that a group happened to get.
         """
-        return np.asarray(functions @ self._coefficients[:, 1:].T)
+        return np.asarray(functions @ self.coefficients.T)
 
 
 class ParamEffects:
@@ -213,9 +239,10 @@ class ParamEffects:
         The same params always have the same values.
         """
         if self._basis is None:
-            self._basis = Basis(self._subspace)
+            draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
+            self._basis = Basis(draws, [domain.is_numeric for domain in self._subspace.domains.values()])
             self._regression = Regression(self._basis.size)
-        return self._basis.functions(self._basis.rows(params_list))
+        return self._basis.functions(self._rows(params_list))
 
     def read(self, centres: Array) -> None:
         """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
@@ -234,3 +261,7 @@ class ParamEffects:
         """
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
+
+    def _rows(self, params_list: Sequence[Params]) -> Array:
+        """Return the params as rows of features, shape (n, labels). An inactive label is NaN."""
+        return features(params_list, self._subspace.domains, inactive=math.nan)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
+from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.charts.explained import explained
 from shadho_celery.charts.failures import failures, failures_by_label
 from shadho_celery.charts.fronts import front, hypervolume
-from shadho_celery.charts.params import explained, importance, importances, parallel, slice_of
+from shadho_celery.charts.params import importance, importances, parallel, slice_of
 from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
 from shadho_celery.core.trial import Report
 
@@ -53,6 +56,94 @@ def test_a_class_that_is_slow_does_not_make_a_param_matter_for_the_seconds() -> 
         is_slow = place % 2 == 0
         row |= {"compute_class": "slow" if is_slow else "fast", "seconds": 100.0 if is_slow else 1.0}
     assert all(not each.seconds for each in importances(trials(rows)))
+
+
+def timed(count: int, law: Callable[..., float], seed: int = 3, **draws: Callable[..., float]) -> TrialColumns:
+    """Trials of two classes. `law` gives the log seconds from the class and the values that `draws` give by label."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        params: dict[str, float] = {}
+        for label, draw in draws.items():
+            params[label] = float(draw(rng, params))
+        where = ("cpu", "gpu")[int(rng.integers(2))]
+        seconds = float(np.exp(law(where, **params) + 0.3 * rng.normal()))
+        rows.append({"loss": 1.0, "seconds": seconds, "compute_class": where, "params": params})
+    return trials(rows)
+
+
+def shares(found: TrialColumns) -> dict[str, float]:
+    return {each.label: each.seconds or 0.0 for each in importances(found)}
+
+
+def uniform(rng: np.random.Generator, params: object) -> float:
+    return float(rng.uniform())
+
+
+def test_a_label_that_goes_along_with_one_that_costs_seconds_does_not_cost_them() -> None:
+    """As when a sampler prefers both large: the model holds one still while the other changes."""
+
+    def along(rng: np.random.Generator, params: Mapping[str, float]) -> float:
+        return float(np.clip(params["width"] + 0.1 * rng.normal(), 0, 1))
+
+    found = shares(timed(400, lambda where, width, follower: 2 * width, width=uniform, follower=along))
+    assert found["width"] > 0.5
+    assert found["follower"] < 0.05
+
+
+def test_an_effect_on_one_class_alone_counts_on_that_class_alone() -> None:
+    found = shares(timed(400, lambda where, width, noise: 3 * width * (where == "cpu"), width=uniform, noise=uniform))
+    assert 0.5 < found["width"] < 0.95
+    assert found["noise"] < 0.05
+
+
+def test_without_an_effect_few_trials_show_next_to_none() -> None:
+    found = [shares(timed(30, lambda where, a, b: 0.0, seed, a=uniform, b=uniform)) for seed in range(10)]
+    assert float(np.mean([each["a"] for each in found])) < 0.1
+
+
+def test_of_very_many_labels_the_one_that_matters_is_found() -> None:
+    labels = {f"u{place:03}": uniform for place in range(120)}
+    found = shares(timed(300, lambda where, **params: 2 * params["u077"], **labels))
+    assert max(found, key=lambda label: found[label]) == "u077"
+    assert found["u077"] > 0.4
+
+
+def test_the_label_that_decides_between_subspaces_has_what_they_differ_by() -> None:
+    rows = searched(300)
+    for row in rows:
+        is_net = row["subspace"] == "kind=net"
+        row["seconds"] = float(row["seconds"]) * (20.0 if is_net else 1.0)  # type: ignore[arg-type]
+    found = shares(trials(rows, options={"kind": ["tree", "net"]}))
+    assert found["kind"] > 0.5
+    assert 0.1 < found["size"] < 0.5
+    assert found["noise"] < 0.05
+
+
+def test_extreme_values_spoil_nothing() -> None:
+    rows = [
+        {
+            "loss": 1.0,
+            "seconds": [1e-300, 1.0, 1e300, math.inf][n % 4],
+            "params": {"x": 1e308 * (-1) ** n, "y": float(n)},
+        }
+        for n in range(60)
+    ]
+    found = shares(trials(rows))
+    assert all(0 <= share <= 1 for share in found.values())
+
+
+def test_the_seconds_of_a_greater_budget_are_not_those_of_a_param() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(200):
+        x = rng.uniform()
+        budget = 27.0 if x > 0.5 else 1.0
+        params = {"x": x, "size": rng.uniform()}
+        rows.append({"loss": 1.0, "seconds": budget * np.exp(params["size"]), "budget": budget, "params": params})
+    found = shares(trials(rows))
+    assert found["size"] > 0.9
+    assert found["x"] < 0.05
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""Groups of equal or similar values of a label, and how much of the variance of other values they explain."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shadho_celery.charts.chart import Array, Indices
+from shadho_celery.charts.columns import Label
+from shadho_celery.core.units import digits
+
+#: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
+INTERVALS, LEAST_TRIALS = 8, 5
+
+
+def explained(group: Indices, values: Array) -> float | None:
+    """Return the share of the variance of values that their groups explain, from 0 to 1.
+
+    It is the squared correlation ratio, corrected for chance: epsilon squared of Kelley, "An Unbiased Correlation
+    Ratio Measure", 1935. Returns None for fewer than 2 * LEAST_TRIALS values. It is 0 if the values do not vary.
+    """
+    count = len(values)
+    if count < 2 * LEAST_TRIALS:
+        return None
+    total = float(np.square(values - values.mean()).sum())
+    sizes = np.bincount(group)
+    used = int((sizes > 0).sum())
+    if total <= 0 or used < 2 or used >= count:
+        return 0.0
+    means = np.bincount(group, values) / np.maximum(sizes, 1)
+    within = float(np.square(values - means[group]).sum())
+    return max(0.0, 1.0 - (within / (count - used)) / (total / (count - 1)))
+
+
+def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:
+    """Return the group of each place: the option, or the interval with about as many trials as the others."""
+    values = label.values[places]
+    if label.options or not len(values):
+        return values.astype(np.intp)
+    distinct, group = np.unique(values, return_inverse=True)
+    count = max(2, min(intervals, len(values) // LEAST_TRIALS))
+    if len(distinct) <= count:
+        return np.asarray(group, np.intp)
+    edges = np.quantile(values, np.arange(1, count) / count)
+    return np.searchsorted(edges, values, side="right")
+
+
+def interval_names(label: Label, places: Indices, group: Indices) -> list[str]:
+    """Return the name of each group of `groups`: an option, or the range of its values."""
+    if label.options:
+        return [*label.options]
+    values = label.values[places]
+    names = []
+    for index in range(int(group.max(initial=-1)) + 1):
+        own = values[group == index]
+        if not len(own):
+            names.append("")
+            continue
+        least, most = digits(float(own.min())), digits(float(own.max()))
+        names.append(least if least == most else f"{least} to {most}")
+    return names
