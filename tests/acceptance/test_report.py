@@ -165,9 +165,11 @@ def test_a_part_of_a_bar_is_said_by_its_own_height(browser: Any, report: Path) -
     with Opened(browser, report.as_uri()) as opened:
         figure = opened.page.locator("figure", has_text="that this fleet could have completed")
         figure.locator("summary").click()
-        figure.locator("tbody tr").nth(99).wait_for()
-        said = [row.locator("td").last.inner_text() for row in figure.locator("tbody tr").all()[60:100]]
-    own = [y - base for y, base in zip(columns[1]["y"], columns[1]["base"], strict=True)][:40]
+        figure.locator("tbody tr").first.wait_for()
+        count = len(columns[0]["y"])
+        said = [row.locator("td").last.inner_text() for row in figure.locator("tbody tr").all()[count : 2 * count]]
+    own = [y - base for y, base in zip(columns[1]["y"], columns[1]["base"], strict=True)][: len(said)]
+    assert said
     assert [float(text.replace(",", "")) for text in said] == [pytest.approx(each, rel=5e-3, abs=1e-6) for each in own]
 
 
