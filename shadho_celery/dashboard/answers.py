@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 def studies(cache: Cache) -> Json:
     """Return the studies of the store, the latest first."""
-    records = cache.store.records()
+    records = cache.records()
     found = []
     for record in records[:MOST_STUDIES]:
         study = cache.results(record)

@@ -168,6 +168,7 @@ class CachedStudy:
         """Look for changes. They are read by those who need them, after this number, so that none is missed."""
         now = self._clock.now()
         if self.change is None or now - self._read_at >= FRESH_SECONDS:
+            self._store.verify()
             change = self._store.change(self._key)
             if change != self.change and self.change is not None:
                 record = self._store.find(self.study.name)
@@ -187,12 +188,18 @@ class Cache:
         self._lock = threading.Lock()
         self._studies: OrderedDict[str, CachedStudy] = OrderedDict()
 
+    def records(self) -> list[StudyRecord]:
+        """Return all studies, the latest first."""
+        self.store.verify()
+        return self.store.records()
+
     def results(self, record: StudyRecord) -> StudyResults:
         """Return a study without its trials."""
         return StudyResults(self.store, record)
 
     def study(self, name: str) -> CachedStudy:
         """Return the study of a name, or of the beginning of one. Raises StudyNotFound."""
+        self.store.verify()
         record = self.store.find(name)
         with self._lock:
             found = self._studies.get(record.key)

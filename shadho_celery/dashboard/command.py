@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -25,6 +27,11 @@ from shadho_celery.transport import urls
 HOST, PORT = "127.0.0.1", 8420
 #: seconds for which open requests may take when the dashboard ends
 END_SECONDS = 1
+#: page that leads to another one
+_LEADING = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>shadho_celery</title>
+<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">Open the dashboard</a></html>
+"""
 #: maximum number of requests at a time
 MOST_REQUESTS = 300
 
@@ -69,7 +76,7 @@ def dashboard(
     opened = SqlStore(store, read_only=True)
     logs = open_logs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
     # The server ends in order on Ctrl-C, and raises it again.
-    with suppress(KeyboardInterrupt), _listen(port) as listening:
+    with suppress(KeyboardInterrupt), ExitStack() as opening, _listen(port) as listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
 
         def say_used(code: str) -> None:
@@ -88,7 +95,7 @@ def dashboard(
         if with_parent:
             threading.Thread(target=_end_with_input, daemon=True).start()
         if is_opened:
-            webbrowser.open(url)
+            opening.enter_context(_opened(url))
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
             server.app,
@@ -99,6 +106,23 @@ def dashboard(
             timeout_graceful_shutdown=END_SECONDS,
         )
         uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[None]:
+    """Open a page in a browser by a file that leads to it, which is removed at the end.
+
+    The words of a command are shown to other users, and the URL logs in whoever has it.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="shadho-", suffix=".html")
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(_LEADING.format(url=url))
+        webbrowser.open(path.as_uri())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _end_with_input() -> None:

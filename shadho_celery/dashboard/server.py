@@ -26,7 +26,7 @@ from shadho_celery.charts.losses import comparison
 from shadho_celery.charts.study import chart_by_name
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.dashboard import actions, answers
 from shadho_celery.dashboard.access import HEADERS, Access, Guard, cookie_name
 from shadho_celery.dashboard.assets import Assets
@@ -170,7 +170,7 @@ class Server:
             return answer(act())
 
     async def events(self, request: Request) -> Response:
-        """Return a stream with an event each time that the study has changed."""
+        """Return a stream with an event each time that the study has changed, and when the store cannot be read."""
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
         if self._streams >= MOST_STREAMS:
             return answer({"error": f"{MOST_STREAMS} pages are open; close some"}, 503)
@@ -178,18 +178,19 @@ class Server:
         async def stream() -> AsyncIterator[str]:
             self._streams += 1
             try:
-                last, silent, has_failed = None, 0.0, False
+                last: object = None
+                silent = 0.0
                 while True:
                     try:
-                        change, has_failed = await run_in_threadpool(cached.look), False
+                        event, text = "message", str(await run_in_threadpool(cached.look))
                     except StoreError as error:
-                        # The stream goes on: a browser does not open it again once the server has refused that.
-                        if not has_failed:
-                            log.warning("%s", error)
-                        change, has_failed = last or 0, True
-                    if change != last or silent >= ALIVE_SECONDS:
-                        yield f"data: {change}\n\n"
-                        last, silent = change, 0.0
+                        # The stream goes on, because the store may be there again.
+                        event, text = "trouble", one_line(error, 500)
+                        if last != (event, text):
+                            log.warning("%s", text)
+                    if (event, text) != last or silent >= ALIVE_SECONDS:
+                        yield f"event: {event}\ndata: {text}\n\n"
+                        last, silent = (event, text), 0.0
                     await asyncio.sleep(LOOK_SECONDS)
                     silent += LOOK_SECONDS
             except StudyNotFound:

@@ -57,6 +57,7 @@ from shadho_celery.store.rows import (
     unchecked,
 )
 from shadho_celery.store.tables import (
+    VERSION,
     actions,
     add_columns,
     attempts,
@@ -66,6 +67,7 @@ from shadho_celery.store.tables import (
     note_version,
     reports,
     schema,
+    schema_version,
     sessions,
     studies,
     trials,
@@ -135,6 +137,19 @@ class SqlStore:
                 self._lacking = lacking_columns(self._engine)
             else:
                 self._create_tables()
+
+    def verify(self) -> None:
+        """Look whether another version has changed the tables of a store that is only read since it was opened.
+
+        Added columns are read from now on. Raises StoreError if the tables are those of a newer version.
+        """
+        with self._errors():
+            if "version" not in self._lacking.get(schema_version.name, ()):
+                found = self._fetched(sa.select(schema_version.c.version))
+                if any(row.version != VERSION for row in found):
+                    self._refuse_damage()
+            if any(self._lacking.values()):
+                self._lacking = lacking_columns(self._engine)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record a new study, and the trials of earlier studies from which it learns.

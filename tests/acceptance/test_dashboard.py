@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import stat
 import sys
 import time
 from contextlib import closing
@@ -162,7 +163,7 @@ def test_a_page_that_is_cut_off_says_so_and_recovers(desk: Desk, browser: Any) -
         until(lambda: ended.inner_text() == "10", 30, ended.inner_text)
         command.send(signal.SIGSTOP)
         page.clock.fast_forward("01:00:00")
-        until(lambda: "what is shown may be old" in line.inner_text(), 30, line.inner_text)
+        until(lambda: "What is shown may be old" in line.inner_text(), 30, line.inner_text)
         add_trial(store, 10)
         command.send(signal.SIGCONT)
         until(lambda: ended.inner_text() == "11" and not line.inner_text(), 60, line.inner_text)
@@ -256,6 +257,27 @@ def test_the_log_of_a_running_trial_is_followed_as_text(
         ]
         assert opened.page.evaluate("window.hit") is None
         assert opened.logged == []
+
+
+def test_a_browser_is_opened_without_the_code_in_its_words(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    words = desk.folder / "words"
+    opener = desk.folder / "opener"
+    opener.write_text(f'#!/bin/sh\necho "$@" > {words}\n')
+    opener.chmod(0o700)
+    desk.environment["BROWSER"] = f"{opener} %s"
+    command, address = started(desk, "--open")
+    until(lambda: words.exists() and words.read_text().endswith("\n"), 30, desk.said)
+    uri = words.read_text().strip()
+    assert uri.startswith("file://")
+    assert address.partition("#")[2] not in uri
+    path = Path(uri.removeprefix("file://"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with Opened(browser, uri) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+    command.interrupt()
+    command.wait()
+    assert not path.exists()
 
 
 def test_a_used_address_is_refused_in_words(desk: Desk, browser: Any) -> None:

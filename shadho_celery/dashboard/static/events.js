@@ -13,7 +13,7 @@ const line = document.getElementById("connection");
 
 // Say that what is shown may be old, and why; or with "" that it is not.
 export function sayLost(why) {
-  const text = why && `Not connected, so what is shown may be old. ${why} Trying again ...`;
+  const text = why && `What is shown may be old. ${why} Trying again ...`;
   if (line.textContent !== text) {
     line.textContent = text;
   }
@@ -46,6 +46,7 @@ class Stream {
     this.heard = Date.now();
     this.events = new EventSource(ofStudy(this.name, "/events"));
     this.events.addEventListener("message", (event) => this.hear(event.data));
+    this.events.addEventListener("trouble", (event) => this.hearTrouble(event.data));
     this.events.addEventListener("error", () => this.lose());
   }
 
@@ -58,6 +59,13 @@ class Stream {
       this.changed(null);
     }
     this.changed(change);
+  }
+
+  // The dashboard is there, but its store cannot be read.
+  hearTrouble(why) {
+    this.heard = Date.now();
+    this.wasLost = true;
+    sayLost(`${why}.`);
   }
 
   // The browser opens a stream again only after some errors, and does not say which one it was.
