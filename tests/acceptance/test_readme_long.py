@@ -63,7 +63,8 @@ def test_unets_that_find_cells(desk: Desk) -> None:
     out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo --trials 15", seconds=450)
     assert " complete models beat the baseline (dice loss " in desk.commands[-1].err
     assert (desk.folder / "unet.png").read_bytes().startswith(b"\x89PNG")
-    table = out[out.index("complete x median time + pruned") :]
+    # On a busy machine it may be that no trial is pruned, which the title of the table then leaves out.
+    table = out[out.index("complete x median time") :]
     assert all(f"network={depth},descent=" in table for depth in ("shallow", "medium", "deep"))
     trials = desk.trials()
     assert len(trials) == 15
