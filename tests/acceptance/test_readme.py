@@ -265,14 +265,18 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
 
 
 def test_planning_a_fleet(desk: Desk) -> None:
-    """The example of a cluster file is written, played under both policies, and its trials are written."""
-    write, play, out = (line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help"))
+    """The example of a cluster file is written, played under both policies, and its trials are written and stored."""
+    write, play, out, keep = (
+        line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help")
+    )
     shell(desk, write)
     shown = shell(desk, play)
     assert "policy cost" in shown
     assert "policy fifo" in shown
     assert "10800 simulated seconds" in shown
     shell(desk, out)
+    shell(desk, keep)
+    assert "simulated-cluster-cost-" in shell(desk, "shadho-celery studies")
     assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
 
 
