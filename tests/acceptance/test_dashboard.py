@@ -82,7 +82,6 @@ def next_address(command: Command, used: str) -> str:
     return re.findall(r"http://\S+", command.out)[-1]
 
 
-@pytest.mark.sample
 def test_every_page_is_drawn_in_light_and_dark_wide_and_narrow(desk: Desk, browser: Any, shots: Path) -> None:
     """No page logs an error, asks another host, scrolls sideways, runs what a trial wrote, or fails axe-core."""
     desk.write("my_study.py", STUDY)
@@ -109,6 +108,7 @@ def test_every_page_is_drawn_in_light_and_dark_wide_and_narrow(desk: Desk, brows
     assert command.wait(20).code == 0, desk.said()
 
 
+@pytest.mark.sample
 def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser: Any) -> None:
     desk.write("my_study.py", STUDY)
     desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
