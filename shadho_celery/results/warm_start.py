@@ -13,11 +13,11 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import hyperopt
 import numpy as np
@@ -28,7 +28,7 @@ from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
+from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, quoted, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.describe import outermost_calls
@@ -37,7 +37,7 @@ from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import shown_options
-from shadho_celery.space.tree import evaluate
+from shadho_celery.space.tree import Literal, Node, Switch, evaluate, unshared
 from shadho_celery.store.sql import SqlStore
 
 #: for each trial, its params by label, and its loss as the objective returned it
@@ -309,20 +309,26 @@ def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
             names = table.fieldnames or ()
-            # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
-            read: Callable[[str], str] = unquoted if _is_export(names) else str
-            lines = [{read(name): read(cells.get(name) or "") for name in names} for cells in table]
-            names = [*map(read, names)]
+            lines = [{name: cells.get(name) or "" for name in names} for cells in table]
     except OSError as error:
         raise UsageError(f"the warm start {path} cannot be read: {error.strerror}; give another file") from None
     except (UnicodeDecodeError, csv.Error) as error:
         form = "give a file as written by shadho-celery export"
         raise UsageError(f"the warm start {path} is not a CSV file ({one_line(error)}); {form}") from None
+    # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
+    if _is_export(names) and not _is_plain([*names, *(cell for cells in lines for cell in cells.values())]):
+        lines = [{unquoted(name): unquoted(cell) for name, cell in cells.items()} for cells in lines]
+        names = [*map(unquoted, names)]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(
             f"the warm start {path} has several columns named {short(twice[0])}; rename or delete all but one"
         )
     return names, lines
+
+
+def _is_plain(texts: Iterable[str]) -> bool:
+    """Return whether a table was written with ``--plain``: it has a text that `quoted` would have written otherwise."""
+    return any(quoted(unquoted(text)) != text and not _NUMBER.fullmatch(text) for text in texts)
 
 
 def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
@@ -342,10 +348,18 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
 class _Options:
     """Finds the option of a choice from its value or text. Options with equal texts are never found."""
 
-    def __init__(self, options: Sequence[Any], alike: Collection[int]) -> None:
+    def __init__(self, label: str, switch: Switch) -> None:
+        options, alike = shown_options(label, switch)
         self._options = {place: option for place, option in enumerate(options) if place not in alike}
         self.count = len(options)
         self._places = {str(option): place for place, option in self._options.items()}
+        constants = {place: unshared(option) for place, option in enumerate(switch.options) if place not in alike}
+        #: a constant's own text, for choices whose options are shown otherwise because some of them look alike
+        own = {place: str(node.value) for place, node in constants.items() if _is_scalar(node)}
+        counts = Counter(own.values())
+        self._own = {text: place for place, text in own.items() if counts[text] == 1}
+        #: texts of several constants, such as 1 and "1"
+        self.shared = {text for text, count in counts.items() if count > 1}
 
     def of_value(self, shown: Any) -> int | None:
         """Return the index of the option that has this value, else of the option that equals this number, or None."""
@@ -354,10 +368,15 @@ class _Options:
             return place
         return self._of_number(shown) if _is_number(shown) else None
 
-    def of_cell(self, cell: str) -> int | None:
-        """Return the index of the option with this text, else of the option with this JSON text or number, or None."""
-        if cell in self._places:
-            return self._places[cell]
+    def of_cell(self, cell: str, *, is_export: bool) -> int | None:
+        """Return the index of the option with this text, else of the option with this JSON text or number, or None.
+
+        In a table of `export`, an option has the text in which this package shows it. In another table it may have the
+        text of the constant itself.
+        """
+        first, second = (self._places, self._own) if is_export else (self._own, self._places)
+        if cell in first or cell in second:
+            return first.get(cell, second.get(cell))
         written = [place for place, option in self._options.items() if json.dumps(option, ensure_ascii=False) == cell]
         number = _number(cell)
         return written[0] if len(written) == 1 else self._of_number(number) if _is_number(number) else None
@@ -373,7 +392,7 @@ class _Reader:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._calls = outermost_calls(space.root)
-        self._options = {label: _Options(*shown_options(label, switch)) for label, switch in space.switches.items()}
+        self._options = {label: _Options(label, switch) for label, switch in space.switches.items()}
         #: number of cells that were read as indexes of options, by label
         self._indexed = Counter[str]()
 
@@ -391,7 +410,12 @@ class _Reader:
         if label not in self._options:
             return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
         options, index = self._options[label], _number(cell)
-        place = options.of_cell(cell)
+        if drawn is None and cell in options.shared:
+            return None
+        place = options.of_cell(cell, is_export=drawn is not None)
+        if place is None and drawn is not None:
+            # A table written with --plain looks like one with apostrophes if all of its apostrophes could be such.
+            place = options.of_cell(quoted(cell), is_export=True)
         if place is None and drawn is None and isinstance(index, int) and 0 <= index < options.count:
             self._indexed[label] += 1
             return index
@@ -420,6 +444,10 @@ class _Reader:
             value = evaluate(calls.pop(), {label: drawn}, {})
             return value.item() if isinstance(value, np.generic) else value
         return None
+
+
+def _is_scalar(node: Node) -> TypeGuard[Literal]:
+    return isinstance(node, Literal) and isinstance(node.value, (str, int, float, type(None)))
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import builtins
+import codecs
 import datetime
 import faulthandler
 import gc
+import json
 import locale
 import logging
 import os
@@ -19,6 +21,7 @@ import random
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -42,7 +45,7 @@ _SIGNALS = (
 )
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 #: names of resource limits by number; some limits have two names
-_LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
+_LIMITS = {getattr(resource, name): name for name in reversed(dir(resource)) if name.startswith("RLIMIT_")}
 _STREAMS = ("stdin", "stdout", "stderr")
 
 #: names in modules that are settings of the process: the module, then its names
@@ -54,10 +57,17 @@ _NAMES: Sequence[tuple[ModuleType, Sequence[str]]] = (
     (tempfile, ("tempdir",)),
     (datetime, ("date", "datetime")),
     (socket, ("socket", "create_connection", "getaddrinfo")),
+    (json, ("dump", "dumps", "load", "loads")),
+    (subprocess, ("Popen", "call", "check_call", "check_output", "run")),
 )
 #: modules whose functions user code may replace as in tests, for example by a clock that stands still
 _PATCHED = (builtins, os, os.path, random, time)
 _LISTS = ((sys, "path"), (sys, "meta_path"), (sys, "path_hooks"), (sys, "argv"), (gc, "callbacks"))
+#: error handlers of Python's codecs, which a trial may replace
+_HANDLERS = (
+    *("strict", "ignore", "replace", "backslashreplace", "xmlcharrefreplace", "namereplace"),
+    *("surrogateescape", "surrogatepass"),
+)
 _STREAM_SETTINGS = ("encoding", "errors", "line_buffering", "write_through")
 
 #: value of a part of the state that does not exist or cannot be read
@@ -191,6 +201,8 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Rule]:
         yield _list(module, name)
     for module in _PATCHED:
         yield f"names of {module.__name__}", vars(module).copy, partial(_refill, vars(module))
+    handlers = lambda: [*map(codecs.lookup_error, _HANDLERS)]  # noqa: E731
+    yield "error handlers of codecs", handlers, lambda before: [*map(codecs.register_error, _HANDLERS, before)]
     yield "logging.disable", partial(getattr, logging.root.manager, "disable"), logging.disable
     yield "gc", gc.isenabled, lambda before: (gc.enable if before else gc.disable)()
     yield "gc", gc.get_threshold, lambda before: gc.set_threshold(*before)

@@ -141,6 +141,8 @@ FromChild = Ready | Reported | Gang | Ended | Refused
 
 # Created at import: each of a worker's slots decodes in its own thread.
 _from_child = decoder(FromChild)
+# Bound at import: an objective may replace json.dumps.
+_to_json = json.JSONEncoder().encode
 #: returns the record in a line from the worker
 decode_to_child: Callable[[str], ToChild] = decoder(ToChild)
 
@@ -155,7 +157,7 @@ def boundary(mark: str, order: int) -> bytes:
 
 def encode(record: ToChild | FromChild) -> bytes:
     """Return a record as a line."""
-    return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
+    return _to_json(msgspec.to_builtins(record)).encode() + b"\n"
 
 
 def decode_from_child(line: bytes) -> FromChild:

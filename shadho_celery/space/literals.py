@@ -28,7 +28,7 @@ _PLAIN = "biufcmMSU"
 #: quoted texts within a repr
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
 #: makes a repr depend on the process: an address, the order of a set, lines that depend on the terminal's width
-_VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|[{\n]|\A<|\A\Z")
+_VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|\{[^:{}]+\}|\n|\A<|\A\Z")
 
 
 def digest(content: str | bytes) -> str:
@@ -163,6 +163,9 @@ def _other(value: object) -> str:
     """Return an object's repr, with its type's name in front unless it begins with it; else its name and attributes."""
     kind = type(value)
     text = repr(value) if kind.__repr__ is not object.__repr__ else ""
+    if text.startswith(f"{kind.__name__}(") and text.endswith(")"):
+        # The lines of a call, such as those of a torch module, do not depend on the terminal.
+        text = " ".join(line.strip() for line in text.split("\n"))
     if _VARYING.search(_QUOTED.sub("''", text)):
         return _attributes(value) or _object(value)
     begins = text.startswith((f"{kind.__name__}(", f"{kind.__module__.partition('.')[0]}."))
@@ -180,8 +183,10 @@ def _attributes(value: object) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, set, frozenset)):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, Enum, type))
 
 

@@ -142,6 +142,9 @@ def read(options: Sequence[Any], cells: Sequence[str], header: str = "c,loss") -
         ([1, 0.5, 0], ["0.0", "0.5", "1.0"], [0, 0.5, 1]),
         ([1000, 10], ["1e3", "10"], [1000, 10]),
         ([True, False, None], ["False", "true", "None", "null"], [False, True, None, None]),
+        (["1e3", "1000", 1000.0, True, "True"], ["1e3", "1000", "1000.0"], ["1e3", "1000", 1000.0]),
+        ([" a", "a", "a ", ""], ["a ", "a", " a"], ["a ", "a", " a"]),
+        (["'a", "a", "''a", "=x"], ["''a", "'a", "a", "=x"], ["''a", "'a", "a", "=x"]),
         (["nan", "inf", "True", "None"], ["None", "nan", "True", "inf"], ["None", "nan", "True", "inf"]),
     ],
 )
@@ -149,6 +152,24 @@ def test_a_cell_of_a_choice_is_the_option_of_that_text(options: list[Any], cells
     found, words = read(options, cells)
     assert list(map(repr, found)) == list(map(repr, taught))
     assert "index" not in words
+
+
+def test_a_text_of_several_options_teaches_none_of_them() -> None:
+    with pytest.raises(ShadhoError, match="2 outside c"):
+        read(["1", 1, True, "True"], ["1", "True"])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [["'a", "''a", "'=x", "=x", "a"], ["'-1", "-1", -1], [" a", "a ", "", "''"], ["+", "@", "\t", "\r", "\n", "'"]],
+)
+def test_a_table_of_export_teaches_its_own_options(options: list[Any], *, plain: bool) -> None:
+    study = minimize(lambda values: 1.0, hp.choice("c", options), trials=20, seed=0, sampler="random", progress=False)
+    with Path("own.csv").open("w", encoding="utf-8", newline="") as file:
+        study.write_csv(file, plain=plain)
+    found = of_table(Path("own.csv"), compile_space(hp.choice("c", options)))
+    assert [lesson.point["c"] for lesson in found.trials] == [trial.params["c"] for trial in study.trials]
 
 
 def test_a_cell_that_no_option_has_as_its_text_is_an_index_and_that_is_said() -> None:

@@ -60,6 +60,12 @@ CASES = {
         "ssl._create_default_https_context = ssl._create_unverified_context",
         "ssl._create_default_https_context",
     ),
+    **{f"json.{name}": (f"json.{name} = None", f"json.{name}") for name in ("dump", "dumps", "load", "loads")},
+    **{
+        f"subprocess.{name}": (f"subprocess.{name} = None", f"subprocess.{name}")
+        for name in ("Popen", "call", "check_call", "check_output", "run")
+    },
+    "error handlers of codecs": ("codecs.register_error('strict', print)", "codecs.lookup_error('strict')"),
     "names of builtins": ("builtins.print = None; builtins.new = 1; del builtins.abs", "dict(vars(builtins))"),
     "loggers": ("logging.getLogger('known').addHandler(logging.NullHandler())", "logging.getLogger('known').handlers"),
     "loggers, a new one": ("logging.getLogger('new').setLevel(1)", "logging.getLogger('new').level"),
@@ -145,8 +151,8 @@ TORCH = {
 }
 
 CODE = """
-import asyncio, builtins, datetime, decimal, faulthandler, gc, io, json, locale, logging, multiprocessing, os, random
-import resource, signal, socket, ssl, sys, tempfile, threading, time, tracemalloc, types, warnings
+import asyncio, builtins, codecs, datetime, decimal, faulthandler, gc, io, json, locale, logging, multiprocessing, os
+import random, resource, signal, socket, ssl, subprocess, sys, tempfile, threading, time, tracemalloc, types, warnings
 from pathlib import Path
 from shadho_celery.runner.process_state import ProcessState, identity
 

@@ -52,6 +52,16 @@ class Named:
         pass
 
 
+class Lines:
+    """An object whose repr has several lines, as those of torch's modules and scikit-learn's pipelines."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return "\n".join(["Lines(", *(f"  {part!r}," for part in self._parts), ")"])
+
+
 class Bare:
     """An object whose repr has its address."""
 
@@ -98,6 +108,8 @@ VALUES: list[list[Any]] = [
     [np.array([0.0]), np.array([-0.0]), np.array([math.nan]), np.array(["a"]), np.array([1], "M8[s]")],
     [Level.LOW, Level.HIGH, Level.LOW | Level.HIGH, Config(1), Config(2), Config(1, frozenset())],
     [Bare(1), Bare(2), Bare(1.0), Bare((1, None)), Bare(Level.LOW), Bare(dict), Bare(1).__init__, Bare(2).__init__],
+    [Bare({"a": 1}), Bare({"a": 2}), Bare({1}), Bare({2}), Lines(1), Lines(2), Lines("a  b"), Lines("a b"), Lines({})],
+    [Lines({"a": 1, "b": 2}), Lines({"a": 1, "b": 3}), Lines(Lines(1), 2), Lines(Lines(2), 2)],
     [Named("a"), Named("b"), Named("a").method, Named("b").method, Named],
     [len, max, math.sqrt, np.tanh, np.sin, str.upper, "a".upper, "b".upper, list, list[int], dict[str, int]],
     [operator.itemgetter(1), operator.itemgetter(2), np.dtype("float32"), np.dtype("float64")],
