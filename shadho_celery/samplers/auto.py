@@ -66,7 +66,7 @@ class AutoSampler:
         if not self._gp.is_started:
             return self._gp.ask(n, pending, within)
         if why := self._why_not_gp(pending):
-            self.choice = f"tpe: {why}"
+            self.choice = f"tpe{self._sharing.words()}: {why}"
             self.proposed_by = ["tpe"] * n
             return self._tpe.ask(n, pending, within)
         every, self.choice = self._share_of_gp()
@@ -118,13 +118,14 @@ class AutoSampler:
         self._set_pace()
         every = self._allowed_turn()
         if every > 1:
-            return every, f"gp and tpe in turn: trials take {self.decade}, which is too short for gp alone"
+            shared = self._sharing.words(is_shared=self._gp.is_shared)
+            return every, f"gp and tpe in turn{shared}: trials take {self.decade}, which is too short for gp alone"
         r_squared = self._gp.r_squared or 0.0
-        words = f"predicts {max(r_squared, 0.0):.0%} of the variance of the losses"
         shared = self._sharing.words(is_shared=self._gp.is_shared)
         if r_squared >= LEAST_R_SQUARED:
-            return 1, f"gp{shared}: it {words}"
-        return 2, f"gp and tpe alternating{shared}: gp {words}"
+            return 1, f"gp{shared}: it predicts {r_squared:.0%} of the variance of the losses"
+        little = f"less than {LEAST_R_SQUARED:.0%} of the variance of the losses"
+        return 2, f"gp and tpe alternating{shared}: gp predicts {little}"
 
     def _set_pace(self) -> None:
         """Let the process make quick proposals if trials are short."""
@@ -142,8 +143,11 @@ class _Sharing:
         are_everywhere = all(used[label] == self._parts for label in self._labels)
         self._sources = f"all {self._parts}" if are_everywhere else f"several of the {self._parts}"
 
-    def words(self, *, is_shared: bool) -> str:
-        """Return a comma and what the subspaces learn from each other, or "" for one subspace."""
+    def words(self, *, is_shared: bool = True) -> str:
+        """Return a comma and what the subspaces learn from each other, or "" for one subspace.
+
+        `is_shared` is False if each subspace learns from its own trials only.
+        """
         if not self._parts:
             return ""
         if not is_shared:

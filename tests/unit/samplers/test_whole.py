@@ -212,6 +212,32 @@ def test_one_line_says_what_is_learned_from_all_subspaces() -> None:
     assert auto.choice.startswith("gp, rate learnt from all 3 subspaces: it predicts ")
 
 
+def _told_at_once(space: Any, number: int, **outcome: Any) -> AutoSampler:
+    """Return a sampler of a space after so many trials with equal losses, and a proposal."""
+    search = Search("auto", lambda params: 0.0, space)
+    auto = search.whole
+    assert isinstance(auto, AutoSampler)
+    for place in range(number):
+        subspace = search.subspaces[place % len(search.subspaces)]
+        params = subspace.sample(np.random.default_rng(place), 1)[0]
+        ended = Outcome(state=TrialState.COMPLETE, loss=0.0, **{"seconds": 60.0, **outcome})
+        auto.tell([Trial(number=place, subspace=subspace.name, params=params, state=ended.state, outcome=ended)])
+    search.ask(search.subspaces[0])
+    return auto
+
+
+def test_the_line_says_what_is_learned_from_all_subspaces_whichever_sampler_is_used() -> None:
+    wide = {**SPACE, **{f"x{place}": hp.uniform(f"x{place}", 0, 1) for place in range(30)}}
+    shared = "rate, x0, x1 and 28 more labels learnt from all 3 subspaces"
+    assert _told_at_once(wide, 24).choice == f"tpe, {shared}: 32 hyperparameters are more than 30"
+    said = _told_at_once(SPACE, 24, losses={"a": 0.0, "b": 1.0}).choice
+    assert said == "tpe, rate learnt from all 3 subspaces: it learns 2 losses at once"
+    said = _told_at_once(SPACE, 24, seconds=0.001).choice
+    assert said.startswith("gp and tpe in turn, rate learnt from all 3 subspaces: trials take under 0.1 s")
+    said = _told_at_once(SPACE, 24).choice
+    assert said.startswith("gp and tpe alternating, rate learnt from all 3 subspaces: gp predicts less than 10%")
+
+
 def test_each_subspace_of_a_study_has_a_view_of_one_sampler() -> None:
     search = Search("auto", bowl)
     assert len({id(each.sampler) for each in search.samplers.values() if isinstance(each, Unrepeated)}) == 1
