@@ -264,7 +264,7 @@ class Gang:
             run,
             self.strategy,
             layout,
-            self._listener,
+            self._listener.inbox,
             epoch=epoch,
             backups=self._backups,
             policy=self._policy,

@@ -73,6 +73,13 @@ def test_with_a_hundred_workers_time_falls_and_rises_with_the_backups(backups: d
         assert min(line[0], line[-1]) > 1.5 * min(line)
 
 
+def test_automatic_backups_are_few_without_stragglers_and_near_the_best_with_them(desk: Desk) -> None:
+    command = next(line for line in COMMANDS if "--only auto" in line)
+    answer = json.loads(shell(desk, in_tests(command, "--quick --json"), seconds=400))
+    assert len(answer["auto"]["goals"]) == 5
+    assert not {words: row for words, row in answer["auto"]["goals"].items() if not row["reached"]}
+
+
 @pytest.mark.parametrize(
     ("script", "options"),
     [

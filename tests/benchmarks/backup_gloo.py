@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from backup_played import Stragglers
 from backup_replicas import (
     BATCH,
     LEARNING_RATE,
@@ -22,7 +23,6 @@ from backup_replicas import (
     pictures,
     straggling,
 )
-from backup_simulation import Stragglers
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from backup_simulation import TARGET, TEST, Stragglers, digits, last_tenth
+from backup_played import Stragglers
+from backup_simulation import TARGET, TEST, digits, last_tenth
 from torch import Tensor, nn
 
 from shadho_celery.core.trial import ReplicaSeat

@@ -10,6 +10,7 @@ Each part prints its figures and says pass or fail; the exit code is 1 where one
 5. One replica without backups against a plain training loop.
 6. The same as in 3 on simulated workers with a virtual clock.
 
+``auto``: b = "auto" without stragglers and with them, on a virtual clock, beside each fixed b.
 ``curve``: seconds to the test accuracy against the number of backups, 100 simulated workers in all.
 ``bus``: bytes a second of the bus beside those of a bare socket.
 
@@ -29,7 +30,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,9 @@ import backup_replicas
 import backup_wire
 import click
 import torch
+from backup_played import Stragglers, seconds_a_step
 from backup_replicas import Course, Trial, join_late
-from backup_simulation import TARGET, Cluster, Stragglers, Trained, asynchronous, steps_per_second, synchronous
+from backup_simulation import TARGET, Cluster, Trained, asynchronous, steps_per_second, synchronous
 from figures import goal
 from rich.console import Console
 from rich.table import Table
@@ -86,6 +90,10 @@ class Settings:
     console: Console
     #: of the simulated part, and of those real stragglers that are compared
     seeds: int
+    #: fewer seeds and steps
+    quick: bool
+    #: processes that play gangs at the same time
+    processes: int
     #: where the curve is drawn to; None for nowhere
     picture: Path | None
 
@@ -321,6 +329,57 @@ def _reached(runs: Sequence[Trained], most: float) -> float:
     return statistics.mean(run.reached if run.reached is not None else most for run in runs)
 
 
+#: of `auto`: replicas, the b that it starts with, steps, the first steps in which b is not chosen yet, and seeds
+AUTO_REPLICAS, AUTO_BACKUPS, AUTO_STEPS, AUTO_FIRST, AUTO_SEEDS = 8, 3, 1000, 20, 5
+#: name of the law with stragglers
+SLOW = "1 of 20 is slow"
+
+
+def auto(settings: Settings) -> Outcome:
+    """b = "auto" on a virtual clock: no backups without stragglers, and near the best fixed b with them."""
+    laws = {f"jitter {jitter:.0%}": Stragglers(jitter=jitter, probability=0.0) for jitter in (0.02, 0.2)}
+    laws[SLOW] = Stragglers(jitter=0.02)
+    tries: dict[str, Sequence[Any]] = {law: ["auto"] for law in laws}
+    tries[SLOW] = ["auto", *range(AUTO_BACKUPS + 1)]
+    seeds, steps = (1, AUTO_STEPS // 3) if settings.quick else (AUTO_SEEDS, AUTO_STEPS)
+    outcome = Outcome()
+    table = _table(
+        f"N = {AUTO_REPLICAS}, milliseconds a step", "law", *map(str, tries[SLOW]), "kept", "predicted", "true"
+    )
+    with ProcessPoolExecutor(settings.processes, get_context("spawn")) as pool:
+        runs = {
+            (law, b): [
+                pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed)
+                for seed in range(seeds)
+            ]
+            for law in laws
+            for b in tries[law]
+        }
+        reports = {key: [run.result() for run in each] for key, each in runs.items()}
+    for law, drawn in laws.items():
+        tuned = reports[law, "auto"]
+        seconds = {b: [report.seconds / report.steps for report in reports[law, b]] for b in tries[law]}
+        kept = [report.backups for report in tuned]
+        predicted = [report.predictions[report.backups].step_seconds for report in tuned]
+        true = [statistics.mean(step.seconds for step in report.log.steps[AUTO_FIRST:]) for report in tuned]
+        # Each seed's best b in hindsight.
+        over = [chosen / min(row, default=chosen) for chosen, *row in zip(*seconds.values(), strict=True)]
+        outcome.figures[law] = {"kept": kept, "predicted": predicted, "true": true, "over_the_best": over} | {
+            f"b = {b}": each for b, each in seconds.items()
+        }
+        means = [f"{1e3 * statistics.mean(each):.1f}" for each in (*seconds.values(), predicted, true)]
+        blank = [""] * (len(tries[SLOW]) - len(seconds))
+        table.add_row(law, *means[:-2], *blank, " ".join(map(str, kept)), *means[-2:])
+        if drawn.probability:
+            outcome.goals[f"{law}: seconds / those of the best fixed b, the worst seed"] = goal(max(over), at_most=1.05)
+        else:
+            off = max(abs(a / b - 1) for a, b in zip(predicted, true, strict=True))
+            outcome.goals[f"{law}: backups kept, the most"] = goal(max(kept), at_most=0)
+            outcome.goals[f"{law}: error of the predicted step, the worst seed"] = goal(off, at_most=0.1)
+    settings.console.print(table)
+    return outcome
+
+
 def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column(first)
@@ -336,6 +395,7 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
     "4": replays,
     "5": alone,
     "6": simulated,
+    "auto": auto,
     "curve": curve,
     "bus": wire,
 }
@@ -345,10 +405,12 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="this part; may be given again")
 @click.option("--seeds", default=3, show_default=True, help="of the simulated part and the real stragglers")
 @click.option("--picture", type=click.Path(path_type=Path), help="draw the curve to this file")
+@click.option("--quick", is_flag=True, help="fewer seeds, less exact")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout, the tables on stderr")
-def main(only: Sequence[str], seeds: int, picture: Path | None, as_json: bool) -> None:
+def main(only: Sequence[str], seeds: int, picture: Path | None, quick: bool, as_json: bool) -> None:
     torch.set_num_threads(1)
-    settings = Settings(console=Console(stderr=as_json), seeds=seeds, picture=picture)
+    processes = min(2, os.cpu_count() or 1)
+    settings = Settings(console=Console(stderr=as_json), seeds=seeds, quick=quick, processes=processes, picture=picture)
     outcomes: dict[str, Outcome] = {}
     # Ten processes that wake together need the cores for themselves: with others at work, (1) and (3) measure those.
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from backup_played import Stragglers
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
@@ -26,24 +27,6 @@ PIXELS, HIDDEN, DIGITS = 64, 64, 10
 TEST = 360
 #: seconds within which a late worker that is told so drops its gradient
 CANCEL_SECONDS = 0.010
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stragglers:
-    """How long a gradient takes: `seconds`, and with a small probability 4 P times that, P Pareto."""
-
-    #: seconds of an ordinary gradient
-    seconds: float = 0.050
-    #: chance that one is slow
-    probability: float = 0.05
-    #: of Pareto's law with x_m = 1
-    alpha: float = 2.0
-
-    def draw(self, generator: np.random.Generator, size: int) -> Floats:
-        """Seconds of `size` gradients. Always takes 2 `size` draws, so that two runs of one seed meet the same luck."""
-        slow = generator.random(size) < self.probability
-        pareto = (1 - generator.random(size)) ** (-1 / self.alpha)
-        return np.where(slow, self.seconds * 4 * pareto, self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,18 @@
 A replica that missed a step is busy until its stale gradient is finished or cancelled. Only then does it start on the
 current parameters. Order statistics of independent times neglect this and predict too great a gain. The simulation
 still draws times independently: a replica that is slow for minutes is treated like a replica that is sometimes slow.
+
+The time of a gradient that was cancelled is right-censored: it is only known to be longer. The distribution is the
+product-limit estimate of Kaplan and Meier (*Nonparametric estimation from incomplete observations*, JASA 53, 1958). It
+is valid here, because a step's end depends on the past only. It needs some late times to know how late they are, so
+now and then a late replica may finish its gradient (`Tuner.probe`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,22 +31,27 @@ RING_SIZE = 500
 #: number of parallel runs of the simulation, and steps of each; the first quarter is discarded because all replicas
 #: start idle
 RUNS, STEPS = 32, 96
-#: relative excess over the shortest step time that is accepted to save backups
-TOLERANCE = 0.05
+#: relative gain in step time that each backup must bring
+WORTH = 0.03
 #: steps from one choice of b to the next
 TUNE_EVERY = 100
 #: the report predicts step times for up to this many backups, or more if the gang has more
 PREDICT_UP_TO = 4
 #: minimum number of response times of a replica, without which its times are not used
 MIN_TIMES = 5
+#: number of the longest finished times from which the rate of the distribution's tail is estimated
+TAIL_EVENTS = 10
+#: standard deviations by which a replica's number of finished responses must differ from what the times of all replicas
+#: predict, so that only its own times are used for it
+SEPARATE = 4.0
+#: late gradients that may be finished within RING_SIZE steps, so that their times are known
+PROBES = 30
 
 
 class Times:
     """Last response times of each replica: seconds from sending the parameters to the arrival of the gradient.
 
-    The times of cancelled responses are censored. The probability of a censored time is divided equally among the
-    longer times of the same replica (Efron's form of the Kaplan-Meier estimate). If the longest time is censored, it
-    counts as twice its seconds.
+    The times of cancelled responses are censored.
     """
 
     def __init__(self) -> None:
@@ -56,22 +66,74 @@ class Times:
         """Remove the times of a replica that is gone."""
         self._rings.pop(replica, None)
 
-    def law(self) -> Law | None:
+    def law(self, running: Mapping[int, float] | None = None) -> Law | None:
         """Return the distribution of the times recorded so far, or None before one replica has enough.
 
-        Column k is replica k. Further columns draw from the times of all replicas.
+        Column k is the k-th replica. It draws from the times of all replicas that do not clearly differ from one
+        another (one-sample log-rank test), else from its own. Further columns draw from the times of all. `running` has
+        the seconds so far of responses that have not ended, by replica.
         """
-        known = [ring for _, ring in sorted(self._rings.items()) if len(ring) >= MIN_TIMES]
-        if not known:
+        rings = {place: list(ring) for place, ring in self._rings.items() if len(ring) >= MIN_TIMES}
+        if not rings:
             return None
-        tables = [_table(list(ring)) for ring in known]
-        pooled = _table([each for ring in known for each in ring])
+        for place, seconds in (running or {}).items():
+            rings.setdefault(place, []).append((seconds, False))
+        apart = {place for place in rings if _differs(place, rings)}
+        alike = Survival([each for place, ring in rings.items() if place not in apart for each in ring])
+        every = Survival([each for ring in rings.values() for each in ring])
+        own = [Survival(ring) if place in apart else alike for place, ring in sorted(rings.items())]
 
         def draw(generator: np.random.Generator, runs: int, n: int) -> Array:
-            columns = [(tables[k] if k < len(tables) else pooled).draw(generator, runs) for k in range(n)]
-            return np.stack(columns, axis=1)
+            return np.stack([each.draw(generator, runs) for each in (own + [every] * n)[:n]], axis=1)
 
         return draw
+
+
+class Survival:
+    """Product-limit estimate S(t) of the probability that a response takes longer than t (Kaplan and Meier, 1958).
+
+    Beyond the longest finished time the estimate is completed by an exponential tail, like that of Brown, Hollander and
+    Korwar (in *Reliability and Biometry*, SIAM, 1974). Its rate is the number of the longest finished times over the
+    seconds spent in that part of the distribution, which is the maximum likelihood estimate.
+    """
+
+    def __init__(self, times: Sequence[tuple[float, bool]]) -> None:
+        seconds = np.sort([s for s, _ in times])
+        finished = np.sort([s for s, is_finished in times if is_finished])
+        #: finished times in ascending order without repetition, shape (m,)
+        self.events, deaths = np.unique(finished, return_counts=True)
+        # Of equal times, finished responses come before cancelled ones.
+        hazard = deaths / (len(seconds) - np.searchsorted(seconds, self.events))
+        #: S just after each event, shape (m,)
+        self.survival = np.cumprod(1.0 - hazard)
+        self._hazards = np.concatenate([[0.0], np.cumsum(hazard)])
+        start = finished[-TAIL_EVENTS - 1] if len(finished) > TAIL_EVENTS else 0.0
+        exposure = float(np.maximum(seconds - start, 0.0).sum())
+        # Without any finished time half a response is assumed (Jeffreys' prior).
+        self._tail_seconds = exposure / max(0.5, float((finished > start).sum()))
+
+    def expected(self, times: Sequence[tuple[float, bool]]) -> float:
+        """Return the expected number of finished responses among `times`: the sum of their cumulative hazards."""
+        return float(self._hazards[np.searchsorted(self.events, [s for s, _ in times], side="right")].sum())
+
+    def draw(self, generator: np.random.Generator, runs: int) -> Array:
+        """Return random times, shape (runs,). The number of random draws does not depend on the times."""
+        level, beyond = generator.random((2, runs))
+        last = self.events[-1] if len(self.events) else 0.0
+        values = np.append(self.events, last)
+        at = np.searchsorted(1.0 - self.survival, level)
+        drawn: Array = np.where(at < len(self.events), values[at], last - self._tail_seconds * np.log1p(-beyond))
+        return drawn
+
+
+def _differs(place: int, rings: Mapping[int, Sequence[tuple[float, bool]]]) -> bool:
+    """Return True if the times of a replica differ clearly from those of the others (one-sample log-rank test)."""
+    others = [each for other, ring in rings.items() if other != place for each in ring]
+    if not others:
+        return False
+    observed = sum(finished for _, finished in rings[place])
+    expected = Survival(others).expected(rings[place])
+    return abs(observed - expected) > SEPARATE * math.sqrt(max(1.0, expected))
 
 
 class Assignments:
@@ -128,35 +190,16 @@ class Assignments:
         """Record that the vector from a place was refused. The place gets no work until the next step."""
         self._idle.add(place)
 
-    def cancel_all(self) -> list[int]:
-        """Cancel the work of all places, because the step has ended. Record their times, and return the places."""
-        places, now = self.busy, self._now()
+    def seconds(self, place: int) -> float:
+        """Return the seconds for which a busy place has worked so far."""
+        return self._now() - self._current[place][1]
+
+    def cancel(self, places: Iterable[int]) -> list[int]:
+        """Cancel the work of busy places, because the step has ended. Record their times, and return the places."""
+        places, now = list(places), self._now()
         for place in places:
             self._times.record(place, now - self._current.pop(place)[1], finished=False)
         return places
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    """Response times in ascending order."""
-
-    #: seconds, shape (n,); of equal times, finished responses come before cancelled ones
-    seconds: Array
-    #: False for the times of cancelled responses, shape (n,)
-    finished: NDArray[np.bool_]
-
-    def draw(self, generator: np.random.Generator, runs: int) -> Array:
-        last = len(self.seconds) - 1
-        at = generator.integers(0, last + 1, runs)
-        while (moving := ~self.finished[at] & (at < last)).any():
-            # Replace a censored time by one of the longer times, each with the same probability.
-            at[moving] += 1 + (generator.random(int(moving.sum())) * (last - at[moving])).astype(int)
-        return np.where(self.finished[at], 1.0, 2.0) * self.seconds[at]
-
-
-def _table(times: list[tuple[float, bool]]) -> _Table:
-    times = sorted(times, key=lambda each: (each[0], not each[1]))
-    return _Table(seconds=np.array([s for s, _ in times]), finished=np.array([f for _, f in times]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +264,7 @@ def choose(
     cancel_seconds: float | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Return the smallest b from 0 to `max_backups` whose step time is within TOLERANCE of the best, for N `replicas`.
+    """Return the best b from 0 to `max_backups` for N `replicas`, if each backup must shorten the step by WORTH.
 
     With N fixed, more backups never slow a step down. But each takes a slot, and the last backups gain almost nothing.
     """
@@ -231,9 +274,8 @@ def choose(
         simulate(law, replicas, b, cancel_seconds=cancel_seconds, generator=np.random.default_rng(seed))
         for b in range(max_backups + 1)
     )
-    best = min(each.step_seconds for each in predictions)
-    backups = next(b for b, each in enumerate(predictions) if each.step_seconds <= (1 + TOLERANCE) * best)
-    return Choice(backups=backups, predictions=predictions)
+    best = min(predictions, key=lambda each: each.step_seconds * (1 + WORTH * each.backups))
+    return Choice(backups=best.backups, predictions=predictions)
 
 
 @dataclass
@@ -249,28 +291,34 @@ class Tuner:
     choice: Choice | None = field(default=None, init=False)
     #: step of the next choice; the first choice comes soon, because until then the gang has slots for all its backups
     due: int = field(default=TUNE_EVERY // 5, init=False)
+    #: steps of the last probes
+    _probes: deque[int] = field(default_factory=lambda: deque(maxlen=PROBES), init=False)
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.max_backups)
 
-    def at(self, step: int) -> Choice | None:
+    def probe(self, step: int, late: Sequence[int]) -> int | None:
+        """Return one of the `late` places that may finish its gradient of an ended `step`, or None.
+
+        Its time is then known. The choice does not depend on how late a place will be, else the times were biased.
+        """
+        if not late or (len(self._probes) == PROBES and self._probes[0] > step - RING_SIZE):
+            return None
+        self._probes.append(step)
+        return late[step % len(late)]
+
+    def at(self, step: int, running: Mapping[int, float] | None = None) -> Choice | None:
         """Return a newly chosen number of backups if a choice is due at this step, else None.
 
-        Choosing takes about ten milliseconds.
+        `running` has the seconds so far of probes, by place. Choosing takes about ten milliseconds.
         """
         if step < self.due:
             return None
-        law = self.times.law()
+        law = self.times.law(running)
         if law is None:
             return None
         self.due = step + TUNE_EVERY
-        self.choice = choose(
-            law,
-            replicas=self.replicas,
-            max_backups=self.max_backups,
-            cancel_seconds=self.cancel_seconds,
-            seed=self.seed,
-        )
+        self.choice = self._choose(law, self.max_backups)
         return self.choice
 
     def predictions(self) -> Sequence[Prediction]:
@@ -281,7 +329,7 @@ class Tuner:
         if self.choice is not None:
             return self.choice.predictions
         law = self.times.law()
-        if law is None:
-            return ()
-        most = max(PREDICT_UP_TO, self.max_backups)
-        return choose(law, replicas=self.replicas, max_backups=most, cancel_seconds=self.cancel_seconds).predictions
+        return () if law is None else self._choose(law, max(PREDICT_UP_TO, self.max_backups)).predictions
+
+    def _choose(self, law: Law, most: int) -> Choice:
+        return choose(law, replicas=self.replicas, max_backups=most, cancel_seconds=self.cancel_seconds, seed=self.seed)

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty
@@ -23,7 +23,7 @@ import numpy as np
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner
 from shadho_celery.training.coordinator.centre import Mean
-from shadho_celery.training.coordinator.listener import Arrived, Event, Joined, Left, Listener, Peer
+from shadho_celery.training.coordinator.listener import Arrived, Connection, Event, Inbox, Joined, Left
 from shadho_celery.training.coordinator.run import Run
 from shadho_celery.training.strategies import Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Layout
@@ -156,7 +156,7 @@ class Coordinator:
         run: Run,
         strategy: Strategy,
         layout: Layout,
-        listener: Listener,
+        inbox: Inbox,
         *,
         epoch: int,
         backups: int,
@@ -166,7 +166,7 @@ class Coordinator:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
-        self._layout, self._listener, self._epoch = layout, listener, epoch
+        self._layout, self._inbox, self._epoch = layout, inbox, epoch
         #: returns how many replicas are present or may still come; None if that is not known
         self._can_come = can_come
         self._last_reason = ""
@@ -179,7 +179,9 @@ class Coordinator:
             cancel_seconds=CANCEL_SECONDS if self._cancels else None,
             seed=run.plan.seed,
         )
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, Connection] = {}
+        #: place that finishes a late gradient so that its time is known
+        self._probe: int | None = None
         #: vectors in a row that were not finite, by rank
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
@@ -206,7 +208,7 @@ class Coordinator:
         """Send the first parameters to all replicas that are present."""
         self.run.start_clock()
         self._take_snapshot()
-        for peer in list(self._peers.values()):
+        for peer in self._active():
             self._publish(peer)
 
     def commit_if_due(self) -> None:
@@ -237,7 +239,7 @@ class Coordinator:
 
     def _handle_next(self) -> None:
         try:
-            event = self._listener.inbox.get(timeout=TICK)
+            event = self._inbox.get(timeout=TICK)
         except Empty:
             return
         self.handle(event)
@@ -248,10 +250,10 @@ class Coordinator:
             case Joined(peer=peer):
                 self._peers[peer.place] = peer
                 # Another replica may have had this place before.
-                self._assignments.clear(peer.place)
+                self._clear(peer.place)
                 if self.run.step:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
-                if self._current is not None:
+                if self._current is not None and peer in self._active():
                     self._publish(peer)
             case Left(peer=peer, reason=reason):
                 if self._peers.get(peer.place) is peer:
@@ -289,17 +291,19 @@ class Coordinator:
         self._not_finite[peer.rank] = 0
         self._mean.add(peer.place, vector, buffers, loss)
 
-    def _drop_late(self, peer: Peer) -> None:
+    def _drop_late(self, peer: Connection) -> None:
         """Drop a late vector, and send its replica the current parameters at once."""
         log = self.run.log
         log.late[peer.place] += 1
-        if self._cancels:
+        if peer.place == self._probe:
+            self._probe = None
+        elif self._cancels:
             # The vector was on its way when its step ended, and was counted as cancelled then.
             log.cancelled[peer.place] -= 1
-        if not self._assignments.resume(peer.place, self.run.step):
+        if peer in self._active() and not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
-    def _refuse(self, peer: Peer) -> None:
+    def _refuse(self, peer: Connection) -> None:
         """Refuse a vector that is not finite. Quarantine its replica after several in a row."""
         # The training may cause one such vector, but several in a row are probably caused by the machine.
         self.run.log.refused["not finite"] += 1
@@ -313,11 +317,27 @@ class Coordinator:
             peer.dismiss("in quarantine: its gradients were not finite", error=True)
             self._forget(peer)
 
-    def _forget(self, peer: Peer) -> None:
-        """Remove a replica that has left or was dismissed."""
+    def _forget(self, peer: Connection) -> None:
+        """Remove a replica that has left or was dismissed. A backup that rests takes over its work."""
+        resting = self._resting()
         del self._peers[peer.place]
-        self._assignments.clear(peer.place)
+        self._clear(peer.place)
         self.tuner.times.forget(peer.place)
+        for other in self._active():
+            if other.place in resting - {self._probe} and self._current is not None:
+                self._publish(other)
+
+    def _clear(self, place: int) -> None:
+        self._assignments.clear(place)
+        if place == self._probe:
+            self._probe = None
+
+    def _active(self) -> list[Connection]:
+        """Return the replicas that compute: N + b of those that are present. The others rest."""
+        return [self._peers[place] for place in sorted(self._peers)[: self.strategy.replicas + self.backups]]
+
+    def _resting(self) -> set[int]:
+        return set(self._peers) - {peer.place for peer in self._active()}
 
     # Steps
 
@@ -343,9 +363,12 @@ class Coordinator:
     def _commit(self) -> None:
         """Apply the mean of the current step's vectors, and start the next step."""
         run = self.run
+        if self.strategy.backups == "auto" and self._cancels and self._probe is None:
+            self._probe = self.tuner.probe(run.step, self._assignments.busy)
+        late = [place for place in self._assignments.busy if place != self._probe]
         if self.strategy.lockstep:
             notice = control_frame(Kind.STEP, epoch=self._epoch, step=run.step + 1)
-            for place in self._assignments.busy:
+            for place in late:
                 self._peers[place].notify(notice)
         places, loss = self._mean.take()
         if self.strategy.lockstep:
@@ -355,19 +378,19 @@ class Coordinator:
         run.centre.shape.buffers.write(self._mean.buffers)
         run.record_step(places, loss)
         if self._cancels:
-            self.run.log.cancelled.update(self._assignments.cancel_all())
-        self._start_next_step(self._peers if self.strategy.lockstep else self._assignments.idle.union(places))
+            self.run.log.cancelled.update(self._assignments.cancel(late))
+        self._start_next_step(None if self.strategy.lockstep else self._assignments.idle.union(places))
 
-    def _start_next_step(self, places: Iterable[int]) -> None:
-        """Publish the new parameters to `places`, then report on the last step."""
-        run, peers = self.run, [self._peers[place] for place in places if place in self._peers]
+    def _start_next_step(self, places: Collection[int] | None) -> None:
+        """Publish the new parameters to `places`, or to all replicas. Then report on the last step."""
         self._take_snapshot()
-        if run.step < run.plan.steps:
-            for peer in peers:
-                self._publish(peer)
+        if self.run.step < self.run.plan.steps:
+            for peer in self._active():
+                if peer.place != self._probe and (places is None or peer.place in places):
+                    self._publish(peer)
         if self.strategy.backups == "auto":
             self._tune_backups()
-        run.after_step()
+        self.run.after_step()
 
     def _take_snapshot(self) -> None:
         """Copy the current parameters to a snapshot, which is sent while the model changes."""
@@ -382,7 +405,7 @@ class Coordinator:
         # The checksum is computed once for all replicas. Encrypted frames need none.
         self._current.frame = frame if self._encrypted else frame.checksummed()
 
-    def _publish(self, peer: Peer) -> None:
+    def _publish(self, peer: Connection) -> None:
         """Send the current parameters to a replica."""
         snapshot = self._current
         if snapshot is None or snapshot.frame is None:
@@ -394,17 +417,13 @@ class Coordinator:
     # Backups
 
     def _tune_backups(self) -> None:
-        """Reduce b to the number that the recorded times justify. Dismiss the other backup replicas permanently."""
-        choice = self.tuner.at(self.run.step)
-        if choice is None or choice.backups >= self.backups:
+        """Set b to the number that the recorded times justify. The other backups rest until b is raised again."""
+        probe = self._probe
+        choice = self.tuner.at(self.run.step, None if probe is None else {probe: self._assignments.seconds(probe)})
+        if choice is None or choice.backups == self.backups:
             return
-        self._note(f"{choice.backups} of {self.backups} backups are kept, by the response times recorded so far")
+        self._note(f"step {self.run.step}: {choice.backups} backups, by the response times recorded so far")
         self.backups = choice.backups
-        self._listener.places = self.strategy.replicas + choice.backups
-        for place in sorted(self._peers)[self._listener.places :]:
-            peer = self._peers[place]
-            peer.dismiss("its backup is not needed")
-            self._forget(peer)
 
     def _note(self, text: str) -> None:
         """Log a message for the user and keep it for the report."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.frames import (
@@ -49,26 +50,58 @@ BACKLOG = 64
 LISTEN_REMEDY = "set SHADHO_LISTEN to an address of this machine, or to 0.0.0.0 for all of them"
 
 
+class Connection(Protocol):
+    """A replica as the coordinator sees it: where to send to. No method blocks."""
+
+    #: position in the gang, from 0; no two connected replicas have the same
+    place: int
+    #: number with which the replica was started
+    rank: int
+
+    def notify(self, frame: Frame) -> None:
+        """Send a small frame, before parameters that wait to be sent."""
+
+    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
+        """Send the parameters of a step in place of earlier ones that wait. `done` is called once they may change."""
+
+    def release_payload(self) -> None:
+        """Allow the memory of the last vector that arrived to be overwritten."""
+
+    def dismiss(self, reason: str, *, error: bool = False) -> None:
+        """Tell the replica to end."""
+
+    def drop(self, reason: str) -> None:
+        """End the connection at once."""
+
+
+class Inbox(Protocol):
+    """Queue of the events of all connections. A simulated gang plays its replicas behind it."""
+
+    def get(self, *, timeout: float) -> Event:
+        """Return the next event. Raises queue.Empty if there is none within `timeout` seconds."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Joined:
     """Event: a replica was admitted."""
 
-    peer: Peer
+    peer: Connection
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
     """Event: the connection of a replica has ended."""
 
-    peer: Peer
+    peer: Connection
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """Event: a whole frame has arrived. The replica's next vector is read after `Peer.release_payload`."""
+    """Event: a whole frame has arrived. The replica's next vector is read after `release_payload`."""
 
-    peer: Peer
+    peer: Connection
     header: Header
     #: view of the connection's buffer
     payload: memoryview
@@ -226,8 +259,6 @@ class Listener:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         #: connections rejected or ended by a fault, by cause
         self.refused: Counter[str] = Counter()
-        #: maximum number of replicas with a place; reduced later if backups are not needed
-        self.places = terms.places
         self._server, self._terms = server, terms
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
@@ -358,7 +389,7 @@ class Listener:
             earlier = [peer for peer in self._peers.values() if peer.rank == hello.rank]
             free = [place for place in range(self._terms.places) if place not in self._peers]
             free = [peer.place for peer in earlier] or ([hello.rank] if hello.rank in free else free)
-            if not free or len(self._peers) - len(earlier) >= self.places:
+            if not free or len(self._peers) - len(earlier) >= self._terms.places:
                 raise TrainingOver("the gang has all the replicas it can use")
             peer = Peer(wire, place=free[0], rank=hello.rank, max_bytes=self._terms.max_bytes)
             self._peers[peer.place] = peer

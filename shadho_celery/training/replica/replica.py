@@ -85,11 +85,19 @@ class ConnectedReplica:
     """Implementation of `Replica` for one connection."""
 
     def __init__(
-        self, workload: Workload, shape: Shape, *, layout: Layout, bucket: Bucket, client: Client, welcome: Welcome
+        self,
+        workload: Workload,
+        shape: Shape,
+        *,
+        layout: Layout,
+        bucket: Bucket,
+        client: Client,
+        welcome: Welcome,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size, self.place = layout.size, welcome.place
         self._workload, self._shape, self._layout, self._bucket = workload, shape, layout, bucket
-        self._client = client
+        self._client, self._now = client, now
         self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
         batches = Batches(
             workload.data,
@@ -143,10 +151,10 @@ class ConnectedReplica:
             self._client.raise_if_ended()
             return abandon is not None and abandon()
 
-        began = time.monotonic()
+        began = self._now()
         loss = self._computer.backward(draw, self.place, abandoned)
         if loss is None or self._workload.delay is None:
             return loss
         # The time that the gradient really took is part of the delay.
-        left = began + self._workload.delay(self.place, draw) - time.monotonic()
+        left = began + self._workload.delay(self.place, draw) - self._now()
         return None if self._client.pause(left, abandoned) else loss

@@ -7,19 +7,27 @@ import math
 
 import numpy as np
 import pytest
+from services.played_gang import PlayedGang
+from services.training import DATA, descent, loss, network
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.coordinator.backups import (
     MIN_TIMES,
+    PROBES,
     RING_SIZE,
     TUNE_EVERY,
     Array,
     Law,
+    Survival,
     Times,
     Tuner,
     choose,
     simulate,
 )
+from shadho_celery.training.coordinator.coordinator import Coordinator
+from shadho_celery.training.replica.replica import Delay
+from shadho_celery.training.report import Report
+from shadho_celery.training.strategies import Sync
 
 
 def injected(generator: np.random.Generator, runs: int, n: int) -> Array:
@@ -191,23 +199,45 @@ def test_each_replica_draws_from_its_own_times_and_an_unknown_one_from_the_times
     assert set(drawn(times, 2).ravel()) == {1.0}
 
 
-def test_the_mass_of_a_cancelled_time_goes_to_the_longer_ones() -> None:
-    times = Times()
-    for seconds in (1.0, 2.0, 3.0, 4.0):
-        times.record(0, seconds)
-    times.record(0, 2.5, finished=False)
-    values, counts = np.unique(drawn(times), return_counts=True)
-    assert values.tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert counts / counts.sum() == pytest.approx([0.2, 0.2, 0.3, 0.3], abs=0.02)
+def test_survival_is_the_product_limit_estimate() -> None:
+    """Remission times of leukaemia (Freireich et al., 1963), on which textbooks show the estimate."""
+    finished = [6, 6, 6, 7, 10, 13, 16, 22, 23]
+    censored = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    survival = Survival([(float(t), True) for t in finished] + [(float(t), False) for t in censored])
+    assert survival.events.tolist() == [6, 7, 10, 13, 16, 22, 23]
+    assert survival.survival == pytest.approx([0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448], abs=5e-4)
 
 
-def test_a_replica_that_was_always_cancelled_counts_twice_its_longest_time() -> None:
+def test_the_tail_beyond_the_last_finished_time_has_the_rate_of_the_longest_ones() -> None:
+    generator = np.random.default_rng(0)
+    seconds = 1.0 + generator.exponential(2.0, 5000)
+    survival = Survival([(min(s, 4.0), s <= 4.0) for s in seconds])
+    draws = survival.draw(np.random.default_rng(1), 50_000)
+    assert draws[draws <= 4].size == pytest.approx(50_000 * (1 - math.exp(-1.5)), rel=0.03)
+    beyond = draws[draws > 4.0] - 4.0
+    # The rate is that of ten times.
+    assert 0.8 < beyond.mean() < 5.0
+    assert np.quantile(beyond, 0.9) / np.median(beyond) == pytest.approx(math.log(10) / math.log(2), rel=0.05)
+
+
+def test_a_replica_that_never_finished_draws_longer_times_than_it_was_ever_given() -> None:
     times = Times()
-    for _ in range(10):
-        times.record(0, 1.5, finished=False)
-    values, _ = np.unique(drawn(times), return_counts=True)
-    # Of equal cancelled times none is longer but the last.
-    assert values.tolist() == [3.0]
+    for _ in range(40):
+        times.record(0, 1.0)
+        times.record(1, 1.0)
+        times.record(2, 1.0, finished=False)
+    draws = drawn(times, 3)
+    assert set(draws[:, :2].ravel()) == {1.0}
+    assert np.median(draws[:, 2]) > 10
+
+
+def test_the_time_of_a_response_that_still_runs_counts_as_censored() -> None:
+    times = Times()
+    for _ in range(20):
+        times.record(0, 1.0)
+    law = times.law({0: 50.0})
+    assert law is not None
+    assert 0.01 < (law(np.random.default_rng(0), 20_000, 1) > 1.0).mean() < 0.1
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -218,17 +248,39 @@ def test_times_that_are_negative_or_not_finite_are_ignored(seconds: float) -> No
     assert times.law() is None
 
 
-def test_b_chosen_from_censored_times_is_that_chosen_from_all_times() -> None:
-    """With cancelling the coordinator never sees the full time of a straggler; the choice stays within one backup."""
-    generator, times = np.random.default_rng(0), Times()
-    for row in injected(generator, 400, 10):
-        end = np.sort(row)[7] + 0.005
-        for replica, seconds in enumerate(row):
-            times.record(replica, min(seconds, end), finished=seconds <= end)
-    law = times.law()
-    assert law is not None
-    found = choose(law, replicas=8, max_backups=4, cancel_seconds=0.005).backups
-    assert abs(found - choose(injected, replicas=8, max_backups=4, cancel_seconds=0.005).backups) <= 1
+def play(seconds: Delay, steps: int) -> tuple[Coordinator, Report]:
+    """Train on a virtual clock with b = "auto"; late gradients are cancelled at the N-th arrival."""
+    strategy = Sync(replicas=8, backups="auto")
+    gang = PlayedGang(strategy, network(), descent, DATA, loss, seconds=seconds, steps=steps, batch=4)
+    return gang.coordinator, gang.train()
+
+
+@pytest.mark.parametrize("jitter", [0.02, 0.2])
+def test_a_calm_gang_keeps_no_backup_and_its_step_is_predicted(jitter: float) -> None:
+    """Its late gradients are cancelled just before their end; that does not make them seem slow."""
+    coordinator, report = play(lambda at, step: 0.05 * (1 + jitter * np.random.default_rng([at, step]).random()), 60)
+    assert coordinator.backups == 0
+    rest = [step.seconds for step in report.log.steps[21:]]
+    assert report.predictions[0].step_seconds == pytest.approx(sum(rest) / len(rest), rel=0.1)
+
+
+def stragglers(place: int, step: int) -> float:
+    return float(injected(np.random.default_rng([place, step]), 1, 1)[0, 0])
+
+
+def test_a_gang_with_stragglers_keeps_its_backups_though_it_cancels_the_late_gradients() -> None:
+    coordinator, report = play(stragglers, 60)
+    assert coordinator.backups >= 2
+    assert report.predictions[0].step_seconds > 1.5 * report.predictions[2].step_seconds
+
+
+def test_backups_rest_while_they_are_not_needed_and_return_when_stragglers_appear() -> None:
+    coordinator, report = play(lambda place, step: stragglers(place, step) if step > 60 else 0.05, 260)
+    assert any("step 20: 0 backups" in note for note in report.log.notes)
+    assert coordinator.backups >= 1
+    calm, troubled = (report.log.steps[part] for part in (slice(22, 100), slice(230, None)))
+    assert {place for step in calm for place in step.accepted} == set(range(8))
+    assert {place for step in troubled for place in step.accepted} > set(range(8))
 
 
 def test_a_tuner_chooses_when_it_is_due_by_the_times_recorded_last() -> None:
@@ -248,3 +300,11 @@ def test_a_tuner_chooses_when_it_is_due_by_the_times_recorded_last() -> None:
     assert second is not None
     assert second == tuner.choice
     assert second.backups >= 1
+
+
+def test_a_few_late_replicas_may_finish_so_that_their_times_are_known() -> None:
+    tuner = Tuner(4, 2)
+    assert tuner.probe(0, []) is None
+    chosen = [tuner.probe(step, [2, 5]) for step in range(2 * PROBES)]
+    assert chosen == [2, 5] * (PROBES // 2) + [None] * PROBES
+    assert tuner.probe(RING_SIZE + 1, [2, 5]) == 5

@@ -56,13 +56,6 @@ class FakePeer:
         self.dismissed = reason
 
 
-class FakeListener:
-    def __init__(self) -> None:
-        self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.refused: Counter[str] = Counter()
-        self.places = 8
-
-
 class Play:
     """Coordinator that gets its events from the test, on a model of two parameters that start at zero; rate 1."""
 
@@ -82,13 +75,13 @@ class Play:
         plan = Plan(steps=100, batch=1, checkpoint_every=0)
         self.time = 0.0
         self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=8, now=self.now)
-        self.listener = FakeListener()
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
         backups = strategy.backups if isinstance(strategy.backups, int) else 2
         self.coordinator = Coordinator(
             self.run,
             strategy,
             self.layout,
-            self.listener,  # type: ignore[arg-type]
+            self.inbox,
             epoch=EPOCH,
             backups=backups,
             policy=policy or QuorumPolicy(),
@@ -443,7 +436,7 @@ def test_a_gang_without_replicas_is_an_error_that_names_the_last_reason(
 
 
 def test_a_late_joiner_is_sent_the_current_parameters(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1), peers=1)
+    it = play(Sync(replicas=1, backups=1), peers=1)
     it.send(0, (1, 1))
     late: Any = FakePeer(3)
     it.peers += [late] * 3
@@ -482,16 +475,37 @@ def test_a_stale_vector_counts_without_lockstep(play: Callable[..., Play]) -> No
     assert [peer.sent for peer in it.peers] == [[0, 1], [0, 2]]
 
 
-def test_backups_that_bring_nothing_are_dismissed(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=2, backups="auto"))
-    for _ in range(60):
-        it.time += 1.0
-        # All take the same time: backups bring nothing.
-        for place in range(4):
-            if it.peers[place].dismissed is None and it.coordinator._peers.get(place) is not None:
-                it.send(place, (0, 0), step=it.run.step if place < 2 else max(0, it.run.step - 1))
-    assert it.coordinator.backups == 0
-    assert [peer.dismissed is not None for peer in it.peers] == [False, False, True, True]
+def test_backups_that_bring_nothing_rest_until_a_replica_is_lost(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups=2), policy=QuorumPolicy(grace_seconds=1e9))
+    it.coordinator.backups = 0
+    it.send(0, (0, 0))
+    it.send(1, (0, 0))
+    assert [peer.sent[-1] == it.run.step for peer in it.peers] == [True, True, False, False]
+    it.leave(1)
+    assert [peer.sent[-1] == it.run.step for peer in it.peers[2:]] == [True, False]
+    it.send(0, (0, 0))
+    assert it.run.step == 1
+    it.send(2, (0, 0))
+    assert it.run.step == 2
+
+
+def test_a_probe_is_not_told_of_the_next_step_and_gets_it_when_its_late_vector_is_dropped(
+    play: Callable[..., Play],
+) -> None:
+    it = play(Sync(replicas=1, backups="auto"), peers=2)
+    it.send(0, (1, 1))
+    assert it.peers[1].sent == [0]
+    assert it.peers[1].notices == []
+    it.time = 5.0
+    it.send(0, (1, 1))
+    assert it.run.step == 2
+    it.send(1, (9, 9), step=0)
+    assert it.peers[1].sent == [0, 2]
+    assert it.weights == [-2, -2]
+    assert it.run.log.late == {1: 1}
+    assert it.run.log.cancelled == {}
+    law = it.coordinator.tuner.times._rings[1]
+    assert list(law) == [(5.0, True)]
 
 
 def test_a_response_time_ends_with_the_arrival_of_the_vector_not_with_its_handling(
