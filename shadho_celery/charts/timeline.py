@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,12 +16,14 @@ from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
 MOST_SLOTS, MOST_HOSTS = 60, 600
-#: width in pixels for which the chart is made: bars that are narrower than a pixel are joined
+#: maximum number of attempts that all have a bar of their own, however short
+MOST_BARS = 4000
+#: width in pixels for which the chart is made: with more attempts, bars that are narrower than a pixel are joined
 PIXELS = 1200
 #: how the bars of attempts are drawn, by how the attempts ended; other ends are drawn as `light`
 FORMS = {
     "complete": "filled",
-    "running": "filled",
+    "running": "pointed",
     "failed": "crossed",
     "retried": "crossed",
     "lost": "hatched",
@@ -28,12 +31,18 @@ FORMS = {
 }
 #: what each form of a bar means
 MEANINGS = {
-    "filled": "filled: complete or running",
+    "filled": "filled: complete",
+    "pointed": "with a point: running",
     "light": "light: pruned, cancelled or given back",
     "crossed": "with a cross: failed",
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
+#: parts of a row's name, from the outermost
+PARTS = ("class", "machine", "worker", "slot")
+
+# Longer numbers are not counted through.
+_NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
 
 
 class Fold(str, Enum):
@@ -49,12 +58,31 @@ class Rows:
     """The rows of a timeline."""
 
     fold: Fold
-    #: name, compute class and number of slots of each row
-    names: Sequence[str]
-    classes: Sequence[str]
+    #: class, machine, worker and slot of each row, as many of them as the fold tells apart
+    keys: Sequence[tuple[Any, ...]]
+    #: number of slots of each row
     slots: Sequence[int]
     #: row of each attempt; -1 for one that has not started
     of: Indices
+
+    @property
+    def names(self) -> list[str]:
+        """Name of each row: no two have the same."""
+        return [_row_name(key) for key in self.keys]
+
+    @property
+    def classes(self) -> list[str]:
+        """Compute class of each row."""
+        return [key[0] for key in self.keys]
+
+    @property
+    def parts(self) -> dict[str, list[Cell]]:
+        """Parts of the rows' names, as columns."""
+        return {
+            name: [_part(key[depth]) for key in self.keys]
+            for depth, name in enumerate(PARTS)
+            if self.keys and depth < len(self.keys[0])
+        }
 
 
 def timeline(
@@ -67,9 +95,10 @@ def timeline(
 ) -> Chart:
     """Return the attempts between two moments, by default all, as bars in the rows of their slots.
 
-    Each row's series has its share of idle time in the last column. In a large fleet, a row stands for a machine or a
-    class, and bars narrower than a pixel are joined to strips, whose column `busy` is the share of busy slots. With
-    `trials`, the bars of promoted trials have a column `continues`: the number of the trial that they continue.
+    The last series has the share of idle time of each row, and the parts of its name. In a large fleet, a row stands
+    for a machine or a class. The attempts of a row with several slots are joined to strips, whose column `busy` is the
+    share of busy slots; so are bars narrower than a pixel if there are more than `MOST_BARS`. With `trials`, the bars
+    of promoted trials have a column `continues`: the number of the trial that they continue.
     """
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="slot", scale=Scale.CATEGORY)
     known = np.isfinite(attempts.started_at)
@@ -81,14 +110,17 @@ def timeline(
     rows = make_rows(attempts)
     is_shown = known & (attempts.until >= start) & (attempts.started_at <= end)
     width = (end - start) / pixels
-    narrow = (attempts.until - attempts.started_at < width) | (rows.fold is not Fold.SLOT)
-    bars = np.flatnonzero(is_shown & ~narrow)
-    if len(bars) > MOST // 2:
-        narrow[bars] = True
+    # Bars of a row with several slots would hide one another.
+    is_joined = (np.array(rows.slots) > 1)[rows.of]
+    if int((is_shown & ~is_joined).sum()) > MOST_BARS:
+        is_joined |= attempts.until - attempts.started_at < width
+    bars = np.flatnonzero(is_shown & ~is_joined)
+    if len(bars) > (MOST_BARS if not (is_shown & is_joined).any() else MOST // 2):
+        is_joined[bars] = True
         bars = bars[:0]
     before = {} if trials is None else continued(trials)
     series = [*_bars(attempts, rows, bars, before)]
-    strips = np.flatnonzero(is_shown & narrow)
+    strips = np.flatnonzero(is_shown & is_joined)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
     note = f"Bars: {meanings}; white: idle. " if forms else ""
@@ -96,11 +128,11 @@ def timeline(
         note += "Lines lead from a trial to the one that continues it with a greater budget. "
     if len(strips):
         # Strips and bars together stay below the maximum number of marks.
-        parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.names))))
+        parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.keys))))
         series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
-        note += f"{len(strips):,} short attempts are joined: a strip shows the share of its slots that were busy."
+        note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
     idle = idle_shares(attempts, rows, start, end)
-    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.names))], "idle": cells(idle)}
+    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(idle), **rows.parts}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
     weights = np.array(rows.slots, float)
     busy = 1.0 - float(np.average(idle, weights=weights)) if len(idle) else 0.0
@@ -133,7 +165,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     hosts = {key[:2] for key in slots}
     fold = Fold.SLOT if len(slots) <= MOST_SLOTS else Fold.HOST if len(hosts) <= MOST_HOSTS else Fold.CLASS
     depth = {Fold.SLOT: 4, Fold.HOST: 2, Fold.CLASS: 1}[fold]
-    shown: list[tuple[Any, ...]] = sorted({key[:depth] for key in slots})
+    shown: list[tuple[Any, ...]] = sorted({key[:depth] for key in slots}, key=_natural)
     place_of = {key: place for place, key in enumerate(shown)}
     sizes = [0] * len(shown)
     for key in slots:
@@ -142,8 +174,7 @@ def make_rows(attempts: AttemptColumns) -> Rows:
     of[known] = np.array([place_of[key[:depth]] for key in keys], np.intp)[kinds]
     return Rows(
         fold=fold,
-        names=[_row_name(key) for key in shown],
-        classes=[key[0] for key in shown],
+        keys=shown,
         slots=sizes,
         of=of,
     )
@@ -169,7 +200,7 @@ def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) 
     began = np.clip(attempts.started_at, start, end)
     ended = np.clip(attempts.until, start, end)
     own = rows.of >= 0
-    busy = np.bincount(rows.of[own], (ended - began)[own], len(rows.names))
+    busy = np.bincount(rows.of[own], (ended - began)[own], len(rows.keys))
     live = np.array(rows.slots, float) * (end - start)
     if attempts.sessions:
         seconds = _live_seconds(attempts, rows, start, end)
@@ -179,7 +210,7 @@ def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) 
 
 def _live_seconds(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
     """Return for each row the slot seconds in which its workers were live."""
-    found = np.zeros(len(rows.names))
+    found = np.zeros(len(rows.keys))
     place_of = {name: place for place, name in enumerate(rows.names)}
     for session in attempts.sessions:
         until = attempts.now if session.until is None else session.until
@@ -195,14 +226,18 @@ def _live_seconds(attempts: AttemptColumns, rows: Rows, start: float, end: float
 
 
 def _row_name(key: Sequence[object]) -> str:
-    name, *rest = key
-    if not rest:
-        return str(name)
-    host = rest[0] or "unknown machine"
-    if len(rest) == 1:
-        return f"{name}, {host}"
-    worker, slot = rest[1:]
-    return f"{name}, {host}, {worker}, slot {slot if slot != -1 else '?'}"
+    shown = [_part(part) for part in key]
+    return ", ".join([*shown[:3], f"slot {shown[3]}"] if len(shown) == len(PARTS) else shown)
+
+
+def _natural(key: tuple[Any, ...]) -> list[list[tuple[int, str]]]:
+    """Return what sorts machine 2 before machine 10."""
+    return [[(int(each) if each.isdecimal() else -1, each) for each in _NUMBER.split(str(part))] for part in key]
+
+
+def _part(part: object) -> str:
+    """Return a part of a row's name as text. Earlier versions recorded no machines and no slots."""
+    return "unknown" if part in ("", -1) else str(part)
 
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
@@ -237,7 +272,7 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[i
 def _strips(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Iterator[Series]:
     """Yield the share of busy slots of each row between `edges`, equal parts of the time, a series for each class."""
     parts, start, end, width = len(edges) - 1, edges[0], edges[-1], edges[1] - edges[0]
-    busy = np.zeros((len(rows.names), parts))
+    busy = np.zeros((len(rows.keys), parts))
     began = (np.clip(attempts.started_at[places], start, end) - start) / width
     ended = (np.clip(attempts.until[places], start, end) - start) / width
     first = np.minimum(began.astype(np.intp), parts - 1)
@@ -247,7 +282,7 @@ def _strips(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array)
     np.add.at(busy, (row, first), np.where(is_within, ended - began, first + 1 - began))
     np.add.at(busy, (row[~is_within], last[~is_within]), (ended - last)[~is_within])
     # Parts that an attempt covers as a whole: a difference array, summed up.
-    whole = np.zeros((len(rows.names), parts + 1))
+    whole = np.zeros((len(rows.keys), parts + 1))
     long = last - first > 1
     np.add.at(whole, (row[long], first[long] + 1), 1.0)
     np.add.at(whole, (row[long], last[long]), -1.0)

@@ -74,7 +74,8 @@ def reduced(chart: Chart, most: int) -> Chart:
 
 
 def _thinned(series: Series, most: int) -> Series:
-    if len(series) <= most:
+    # The last series of a timeline has its rows, which all have bars.
+    if len(series) <= most or series.colour == "idle":
         return series
     x, y = series.columns.get("x"), series.columns.get("y")
     if series.mark is Mark.POINTS and x and y and all(isinstance(value, (int, float)) for value in y):

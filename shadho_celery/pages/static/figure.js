@@ -202,6 +202,9 @@ function bar(form, colour, theme) {
   if (form === "outlined") {
     return [made("rect", { ...box, fill: "none", stroke: colour })];
   }
+  if (form === "pointed") {
+    return [made("path", { d: "M1 4H10L15 8.5L10 13H1Z", fill: colour })];
+  }
   if (form === "hatched") {
     const lines = made("path", { d: "M1 9L6 4M1 13L10 4M6 13L15 4M11 13L15 9", stroke: colour });
     return [made("rect", { ...box, fill: "none", stroke: colour }), lines];

@@ -29,6 +29,10 @@ export function facts(chart, series, place) {
     if (name === "base" || name === "width" || value === null || value === "") {
       continue;
     }
+    // Parts of the row's name, which `y` stands for.
+    if (series.colour === "idle" && !["y", "idle"].includes(name)) {
+      continue;
+    }
     if (name.startsWith("axis ")) {
       const axis = chart.axes[Number(name.slice("axis ".length))];
       found.push([axis.name, shown(value, axis)]);

@@ -1,12 +1,18 @@
-// The timeline of attempts on a canvas: a row for each slot, machine or class, and a bar for each attempt.
+// The timeline of attempts on a canvas: below the name of each class a row for each of its slots or machines, or a row
+// for each class, and in it a bar for each attempt.
 
 import { card, element, inWords } from "./marks.js";
 import { lengthOf } from "./table.js";
 
 const AXIS = 28;
 const BAR = 0.6;
+// Pixels of the line with the name of a class, and of the column with the shares of idle time.
+const HEADING = 24;
+const IDLE = 48;
+// Pixels of a row: up to NAMED rows, each is high enough for its name.
+const [LEAST_ROW, NAMED_ROW, MOST_ROW] = [6, 18, 28];
+const NAMED = 60;
 const MOST_HEIGHT = 640;
-const IDLE = 72;
 const FONT_SIZE = 14;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const DAY = 86400;
@@ -16,6 +22,7 @@ export class Timeline {
   constructor(host, chart, theme, { say = () => {}, open = () => {} } = {}) {
     Object.assign(this, { host, chart, theme, say, open });
     this.rows = chart.axes[1].categories;
+    this.layout = layoutOf(chart);
     this.idle = new Map();
     this.bars = [];
     for (const series of chart.series) {
@@ -27,7 +34,6 @@ export class Timeline {
     const ends = this.bars.map((bar) => bar.end);
     this.whole = [least(starts), Math.max(greatest(ends), least(starts) + 1e-3)];
     this.span = [...this.whole];
-    this.rowHeight = Math.min(28, Math.max(6, Math.floor((MOST_HEIGHT - AXIS) / Math.max(1, this.rows.length))));
     this.canvas = element("canvas", "", { "aria-hidden": "true" });
     this.tip = element("div", "", { class: "tip", hidden: "" });
     host.replaceChildren(this.canvas, this.tip);
@@ -50,20 +56,19 @@ export class Timeline {
   }
 
   static heightOf(chart) {
-    const count = chart.axes[1].categories.length;
-    return AXIS + count * Math.min(28, Math.max(6, Math.floor((MOST_HEIGHT - AXIS) / Math.max(1, count))));
+    return AXIS + layoutOf(chart).bottom;
   }
 
   resize() {
     this.width = this.host.clientWidth;
-    this.height = AXIS + this.rows.length * this.rowHeight;
+    this.height = AXIS + this.layout.bottom;
     const ratio = globalThis.devicePixelRatio || 1;
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
-    this.labels = Math.min(320, Math.round(0.3 * this.width));
     this.ratio = ratio;
+    this.labels = this.widthOfLabels();
     this.paint();
   }
 
@@ -74,6 +79,22 @@ export class Timeline {
 
   dispose() {
     this.ending.abort();
+  }
+
+  // Pixels of the names beside the rows: as many as they need, but at most a part of the whole.
+  widthOfLabels() {
+    const pen = this.canvas.getContext("2d");
+    pen.font = `${FONT_SIZE}px ${this.theme.font}`;
+    const widths = this.layout.rows.map(({ name, part }) => pen.measureText(`${name}  ${part}`).width + 12);
+    return Math.round(Math.min(Math.max(48, greatest(widths)), 320, 0.38 * this.width));
+  }
+
+  middle(row) {
+    return this.layout.rows[row].top + this.layout.height / 2;
+  }
+
+  rowAt(y) {
+    return this.layout.rows.findIndex(({ top }) => top <= y && y < top + this.layout.height);
   }
 
   // Pixels of the part with the bars.
@@ -116,7 +137,7 @@ export class Timeline {
   }
 
   paintAxis(pen) {
-    const bottom = this.rows.length * this.rowHeight;
+    const { bottom } = this.layout;
     pen.strokeStyle = this.theme.line;
     pen.fillStyle = this.theme.muted;
     pen.textBaseline = "middle";
@@ -126,7 +147,7 @@ export class Timeline {
     const zone = 60 * new Date(1000 * this.span[0]).getTimezoneOffset();
     for (let at = Math.ceil((this.span[0] - zone) / step) * step + zone; at <= this.span[1]; at += step) {
       const x = Math.round(this.x(at)) + 0.5;
-      line(pen, x, 0, x, bottom + 4);
+      line(pen, x, HEADING, x, bottom + 4);
       const text = clock(at, step);
       const half = pen.measureText(text).width / 2;
       if (x - half >= this.left - 8 && x + half <= this.width) {
@@ -137,27 +158,38 @@ export class Timeline {
   }
 
   paintRows(pen) {
-    const every = Math.ceil((FONT_SIZE + 2) / this.rowHeight);
-    const class_ = (row) => this.bars.find((bar) => bar.row === row)?.series.colour;
-    let previous = null;
-    this.rows.forEach((name, row) => {
-      const middle = Math.max((row + 0.5) * this.rowHeight, FONT_SIZE / 2 + 2);
-      const colour = class_(row) ?? previous;
-      if (row && colour !== previous) {
-        pen.strokeStyle = this.theme.line;
-        line(pen, 0, row * this.rowHeight + 0.5, this.width, row * this.rowHeight + 0.5);
-      }
-      previous = colour;
-      if (row % every) {
-        return;
-      }
+    const { height, headings, rows } = this.layout;
+    pen.textAlign = "right";
+    pen.fillStyle = this.theme.muted;
+    pen.fillText("idle", this.width, HEADING / 2);
+    for (const { top, name } of headings) {
+      pen.strokeStyle = this.theme.line;
+      line(pen, 0, top + 0.5, this.width, top + 0.5);
+      pen.fillStyle = this.theme.colourOf(`class ${name}`);
+      pen.fillRect(0, top + HEADING / 2 - 5, 10, 10);
       pen.fillStyle = this.theme.ink;
       pen.textAlign = "left";
-      pen.fillText(fitting(pen, name, this.labels - 12), 0, middle);
+      pen.font = `600 ${FONT_SIZE}px ${this.theme.font}`;
+      pen.fillText(fitting(pen, name, this.width - IDLE - 24), 16, top + HEADING / 2);
+      pen.font = `${FONT_SIZE}px ${this.theme.font}`;
+    }
+    // Where rows are lower than a line of text, the next name is that of the first row below the one before.
+    let free = 0;
+    rows.forEach(({ top, name, part }, row) => {
+      const middle = top + Math.max(height, FONT_SIZE) / 2;
+      if (middle - FONT_SIZE / 2 < free) {
+        return;
+      }
+      free = middle + FONT_SIZE / 2;
+      const most = this.labels - 12 - (part && pen.measureText(`  ${part}`).width);
+      pen.fillStyle = this.theme.ink;
+      pen.textAlign = "left";
+      pen.fillText(fitting(pen, name, most), 0, middle);
+      pen.fillStyle = this.theme.muted;
+      pen.textAlign = "right";
+      pen.fillText(fitting(pen, part, this.labels - 12), this.labels - 12, middle);
       if (this.idle.has(row)) {
-        pen.fillStyle = this.theme.muted;
-        pen.textAlign = "right";
-        pen.fillText(`${Math.round(100 * this.idle.get(row))} % idle`, this.width, middle);
+        pen.fillText(`${Math.round(100 * this.idle.get(row))} %`, this.width, middle);
       }
     });
   }
@@ -166,10 +198,9 @@ export class Timeline {
   paintLines(pen) {
     pen.strokeStyle = this.theme.muted;
     pen.lineWidth = 1;
-    const middle = (bar) => (bar.row + 0.5) * this.rowHeight;
     for (const [from, to] of this.lines) {
       if (to.start >= this.span[0] && from.end <= this.span[1]) {
-        line(pen, this.x(from.end), middle(from), this.x(to.start), middle(to));
+        line(pen, this.x(from.end), this.middle(from.row), this.x(to.start), this.middle(to.row));
       }
     }
   }
@@ -177,17 +208,19 @@ export class Timeline {
   paintBar(pen, bar) {
     const colour = this.theme.colourOf(bar.series.colour);
     const form = bar.series.form;
-    const full = BAR * this.rowHeight;
+    const full = BAR * this.layout.height;
     const left = Math.max(this.x(bar.start), this.left - 2);
     const width = Math.max(1, Math.min(this.x(bar.end), this.right + 2) - left);
     const height = form === "strip" ? Math.max(1, full * bar.busy) : full;
-    const top = bar.row * this.rowHeight + (this.rowHeight - full) / 2 + (full - height);
+    const top = this.middle(bar.row) - full / 2 + (full - height);
     pen.fillStyle = pen.strokeStyle = colour;
     pen.lineWidth = 1;
     if (form === "outlined") {
       pen.strokeRect(left + 0.5, top + 0.5, Math.max(1, width - 1), height - 1);
     } else if (form === "hatched") {
       hatch(pen, left, top, width, height);
+    } else if (form === "pointed") {
+      arrow(pen, left, top, width, height);
     } else {
       pen.globalAlpha = { light: 0.4, crossed: 0.4 }[form] ?? 1;
       // A gap tells bars without a pause between them apart.
@@ -224,7 +257,7 @@ export class Timeline {
   at(event) {
     const frame = this.canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
-    const row = Math.floor(y / this.rowHeight);
+    const row = this.rowAt(y);
     const near = this.time(x + 2) - this.time(x);
     const time = this.time(x);
     const found = this.bars.filter((bar) => bar.row === row && bar.start - near <= time && time <= bar.end + near);
@@ -349,8 +382,63 @@ export class Timeline {
     const frame = this.canvas.getBoundingClientRect();
     const x = event ? event.clientX - frame.left : this.x(bar.start);
     this.tip.style.left = `${Math.max(0, Math.min(x + 12, this.width - this.tip.offsetWidth))}px`;
-    this.tip.style.top = `${(bar.row + 1) * this.rowHeight + 4}px`;
+    this.tip.style.top = `${this.layout.rows[bar.row].top + this.layout.height + 4}px`;
   }
+}
+
+// Where the rows lie, and what stands beside them. A class has a heading, and a machine is named at its first row.
+function layoutOf(chart) {
+  const count = chart.axes[1].categories.length;
+  const names = rowNames(chart);
+  const least = count <= NAMED ? NAMED_ROW : LEAST_ROW;
+  const height = Math.min(MOST_ROW, Math.max(least, Math.floor((MOST_HEIGHT - AXIS) / Math.max(1, count))));
+  const headings = [];
+  const rows = [];
+  let top = 0;
+  let previous = null;
+  for (const { class_, ...own } of names) {
+    if (class_ !== previous) {
+      if (class_) {
+        headings.push({ top, name: class_ });
+      }
+      top += class_ || !rows.length ? HEADING : 0;
+      previous = class_;
+    }
+    rows.push({ ...own, top });
+    top += height;
+  }
+  return { rows, headings, height, bottom: top };
+}
+
+// By row: its class if it has a part of one, the name of its machine at the machine's first row, and its worker and slot
+// where the machine has several.
+function rowNames(chart) {
+  const { y, class: classes, machine: machines, worker: workers, slot: slots } =
+    chart.series.find((series) => series.colour === "idle").columns;
+  if (!machines) {
+    return chart.axes[1].categories.map((name) => ({ class_: "", name, part: "" }));
+  }
+  const short = shortNames([...new Set(machines)]);
+  const key = (row) => JSON.stringify([classes[row], machines[row]]);
+  const [slotsOf, workersOf] = [new Map(), new Map()];
+  for (const row of y) {
+    slotsOf.set(key(row), (slotsOf.get(key(row)) ?? 0) + 1);
+    workersOf.set(key(row), (workersOf.get(key(row)) ?? new Set()).add(workers?.[row]));
+  }
+  return y.map((row) => {
+    const isFirst = row === 0 || key(row) !== key(row - 1);
+    const isWorkersFirst = isFirst || workers?.[row] !== workers?.[row - 1];
+    const worker = workersOf.get(key(row)).size > 1 && isWorkersFirst ? `${workers[row]} ` : "";
+    const part = slots && slotsOf.get(key(row)) > 1 ? `${worker}${slots[row]}` : "";
+    return { class_: classes[row], name: isFirst ? short.get(machines[row]) : "", part };
+  });
+}
+
+// Names of machines without their domain, where they differ without it, by their whole names.
+function shortNames(names) {
+  const cut = names.map((name) => (/^[\d.:]+$/.test(name) ? name : name.split(".")[0] || name));
+  const isClear = new Set(cut).size === names.length;
+  return new Map(names.map((name, place) => [name, isClear ? cut[place] : name]));
 }
 
 // Pairs of bars: the last one of a trial, and each one of the trial that continues it.
@@ -384,6 +472,19 @@ function hatch(pen, left, top, width, height) {
   }
   pen.restore();
   pen.strokeRect(left + 0.5, top + 0.5, Math.max(1, width - 1), height - 1);
+}
+
+// A bar that goes on: it ends in a point.
+function arrow(pen, left, top, width, height) {
+  const right = left + Math.max(width, height / 2);
+  const shoulder = right - height / 2;
+  pen.beginPath();
+  pen.moveTo(left, top);
+  pen.lineTo(shoulder, top);
+  pen.lineTo(right, top + height / 2);
+  pen.lineTo(shoulder, top + height);
+  pen.lineTo(left, top + height);
+  pen.fill();
 }
 
 // Shorten a text in its middle until it is at most `most` pixels wide.

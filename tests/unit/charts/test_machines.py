@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from services.columns import attempts, session, trials
 
-from shadho_celery.charts.chart import MOST
+from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
     fleet_bound,
     free_slots,
@@ -19,7 +19,7 @@ from shadho_celery.charts.machines import (
     waiting,
     why_here,
 )
-from shadho_celery.charts.timeline import Fold, idle_shares, make_rows, timeline
+from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, idle_shares, make_rows, timeline
 from shadho_celery.core.records import Placed
 
 
@@ -181,11 +181,19 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["cpu, lost"].form == "hatched"
     assert found["cpu, complete, copy"].form == "outlined"
     assert found["gpu, running"].columns["end"] == [20.0]
+    assert found["gpu, running"].form != found["cpu, complete"].form
     assert chart.note == (
-        "Bars: filled: complete or running; hatched: lost with its worker; "
+        "Bars: filled: complete; with a point: running; hatched: lost with its worker; "
         "outlined: a copy of a late trial, or replaced by another attempt; white: idle."
     )
-    assert found["idle"].columns["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
+    rows_of = found["idle"].columns
+    assert rows_of["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
+    assert [rows_of[name] for name in PARTS] == [
+        ["cpu", "cpu", "gpu"],
+        ["one", "one", "two"],
+        ["w", "w", "v"],
+        ["0", "1", "0"],
+    ]
 
 
 def test_the_parts_of_a_promoted_trial_are_joined_in_the_order_of_their_rungs() -> None:
@@ -231,7 +239,7 @@ def test_short_attempts_are_joined_so_that_a_long_timeline_stays_within_the_limi
     rows = [{"started_at": float(at), "ended_at": float(at) + 0.5, "slot": int(n % 8)} for n, at in enumerate(starts)]
     chart = timeline(attempts(rows, now=50_001.0))
     assert len(chart) <= MOST + 8
-    assert "30,000 short attempts are joined" in chart.note
+    assert "30,000 attempts are joined" in chart.note
     seconds = sum(
         float(end) - float(start) if busy is None else (float(end) - float(start)) * float(busy)  # type: ignore[arg-type]
         for series in chart.series[:-1]
@@ -243,6 +251,32 @@ def test_short_attempts_are_joined_so_that_a_long_timeline_stays_within_the_limi
         )
     )
     assert seconds == pytest.approx(15_000, rel=0.05)
+
+
+def test_as_many_attempts_as_the_limit_have_a_bar_each_however_short_they_are() -> None:
+    def long(count: int) -> Chart:
+        rows = [{"started_at": 100.0 * n, "ended_at": 100.0 * n + 0.01, "slot": n % 8} for n in range(count)]
+        return timeline(attempts(rows))
+
+    chart = long(MOST_BARS)
+    assert sum(len(series) for series in chart.series[:-1] if series.form == "filled") == MOST_BARS
+    assert "joined" not in chart.note
+    assert f"{MOST_BARS + 1:,} attempts are joined" in long(MOST_BARS + 1).note
+
+
+def test_a_machine_with_one_slot_has_bars_and_one_with_several_has_strips() -> None:
+    rows = [{"started_at": 0.0, "ended_at": 1.0, "host": f"h{host:02}", "worker": f"w{host}"} for host in range(99)]
+    rows.append({**rows[-1], "slot": 1})
+    chart = timeline(attempts(rows))
+    found = {series.form: series.columns for series in chart.series[:-1]}
+    assert found["filled"]["y"] == [*range(98)]
+    assert {*found["strip"]["y"]} == {98}
+    assert chart.axes[1].name == "machine"
+
+
+def test_machines_are_in_the_order_of_their_numbers() -> None:
+    rows = [{"started_at": 0.0, "ended_at": 1.0, "host": f"node-{n}", "worker": f"node-{n}.1"} for n in (10, 2, 1)]
+    assert make_rows(attempts(rows)).parts["machine"] == ["node-1", "node-2", "node-10"]
 
 
 def test_a_window_shows_the_attempts_within_it() -> None:
