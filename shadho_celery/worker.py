@@ -18,7 +18,8 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.core import hardware
-from shadho_celery.objective.study_file import preloaded
+from shadho_celery.core.units import counted
+from shadho_celery.objective.study_file import check_modules, preloaded
 from shadho_celery.runner.starting import ForkServers
 
 EXAMPLES = """
@@ -61,12 +62,16 @@ def main(
     """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     if imports:
+        check_modules(imports)
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
     if accept_code:
         os.environ["SHADHO_ACCEPT_CODE"] = "1"
     machine = hardware.detect()
     name = compute_class or machine.compute_class
-    say(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
+    say(
+        f"{machine.host}: {counted(machine.cores, 'core')}, {machine.gpu_name or 'no GPU'}; serving class {name}",
+        err=True,
+    )
     # The imports of the prepared process take as long as those of Celery.
     fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))
     fork_servers.prepare()

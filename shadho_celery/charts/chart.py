@@ -9,6 +9,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from shadho_celery.core.units import counted
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 #: a value of a column; None is a gap
@@ -135,7 +137,7 @@ def thin_points(x: Array, y: Array, most: int = MOST) -> tuple[Indices, str]:
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     shown = shown[np.argsort(x[shown], kind="stable")]
     lost = len(x) - len(shown)
-    note = f"{lost:,} points without a finite value are left out. " if lost else ""
+    note = f"{counted(lost, 'point')} without a finite value left out. " if lost else ""
     if len(shown) > most:
         parts = np.array_split(shown, most // 2)
         note += f"Of {len(shown):,} points, the least and the greatest of each of {len(parts):,} intervals are drawn."

@@ -8,6 +8,7 @@ from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark,
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import explained, groups, interval_names
 from shadho_celery.core.trial import TrialState
+from shadho_celery.core.units import counted
 
 _NONE = "No trial has failed."
 
@@ -31,10 +32,10 @@ def failures(trials: TrialColumns) -> Chart:
     left = len(counts) - len(shown)
     return Chart(
         name="failures",
-        title=f"{failed:,} of {len(trials):,} trials failed, most with {shown[0][1]}",
+        title=f"{failed:,} of {counted(len(trials), 'trial')} failed, most with {shown[0][1]}",
         axes=axes,
         series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
-        note=f"{left} rarer kinds are left out." if left else "",
+        note=f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else "",
     )
 
 

@@ -22,7 +22,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.core.trial import COUNTED
-from shadho_celery.core.units import digits
+from shadho_celery.core.units import counted, digits
 from shadho_celery.results.coverage import Coverage, coverage_of
 from shadho_celery.study.front import first_front
 
@@ -88,7 +88,9 @@ def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | No
         series.append(Series(name=label, mark=Mark.POINTS, colour=colour, columns=columns))
     if not any(map(len, series)):
         return empty_chart("front", "The front of the losses", "No trial has completed yet.", *axes)
-    title = f"{int(is_front.sum()):,} of {int(trials.is_complete.sum()):,} trials are on the front"
+    title = (
+        f"{int(is_front.sum()):,} of {counted(int(trials.is_complete.sum()), 'trial is', 'trials are')} on the front"
+    )
     return Chart(name="front", title=title, axes=axes, series=series, note=" ".join(filter(None, notes)))
 
 

@@ -26,7 +26,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.core.trial import TrialState
-from shadho_celery.core.units import digits
+from shadho_celery.core.units import counted, digits
 
 #: share of the marks for the points of trials with a loss; the rest is for the failed ones and the line
 _POINTS, _FAILED, _LINE = int(0.6 * MOST), int(0.2 * MOST), int(0.2 * MOST)
@@ -153,6 +153,6 @@ def _loss_name(trials: TrialColumns) -> str:
 
 def _title(trials: TrialColumns, best: Array) -> str:
     ended = len(trials) - int(trials.state.is_in(TrialState.WAITING, TrialState.QUEUED, TrialState.RUNNING).sum())
-    of = f" of {trials.asked:,}" if trials.asked else ""
+    of = f"{ended:,} of {counted(trials.asked, 'trial')}" if trials.asked else counted(ended, "trial")
     said = f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No trial has a loss"
-    return f"{said} after {ended:,}{of} trials"
+    return f"{said} after {of}"

@@ -27,7 +27,7 @@ from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 from shadho_celery.core.checks import listed
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
-from shadho_celery.core.units import digits, took
+from shadho_celery.core.units import counted, digits, took
 from shadho_celery.placement.bound import Bound, throughput_bound
 from shadho_celery.predictors.durations import Durations
 
@@ -139,7 +139,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     series.append(Series(name="as predicted", mark=Mark.LINE, colour="bound", columns={"x": ends, "y": [*ends]}))
     # The middle half of the trials lies within this factor.
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
-    title = f"Half of {len(places):,} trials took within a factor of {factor:.2f} of their predicted seconds"
+    title = f"Half of {counted(len(places), 'trial')} took within a factor of {factor:.2f} of their predicted seconds"
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 
@@ -240,7 +240,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     all_waits = np.concatenate(waited)
     all_waits = all_waits[np.isfinite(all_waits)]
     said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
-    title = f"{len(all_waits):,} attempts have left the queues{said}"
+    title = f"{counted(len(all_waits), 'attempt has', 'attempts have')} left the queues{said}"
     return Chart(name="waiting", title=title, axes=axes, series=series)
 
 

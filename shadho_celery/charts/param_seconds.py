@@ -23,6 +23,8 @@ MOST_LABELS = 20
 EQUAL = 1e-9
 #: number of parts of the trials; the effects on each part are learned from the others
 PARTS = 4
+#: number of trials of a subspace from which on the model learns effects: those of all parts but one must be enough
+NEEDED = -(-MIN_TRIALS * PARTS // (PARTS - 1))
 #: steps of expectation maximisation after the last trial
 STEPS = 5
 
@@ -37,7 +39,8 @@ METHOD = (
 def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
     """Return by label the share of the variance of the log seconds that it explains by itself, from 0 to 1.
 
-    Labels that are active in fewer than `least` completed trials are left out.
+    Labels that are active in fewer than `least` completed trials are left out, and so are those of which no effect can
+    be learned, because all their subspaces have fewer than `NEEDED` trials.
     """
     is_timed = trials.is_complete & (trials.seconds > 0) & np.isfinite(trials.seconds)
     is_timed &= trials.compute_class.codes >= 0
@@ -54,21 +57,24 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
     if not active:
         return {}
     centres = _centres(subspaces, classes, logs, (len(names), int(classes.max()) + 1))
-    sums = dict.fromkeys(active, 0.0)
+    sums: dict[str, float] = {}
     for subspace in range(len(names)):
         own = np.flatnonzero(subspaces == subspace)
         labels = [trials.labels[name] for name in active if _varies(trials.labels[name].values[timed[own]])]
-        if labels and len(own) >= least:
+        if labels and len(own) >= NEEDED:
             labels = [*_most_telling(labels, timed[own], _within(logs[own], classes[own]))]
             values = _features(labels, timed[own]), classes[own], logs[own]
             for name, part in _effects(labels, *values, centres[subspace]).items():
-                sums[name] += part
+                sums[name] = sums.get(name, 0.0) + part
     between = centres[subspaces, classes]
     shares = {}
     for name, is_active in active.items():
         total = float(np.square(_within(logs[is_active], classes[is_active])).sum())
-        part = sums[name]
-        if _divides(trials.labels[name].values[timed][is_active], subspaces[is_active]):
+        divides = _divides(trials.labels[name].values[timed][is_active], subspaces[is_active])
+        if not divides and name not in sums:
+            continue
+        part = sums.get(name, 0.0)
+        if divides:
             part += _of_groups(trials.labels[name].values[timed][is_active], between[is_active], classes[is_active])
         shares[name] = min(1.0, part / total) if total > EQUAL * is_active.sum() else 0.0
     return shares

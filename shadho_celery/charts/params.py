@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -27,7 +27,8 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.explained import LEAST_TRIALS, explained, groups
-from shadho_celery.charts.param_seconds import METHOD, seconds_shares
+from shadho_celery.charts.param_seconds import METHOD, NEEDED, seconds_shares
+from shadho_celery.core.units import counted
 
 #: number of best trials that parallel coordinates always keep
 BEST = 50
@@ -73,7 +74,9 @@ def parallel(trials: TrialColumns) -> Chart:
     if note:
         note = f"{note} The best {BEST} trials are among them."
     more = len(trials.labels) - len(shown)
-    title = f"The params of {len(places):,} trials" + (f"; {more} labels that matter less are left out" if more else "")
+    title = f"The params of {counted(len(places), 'trial')}" + (
+        f"; {counted(more, 'label that matters less is', 'labels that matter less are')} left out" if more else ""
+    )
     return Chart(name="parallel", title=title, axes=axes, series=series, note=note)
 
 
@@ -120,13 +123,23 @@ def importance(trials: TrialColumns) -> Chart:
         return empty_chart("importance", "Which params matter", empty, *axes)
     found = found[:MOST_CATEGORIES]
     rows: list[Cell] = [*range(len(found))]
+    bars = {"loss": [each.loss for each in found], "seconds": [each.seconds for each in found]}
     series = [
-        Series(name="loss", mark=Mark.BARS, colour="loss", columns={"x": [each.loss for each in found], "y": rows}),
-        Series(
-            name="seconds", mark=Mark.BARS, colour="seconds", columns={"x": [each.seconds for each in found], "y": rows}
-        ),
+        Series(name=name, mark=Mark.BARS, colour=name, columns={"x": [*values], "y": rows})
+        for name, values in bars.items()
+        if any(value is not None for value in values)
     ]
-    return Chart(name="importance", title=_important(found), axes=axes, series=series, note=_IMPORTANCE)
+    note = " ".join([*_lacking(bars), _IMPORTANCE])
+    return Chart(name="importance", title=_important(found), axes=axes, series=series, note=note)
+
+
+def _lacking(bars: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
+    """Yield sentences on the bars that are not there yet."""
+    takes = {"loss": f"{2 * LEAST_TRIALS} completed trials", "seconds": f"{NEEDED} completed trials of one subspace"}
+    for name, values in bars.items():
+        if lacking := sum(value is None for value in values):
+            which = "Bars" if lacking == len(values) else "Missing bars"
+            yield f"{which} for the {name} take {takes[name]} in which the label is active."
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
@@ -172,6 +185,8 @@ def _important(found: Sequence[Importance]) -> str:
     for_seconds = max(found, key=lambda each: each.seconds or 0.0)
     if not for_loss.loss:
         return "No param explains the loss by itself so far"
+    if all(each.seconds is None for each in found):
+        return f"{for_loss.label} matters most for the loss"
     if not for_seconds.seconds:
         return f"{for_loss.label} matters most for the loss; none matters for the seconds"
     if for_loss.label == for_seconds.label:

@@ -23,6 +23,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.core.trial import Report, TrialState
+from shadho_celery.core.units import counted
 from shadho_celery.study.rungs import agreements
 
 #: maximum number of trials whose reports are drawn; the best ones and the latest ones
@@ -116,6 +117,11 @@ def curves(trials: TrialColumns, reports: Iterable[Report]) -> Chart:
         form = ("light" if stopped else "filled") if mark is Mark.LINE else "hollow" if stopped else "filled"
         series.append(Series(name=name, mark=mark, colour=colour, form=form, columns=columns))
     left = int(_may_have_reports(trials).sum()) - len(candidates(trials))
-    title = f"Reported losses of {len(chosen):,} trials; {int(is_pruned.sum()):,} trials were pruned"
-    note = f"{left:,} other trials are left out; the best and the latest are drawn." if left else ""
+    pruned = counted(int(is_pruned.sum()), "trial was", "trials were")
+    title = f"Reported losses of {counted(len(chosen), 'trial')}; {pruned} pruned"
+    note = (
+        f"{counted(left, 'other trial is', 'other trials are')} left out; the best and the latest are drawn."
+        if left
+        else ""
+    )
     return Chart(name="curves", title=title, axes=axes, series=series, note=note)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.core.units import counted
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
 MOST_SLOTS, MOST_HOSTS = 60, 600
@@ -136,7 +137,7 @@ def timeline(
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
     weights = np.array(rows.slots, float)
     busy = 1.0 - float(np.average(idle, weights=weights)) if len(idle) else 0.0
-    title = f"{int(is_shown.sum()):,} attempts; the slots were busy for {100 * busy:.0f} % of the time"
+    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots were busy for {100 * busy:.0f} % of the time"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
 

@@ -15,6 +15,7 @@ import click
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.files import replacing
+from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,4 +100,4 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
                 write(study, file)
         except OSError as error:
             raise UsageError(f"{output} cannot be written: {error.strerror}; give -o another FILE") from None
-        say(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
+        say(f"{counted(len(study.trials), 'trial')} of study {study.name} written to {output}", err=True)

@@ -34,7 +34,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Attempt, TrialState
-from shadho_celery.core.units import duration
+from shadho_celery.core.units import counted, duration
 from shadho_celery.results.report import Overview, overview_of, placed_by_params
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -333,7 +333,7 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
         slots = max(shown.slots + shown.silent, busy[name])
         draining = sum(worker.draining for worker in workers)
         state = class_state(shown, busy[name], workers, fleet)
-        leaving = f"{draining} {'worker is' if draining == 1 else 'workers are'} draining" if draining else ""
+        leaving = f"{counted(draining, 'worker is', 'workers are')} draining" if draining else ""
         row = ClassRow(
             name=name,
             is_live=name in live,
@@ -363,7 +363,7 @@ def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]
     parts = []
     for key, count in slots.most_common(STUDIES):
         shown, most = min(count, most), most - count
-        parts += [f"study {names[key]} has {shown} {'slot' if shown == 1 else 'slots'}"] * (shown > 0)
+        parts += [f"study {names[key]} has {counted(shown, 'slot')}"] * (shown > 0)
     return parts + [f"{len(slots) - STUDIES} more"] * (len(slots) > STUDIES)
 
 

@@ -14,6 +14,7 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
@@ -62,7 +63,9 @@ def logs(
     with opened(store, name) as study, closing(open_logs(is_fleet=urls.is_fleet(named))) as found:
         trial = study.trial(number)
         if attempt is not None and attempt > trial.attempts:
-            raise UsageError(f"trial {number} has {trial.attempts} attempts; give --attempt a smaller number")
+            raise UsageError(
+                f"trial {number} has {counted(trial.attempts, 'attempt')}; give --attempt a smaller number"
+            )
         shown = Shown(study, found, is_raw=raw)
         while True:
             wanted = [attempt] if attempt else [*range(trial.attempts, 0, -1)][:LATEST]

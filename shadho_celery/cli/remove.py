@@ -11,6 +11,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.checks import printable
+from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, StudyLocked, UsageError
 from shadho_celery.transport import urls
 
@@ -42,7 +43,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
             raise StudyLocked(f"the scheduler on {where} runs study {study.name}; stop it first, with Ctrl-C there")
         if yes and study.name != name:
             raise UsageError(f"--yes needs the full name: {study.name}")
-        question = f"Delete study {study.name} with its {study.count()} trials from {study.store}?"
+        question = f"Delete study {study.name} with its {counted(study.count(), 'trial')} from {study.store}?"
         try:
             if not yes and not click.confirm(printable(question), err=True):
                 say("nothing was deleted", err=True)
@@ -50,7 +51,7 @@ def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
         except click.Abort:
             raise UsageError("no answer, so nothing was deleted; give --yes if nobody can answer") from None
         deleted = study.delete()
-    say(f"deleted: study {deleted.name} with {deleted.trials} trials")
+    say(f"deleted: study {deleted.name} with {counted(deleted.trials, 'trial')}")
     for folder in deleted.folders:
         say(f"deleted: {folder}")
     for folder in deleted.left:

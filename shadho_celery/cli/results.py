@@ -25,6 +25,7 @@ from shadho_celery.core.failures import read_failure
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, TrialState
+from shadho_celery.core.units import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,17 +113,20 @@ def _show(report: StudyReport) -> None:
     record = report.record
     command = (record.module, record.name, report.store, tables.further_trials(report.asked, report.ended))
     resumed = tables.resume_command(*command) if record.module else f"minimize(..., study={record.name!r}, resume=True)"
-    tables.summary(report, tables.make_console(), None if report.running_on else resumed)
+    is_over = report.running_on is None and not record.is_simulated
+    tables.summary(report, tables.make_console(), resumed if is_over else None)
     if in_force := {**report.in_force}:
         in_force |= {"objectives": in_words(report.objectives)} if report.objectives else {}
+        in_force.pop("simulated", None)
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
         say(f"settings: {said}")
     if report.warm_start:
-        say(f"warm start: learned from {report.warm_start} trials of earlier studies, which are not counted here")
+        say(f"warm start: learned from {counted(report.warm_start, 'trial')} of earlier studies, not counted here")
     in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
-    trials = "trial" if in_flight == 1 else "trials"
-    say(f"{report.state} on {report.running_on}, {in_flight} {trials} in flight" if report.running_on else "ended")
+    ended = "simulated: its trials ran on no machine, and it cannot be resumed" if record.is_simulated else "ended"
+    running = f"{report.state} on {report.running_on}, {counted(in_flight, 'trial')} in flight"
+    say(running if report.running_on else ended)
 
 
 @click.command(
@@ -190,7 +194,7 @@ def trials(
             return
         _print(_trials_table(found, with_errors=failed))
         more = f", of which {len(found)} are shown: see --limit" if count > len(found) else ""
-        say(f"study {study.name}: {count} {'trial' if count == 1 else 'trials'}{more}")
+        say(f"study {study.name}: {counted(count, 'trial')}{more}")
 
 
 @click.command(
@@ -249,7 +253,7 @@ def best(name: str, store: str, as_json: bool) -> None:
             return
         if front:
             _print(_trials_table(front, with_errors=False))
-            say(f"study {study.name}: front of {len(front)} {'trial' if len(front) == 1 else 'trials'}")
+            say(f"study {study.name}: front of {counted(len(front), 'trial')}")
             return
         warned = "" if found.is_feasible else ", which breaks its constraints: no trial is feasible yet"
         at = "" if found.budget is None else f" at budget {found.budget:g}"
@@ -354,7 +358,9 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
             yield f"  attempt {report.attempt}, step {report.step}: {name} {report.loss:.6g}"
     if found.warning:
         yield f"warning: {found.warning}"
-    if found.error:
+    if found.error and found.state == TrialState.CANCELLED:
+        yield from [f"why: {found.error.rstrip()}"] if found.error != "cancelled" else []
+    elif found.error:
         yield "error:"
         yield found.error.rstrip()
     if found.log:

@@ -28,6 +28,8 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
     """
     with opened(store, name) as study:
         module, found = study.module, study.name
+        if study.is_simulated:
+            raise UsageError(f"study {found} was simulated, and cannot continue; simulate it for longer instead")
     if not module:
         raise UsageError(
             f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"

@@ -19,6 +19,7 @@ from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
+from shadho_celery.core.units import counted
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
@@ -159,7 +160,7 @@ def _ending(session: Session) -> str | None:
         most = session.plan.limits.without_gain or 0
         gain = "a change of the front" if len(session.study.record.objectives) > 1 else "a better feasible loss"
         more = f"--resume {name} --early-stop {2 * most} goes on"
-        return f"ended: {most} trials without {gain} (--early-stop); {more}"
+        return f"ended: {counted(most, 'trial')} without {gain} (--early-stop); {more}"
     if session.is_stopped:
         return f"ended: on_trial called study.stop(); --resume {name} goes on"
     if scheduler.is_exhausted:

@@ -18,7 +18,7 @@ from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.trial import TrialState, violation_of
-from shadho_celery.core.units import took
+from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
@@ -192,7 +192,7 @@ def counts_line(report: Overview) -> str:
     counts = report.counts
     pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
     words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
-    return f"{words} of {report.asked} trials" if report.asked else words
+    return f"{words} of {counted(report.asked, 'trial')}" if report.asked else words
 
 
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
@@ -209,7 +209,7 @@ def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
     `has_run` is True for the duration of this run, and False for that of all runs.
     """
     rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
-    words = f"{trials} {'trial' if trials == 1 else 'trials'}{rate}"
+    words = f"{counted(trials, 'trial')}{rate}"
     return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
 
 
@@ -358,9 +358,8 @@ def pruner_lines(report: StudyReport) -> list[str]:
         return [] if name == NO_PRUNER else [f"stopped by their reports: no trial; pruner: {name}"]
     shown = ", ".join(f"{each} at step {step}" for step, each in steps[:STEPS])
     more = f", {sum(each for _, each in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
-    words = "trial" if count == 1 else "trials"
     # Earlier runs may have had another pruner.
-    return [f"stopped by their reports: {count} {words}, {shown}{more}; pruner: {name}"]
+    return [f"stopped by their reports: {counted(count, 'trial')}, {shown}{more}; pruner: {name}"]
 
 
 def preference_lines(found: Sequence[Preference], subspaces: int) -> list[str]:

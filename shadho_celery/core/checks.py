@@ -8,7 +8,8 @@ import re
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
@@ -147,10 +148,18 @@ def _plain_key(key: object) -> object:
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
+def guess(name: object, known: Iterable[str]) -> str:
+    """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
+    near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
+    return f"did you mean {near[0]}? " if near else ""
+
+
 def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
     """Raise UsageError unless `name` is one of the `known` names of its `kind`."""
     if not isinstance(name, str) or name not in known:
-        raise UsageError("there is no %s %s; choose one of %s", kind, short(name), ", ".join(known))
+        raise UsageError(
+            "there is no %s %s; %schoose one of %s", kind, short(name), guess(name, known), ", ".join(known)
+        )
 
 
 def resolve(*kinds: Any) -> None:

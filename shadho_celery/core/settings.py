@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from textwrap import fill
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import misfit, misfit_at, one_line, plain, short
+from shadho_celery.core.checks import guess, misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
 from shadho_celery.core.objectives import Direction, Objectives
@@ -398,10 +397,8 @@ def no_setting(name: object) -> UsageError:
     """Return the error for a key of STUDY that is not a setting."""
     if name == "rungs":
         return UsageError(f'STUDY["rungs"] is no longer a setting; {AS_FIDELITY}')
-    near = get_close_matches(name, SETTINGS, n=1) if isinstance(name, str) else []
-    guess = f'did you mean "{near[0]}"? ' if near else ""
     shown = f'"{one_line(name, 60)}"' if isinstance(name, str) else short(name, 60)
-    return UsageError(f"STUDY[{shown}] is not a setting; {guess}known are {', '.join(SETTINGS)}")
+    return UsageError(f"STUDY[{shown}] is not a setting; {guess(name, SETTINGS)}known are {', '.join(SETTINGS)}")
 
 
 def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

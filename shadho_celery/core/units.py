@@ -28,3 +28,8 @@ def digits(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number with what it counts, such as "1 trial has" or "1,200 trials have". By default an s is added."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -18,6 +18,7 @@ from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
 from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
@@ -44,7 +45,7 @@ def studies(cache: Cache) -> Json:
                 "module": record.module,
                 "created_at": record.created_at,
                 "running_on": study.running_on,
-                "state": study.state,
+                "state": state_of(study),
                 "counts": study.counts,
                 "asked": record.in_force.get("trials") or record.settings.get("trials"),
                 "loss": next(iter(record.objectives), "loss"),
@@ -68,7 +69,7 @@ def summary(cached: CachedStudy) -> Json:
         "name": study.name,
         "module": study.module,
         "running_on": running_on,
-        "state": study.state,
+        "state": state_of(study),
         "created_at": study.created_at,
         "store": study.store,
         "seed": study.seed,
@@ -79,12 +80,18 @@ def summary(cached: CachedStudy) -> Json:
         "best": None if best is None else plain_json(trial_json(best)),
         "objectives": dict(study.objectives),
         "labels": [*study.space],
+        "has_samplers": len(trials.sampler.names) > 1,
         "has_budgets": bool(np.isfinite(trials.budget).any()),
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "sampler": study.in_force.get("sampler"),
         "settings": plain_json(study.settings),
         "change": cached.change,
     }
+
+
+def state_of(study: StudyResults) -> str:
+    """Return what a study does, in a word."""
+    return "simulated" if study.is_simulated else study.state
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shadho_celery.control.logs import NoLog, TrialLogs
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -65,7 +66,7 @@ class LogEnds:
         attempt, after = (_whole(asked, name) for name in ("attempt", "after"))
         attempt = attempt or trial.attempts
         if attempt > trial.attempts:
-            raise UsageError(f"trial {number} has {trial.attempts} attempts; choose one of them")
+            raise UsageError(f"trial {number} has {counted(trial.attempts, 'attempt')}; choose one of them")
         facts = {"attempt": attempt, "attempts": trial.attempts, "is_live": not trial.state.is_finished}
         if not attempt:
             why = f"trial {number} has not been sent to a worker yet"

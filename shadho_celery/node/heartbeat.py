@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.units import counted
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.drains import Obeyed
 from shadho_celery.node.leases import Leases
@@ -288,8 +289,4 @@ class CoreShare:
         """Log how the cores are divided, unless that was already logged."""
         if self._said != (self._sharing, self.threads) and not self._machine.is_limited:
             self._said = self._sharing, self.threads
-            log.info("%s on this host: %s a trial", _counted(self._sharing, "slot"), _counted(self.threads, "thread"))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+            log.info("%s on this host: %s a trial", counted(self._sharing, "slot"), counted(self.threads, "thread"))

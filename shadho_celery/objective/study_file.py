@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import line_of, one_line, short
+from shadho_celery.core.checks import guess, line_of, one_line, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import load_hyperopt_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
@@ -28,6 +29,8 @@ from shadho_celery.objective.call import check_objective
 #: environment variable that is set, also for child processes, while a study file is imported or a trial runs; its value
 #: says which
 WITHIN = "SHADHO_WITHIN"
+#: maximum number of files among which a module of a similar name is looked for
+MOST_FILES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def load(module: str) -> StudyFile:
     refuse_libraries([name])
     spec = _found(name)
     if spec is None:
-        raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
+        raise no_module(name)
     # Read before the import, which then uses these sources.
     code = _read(name, spec)
     if edited := sources.edited_since_import(code):
@@ -96,6 +99,22 @@ def load(module: str) -> StudyFile:
         stated=stated,
         code=code,
     )
+
+
+def check_modules(names: Iterable[str]) -> None:
+    """Raise UsageError for a module that does not exist. Nothing is imported."""
+    for name in map(module_name, names):
+        _refuse_no_module(name)
+        if _found(name) is None:
+            raise no_module(name)
+
+
+def no_module(name: str) -> UsageError:
+    """Return the error for a module that does not exist, with one of a similar name in its folder if there is one."""
+    package = name.rpartition(".")[0]
+    files = Path.cwd().joinpath(*package.split(".")).glob("*.py")
+    near = guess(name, (f"{package}.{file.stem}".lstrip(".") for file in islice(files, MOST_FILES)))
+    return UsageError(f"there is no module {name} here; {near}run from the folder that holds it, or set PYTHONPATH")
 
 
 @contextmanager

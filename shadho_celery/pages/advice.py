@@ -70,9 +70,10 @@ def progress(data: StudyData) -> Iterator[str]:
         return
     best = int(rated[np.argmin(trials.merit[rated])])
     if best >= (1 - LATEST) * len(trials):
+        how = f" (shadho-celery resume {data.study.name} --trials {2 * len(trials)})"
         yield (
-            f"The best trial, {trials.number[best]}, is one of the latest: more trials may find a better one "
-            f"(shadho-celery resume {data.study.name} --trials {2 * len(trials)})."
+            f"The best trial, {trials.number[best]}, is one of the latest: more trials may find a better one"
+            f"{'' if data.study.is_simulated else how}."
         )
     elif len(rated) >= ENOUGH and best < FIRST * len(trials):
         yield (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from shadho_celery.charts.chart import Chart
 from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.units import took
+from shadho_celery.core.units import counted, took
 from shadho_celery.pages.document import document, element, joined
 from shadho_celery.pages.figures import Figure
 from shadho_celery.pages.payload import encoded
@@ -138,8 +138,11 @@ def study_html(study: StudyResults) -> str:
     data = StudyData(study)
     report = data.report
     states = ", ".join(f"{count:,} {state.lower()}" for state, count in report.counts.items() if count) or "none"
-    of = f" of {report.asked:,}" if report.asked else ""
-    ended = f"{report.ended:,}{of} trials have ended ({states})"
+    ended = (
+        f"{report.ended:,} of {counted(report.asked, 'trial has', 'trials have')} ended ({states})"
+        if report.asked
+        else f"{counted(report.ended, 'trial has', 'trials have')} ended ({states})"
+    )
     said = f"{report.best_words}; {ended}; they ran for {took(report.active_seconds)}"
     line = element("p", element("strong", one_line(study.name)), f": {one_line(said, 500)}")
     return str(joined([line, best_trials(data)]))

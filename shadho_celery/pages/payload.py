@@ -16,8 +16,10 @@ from shadho_celery.pages.figures import Figure
 
 #: maximum number of bytes of a page's data
 MOST_BYTES = 2_000_000
-#: maximum number of characters of a text, and significant digits of a number that is drawn
+#: maximum number of characters of most texts, and significant digits of a number that is drawn
 MOST_CHARACTERS, DIGITS = 300, 7
+#: maximum number of characters of a chart's note, which are sentences of this package
+MOST_OF_NOTE = 1000
 #: numbers of a size from which on seven digits are too few, such as moments, have three decimals
 _LARGE = 1e6
 #: a chart with fewer marks is not reduced further
@@ -27,7 +29,7 @@ _LEAST_MARKS = 50
 def packed(chart: Chart) -> dict[str, Any]:
     """Return a chart as plain values for JSON. Texts are short and without control characters, numbers are rounded."""
     found: dict[str, Any] = _plain(msgspec.to_builtins(chart, str_keys=True))
-    return found
+    return {**found, "note": one_line(chart.note, MOST_OF_NOTE)}
 
 
 def encoded(figures: Iterable[Figure], classes: Sequence[str], most: int = MOST_BYTES) -> bytes:

@@ -6,7 +6,7 @@ import time
 
 from shadho_celery import __version__
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.units import digits, took
+from shadho_celery.core.units import counted, digits, took
 from shadho_celery.pages.document import Html, document, element, joined
 from shadho_celery.pages.figures import figures_of
 from shadho_celery.pages.payload import encoded
@@ -42,7 +42,8 @@ def report_html(data: StudyData) -> str:
 
 def heading(data: StudyData) -> Html:
     """Return the line at the top: name, state and time of reading."""
-    state = f"running on {data.report.running_on}" if data.report.running_on else "not running"
+    at_rest = "simulated" if data.study.is_simulated else "not running"
+    state = f"running on {data.report.running_on}" if data.report.running_on else at_rest
     read = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(data.now))
     said = f"{one_line(state)}; read on {read} by shadho_celery {__version__}"
     return element("header", element("h1", one_line(data.study.name)), element("p", said), class_="bar")
@@ -52,9 +53,10 @@ def headline(data: StudyData) -> Html:
     """Return the few numbers that are looked at first."""
     report, best = data.report, data.study.best_loss
     name = next(iter(report.objectives), "loss")
+    ended = "trial ended" if report.ended == 1 else "trials ended"
     numbers = {
         f"best {name}": "–" if best is None else digits(best),
-        "trials ended" if report.asked is None else f"of {report.asked:,} trials ended": f"{report.ended:,}",
+        ended if report.asked is None else f"of {counted(report.asked, 'trial')} ended": f"{report.ended:,}",
         "of trials": took(report.active_seconds),
     }
     pairs = [element("div", element("dt", one_line(key, 60)), element("dd", each)) for key, each in numbers.items()]
@@ -91,6 +93,6 @@ def _space(data: StudyData) -> Html:
     said = f" The first {MOST_LABELS} are listed." if more > 0 else ""
     return element(
         "details",
-        element("summary", f"{len(domains):,} labels with their distributions.{said}"),
+        element("summary", f"{counted(len(domains), 'label')} with distributions.{said}"),
         element("table", element("tbody", *rows)),
     )

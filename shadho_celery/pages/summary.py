@@ -9,7 +9,7 @@ from shadho_celery.charts.chart import Chart
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.units import took
+from shadho_celery.core.units import counted, took
 from shadho_celery.pages.advice import advice
 from shadho_celery.pages.figures import Figure
 from shadho_celery.pages.reading import StudyData
@@ -46,20 +46,20 @@ def _searched(data: StudyData) -> Iterator[str]:
     study, labels = data.study, [*data.study.space]
     subspaces = len(data.report.subspaces)
     within = f" in {subspaces} subspaces" if subspaces > 1 else ""
-    yield f"{_count(len(labels), 'label')}{within}: {listed([one_line(label, VALUE) for label in labels], NAMED)}."
+    yield f"{counted(len(labels), 'label')}{within}: {listed([one_line(label, VALUE) for label in labels], NAMED)}."
     sampler = data.study.in_force.get("sampler") or UNNAMED["sampler"]
     yield f"The objective: {in_words(study.objectives)}. The sampler was {sampler}, the seed {study.seed}."
 
 
 def _on_what(data: StudyData) -> Iterator[str]:
     report = data.report
-    classes = [f"{one_line(name, VALUE)} ({_ended(each):,} trials)" for name, each in report.classes.items()]
+    classes = [f"{one_line(name, VALUE)} ({counted(_ended(each), 'trial')})" for name, each in report.classes.items()]
     if not classes:
         yield "No trial has ended yet."
         return
     hosts = [one_line(host, VALUE) for host in report.hosts]
-    yield f"{_count(len(classes), 'compute class', 'es')}: {listed(classes, NAMED)}."
-    yield f"{_count(len(hosts), 'machine')}: {listed(hosts, NAMED)}."
+    yield f"{counted(len(classes), 'compute class', 'compute classes')}: {listed(classes, NAMED)}."
+    yield f"{counted(len(hosts), 'machine')}: {listed(hosts, NAMED)}."
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(data.study.created_at))
     yield f"The study began at {since}; trials ran for {took(report.active_seconds)}."
 
@@ -85,10 +85,6 @@ def _value(value: object) -> str:
 
 def _ended(counts: object) -> int:
     return sum(getattr(counts, state) for state in ("complete", "pruned", "failed"))
-
-
-def _count(number: int, name: str, plural: str = "s") -> str:
-    return f"{number:,} {name}{'' if number == 1 else plural}"
 
 
 def _upper(text: str) -> str:

@@ -72,7 +72,8 @@ def _notebook_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
 
     def shown(summary: str = "") -> dict[str, str]:
         of = f"/{total}" if total else ""
-        text = f"{_state(scheduler)}  {study.counted}{of} trials  {took(clock.now() - began)}"
+        trials = "trial" if (total or study.counted) == 1 else "trials"
+        text = f"{_state(scheduler)}  {study.counted}{of} {trials}  {took(clock.now() - began)}"
         bar = f'<progress max="{total}" value="{study.counted}"></progress> ' if total else ""
         lines = [text, summary] if summary else [text]
         return {"text/plain": "\n".join(lines), "text/html": bar + "<br>".join(map(html.escape, lines))}

@@ -18,6 +18,7 @@ from shadho_celery.core.checks import listed, short
 from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
+from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, Surface, UsageError, told
 from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
@@ -357,13 +358,13 @@ class Study(ShownStudy):
             for attempt in [*self._study.attempts]:
                 lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                 self._study.tell(lost)
-            warn(f"interrupted: {self._study.counted} trials have ended")
+            warn(f"interrupted: {counted(self._study.counted, 'trial has', 'trials have')} ended")
         self._study.commit()
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
         elif scheduler.is_exhausted and limits.trials is not None:
             # Without a limit on trials, this is the expected end.
-            warn(f"ended after {self._study.counted} trials: the sampler has no further params")
+            warn(f"ended after {counted(self._study.counted, 'trial')}: the sampler has no further params")
         for notice in scheduler.notices():
             warn(notice)
         if self._study.counted and not scheduler.hopeless and (why := self.why_no_best()) is not None:

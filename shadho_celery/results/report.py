@@ -18,6 +18,7 @@ from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
+from shadho_celery.core.units import counted
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.trial import TrialResult, Values
@@ -119,7 +120,7 @@ class Overview:
             return "no feasible trial yet"
         name, loss = next(iter(best.losses.items()), ("loss", best.loss))
         size = self.on_front
-        front = f"front of {size} {'trial' if size == 1 else 'trials'}, " if size else ""
+        front = f"front of {counted(size, 'trial')}, " if size else ""
         at = "" if best.budget is None else f" at budget {best.budget:.6g}"
         return f"{front}best {name} {loss:.6g}{at}"
 

@@ -99,6 +99,11 @@ class StudyResults:
         return self._record.in_force
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
+        return self._record.is_simulated
+
+    @property
     def choices(self) -> Mapping[str, str]:
         """Latest choice of the sampler `auto` and its reason, by subspace; empty with other samplers."""
         return self._store.find(self.name).choices

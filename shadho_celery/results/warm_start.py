@@ -27,6 +27,7 @@ from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
+from shadho_celery.core.units import counted
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, quoted, unquoted
 from shadho_celery.results.study import StudyResults
@@ -132,8 +133,10 @@ def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, 
     total = len(source.trials) + sum(source.left_out.values())
     if not found:
         why = f": {_listed(left_out)}" if left_out else ""
-        raise UsageError(f"none of {total} trials of {source.name} fits this study{why}; give another source")
-    words = f"warm start: learned from {len(found)} of {total} trials of {source.name}"
+        raise UsageError(
+            f"none of {counted(total, 'trial')} of {source.name} fits this study{why}; give another source"
+        )
+    words = f"warm start: learned from {len(found)} of {counted(total, 'trial')} of {source.name}"
     parts = [
         _listed(left_out),
         f"dropped because the space lacks them: {listed(sorted(map(str, dropped)), _LISTED)}" if dropped else "",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.core.best import feasible_loss
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import guess, one_line, short
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import MakeSampler
@@ -104,7 +104,7 @@ class HyperoptSampler:
 def make_hyperopt_sampler(name: str, _objectives: int) -> MakeSampler:
     """Return a factory of samplers of one of hyperopt's algorithms. Raises UsageError for an unknown name."""
     if name not in NAMES:
-        raise UsageError(f"hyperopt has no sampler {short(name)}; choose one of {', '.join(NAMES)}")
+        raise UsageError(f"hyperopt has no sampler {short(name)}; {guess(name, NAMES)}choose one of {', '.join(NAMES)}")
     return partial(HyperoptSampler, suggest=importlib.import_module(f"hyperopt.{name}").suggest)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import guess, short
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import MakeSampler
@@ -143,7 +143,7 @@ def make_optuna_sampler(name: str, objectives: int) -> MakeSampler:
     except ImportError:
         raise UsageError('samplers of Optuna need it; in the checkout: pip install -e ".[optuna]"') from None
     if name not in (known := names(optuna)):
-        raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
+        raise UsageError(f"Optuna has no sampler {short(name)}; {guess(name, known)}choose one of {', '.join(known)}")
     if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
         raise UsageError(f"Optuna's {name} needs the package {package}: pip install {package}")
     return partial(OptunaSampler, kind=getattr(optuna.samplers, name), optuna=optuna, objectives=objectives)

@@ -22,6 +22,7 @@ from shadho_celery.core.checks import mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.trial import TrialState
+from shadho_celery.core.units import counted
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
@@ -315,7 +316,8 @@ class Session:
             self._say(f"Warning: {other}")
         if self.scheduler.done:
             ended = self.study.counted
-            self._say(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more")
+            said = counted(ended, "trial has", "trials have")
+            self._say(f"nothing is left to run: {said} ended; --trials {2 * ended} runs more")
 
     def _after_turn(self, view: View) -> None:
         if self._signals.noted:

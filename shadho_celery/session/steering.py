@@ -11,6 +11,7 @@ from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.settings import CHANGEABLE, read_settings, words
 from shadho_celery.core.trial import TrialState
+from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreOutage, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.scheduler import known_points
@@ -131,7 +132,7 @@ class Steering:
             checked = read_settings(given)
             if checked.trials is not None and checked.trials <= run.study.counted:
                 # A number that is too small by mistake would end the study for good.
-                ended = f"{run.study.counted} trials have ended"
+                ended = f"{counted(run.study.counted, 'trial has', 'trials have')} ended"
                 return _refused(f"{ended}; give a larger number, or end the study with shadho-celery stop")
             if refused := [name for name in given if name not in CHANGEABLE]:
                 raise UsageError(
@@ -154,7 +155,7 @@ class Steering:
     def _running(self) -> str:
         if not (running := self._run.study.count(TrialState.RUNNING)):
             return "no trial runs"
-        return f"{running} running {'trial finishes' if running == 1 else 'trials finish'}"
+        return counted(running, "running trial finishes", "running trials finish")
 
 
 def _arguments(deed: Deed) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
     began_at = ended_at - found.seconds
     key = new_key()
     name = f"simulated-{_UNUSUAL.sub('-', title)[:MAX_TITLE]}-{found.policy}-{key[:KEY_LENGTH]}"
-    record = replace(found.study.record, key=key, name=name, created_at=began_at)
+    kept = found.study.record
+    record = replace(kept, key=key, name=name, created_at=began_at, in_force={**kept.in_force, "simulated": True})
     store.create(record)
     fence = store.lock(key, holder_name(), ended_at)
     try:

@@ -45,6 +45,11 @@ class StudyRecord:
     classes: tuple[Name, ...] = ()
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether its trials were simulated, so that it cannot continue."""
+        return bool(self.in_force.get("simulated"))
+
+    @property
     def objectives(self) -> Mapping[str, str]:
         """By name of each loss: its direction. Empty in a study of one loss without a name."""
         return self.in_force.get("objectives") or {}

@@ -75,6 +75,8 @@ def open_study(
         _check_name(name)
     if resume:
         record = store.find(name) if name else store.latest(module)
+        if record.is_simulated:
+            raise UsageError(f"study {record.name} was simulated, and cannot continue; simulate it for longer instead")
         _refuse_other_version(record, tree)
         _compare(record, space, module, seed)
         before, record = record, _settled(record, settings, settle, record.in_force)

@@ -56,6 +56,7 @@ PAGES = {
     "placement": ("/study/shown/placement", "have left the queues"),
     "fleet": ("/fleet", "Workers will be here"),
     "compare": ("/compare/shown", "The best loss is"),
+    "unknown": ("/nowhere", "There is no such page"),
 }
 
 
@@ -178,6 +179,19 @@ def test_a_page_that_is_cut_off_says_so_and_recovers(desk: Desk, browser: Any) -
         other.get_by_text("Studies of this store").wait_for()
         other.close()
         until(lambda: ended.inner_text() == "12" and not line.inner_text(), 60, line.inner_text)
+
+
+def test_a_page_that_does_not_exist_leads_to_those_that_do(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        for place in ("/nowhere", "/study/a/b/c", "/study/%E0%A4%A"):
+            opened.page.goto(f"{address.partition('#')[0]}#{place}")
+            opened.page.get_by_role("heading", name="There is no such page").wait_for()
+            opened.page.locator("main").get_by_role("link", name="studies").click()
+            opened.page.get_by_text("The studies of this store will be here").wait_for()
+        assert opened.logged == []
 
 
 def test_two_dashboards_do_not_log_one_another_out(desk: Desk, browser: Any) -> None:

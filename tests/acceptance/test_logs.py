@@ -91,7 +91,7 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
     assert silent.err == "trial 0 has printed nothing, or ran in another folder\n"
     for words, says in {
         ("s", "7"): "has no trial 7",
-        ("s", "3", "--attempt", "2"): "trial 3 has 1 attempts",
+        ("s", "3", "--attempt", "2"): "trial 3 has 1 attempt;",
         ("other", "3"): "no study",
         ("s", "three"): "not a valid integer",
     }.items():

@@ -64,7 +64,7 @@ RUN_BY = {
     "simulate": "test_planning_a_fleet",
     "overhead.py": "test_the_overhead_benchmark",
     "shadho-celery dashboard": "test_the_dashboard",
-    "picture.py": "test_the_picture_of_the_live_view",
+    "picture.py": "test_the_picture_of_the_dashboard",
     "placement.py": "test_the_placement_benchmark",
     "run my_gang": "test_the_gang_of_the_training_readme",
     "tasks.sync_sgd": "test_training_in_several_slots",

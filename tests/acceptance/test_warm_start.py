@@ -58,7 +58,7 @@ def test_a_study_learns_from_another_and_is_resumed_without_it(desk: Desk) -> No
         (("--warm-start", "empty.csv"), "Error: the warm start empty.csv lacks a column of the losses"),
         (
             ("--warm-start", "far.csv"),
-            "Error: none of 1 trials of far.csv fits this study: left out 1 outside x",
+            "Error: none of 1 trial of far.csv fits this study: left out 1 outside x",
         ),
         (("--warm-start", "old", "--resume"), "Error: a study gets its warm start when it begins"),
     ],

@@ -31,7 +31,7 @@ export function say(line) {
 }
 
 async function open() {
-  const hash = decodeURI(location.hash.slice(1));
+  const hash = location.hash.slice(1);
   if (hash && !hash.startsWith("/")) {
     // The code of the printed address. It is taken out of the address before anything else is asked for.
     history.replaceState(null, "", "/#/");
@@ -50,21 +50,37 @@ async function open() {
   document.title = "shadho_celery";
   const path = location.hash.slice(1);
   for (const [pattern, show] of ROUTES) {
-    const found = pattern.exec(path);
+    const found = decoded(pattern.exec(path));
     if (found) {
-      await shown(show, found.slice(1));
+      await shown(show, found);
       return;
     }
   }
-  say("There is no such page.");
+  document.title = "No such page – shadho_celery";
+  const link = element("p");
+  link.append("See the ", element("a", "studies", { href: "#/" }), " of this store, or the ", element("a", "fleet", { href: "#/fleet" }), ".");
+  main.append(element("h1", "There is no such page"), link);
+}
+
+// The parts of an address that fits a page, or null.
+function decoded(found) {
+  try {
+    return found && found.slice(1).map((part) => decodeURIComponent(part ?? ""));
+  } catch {
+    return null;
+  }
 }
 
 async function shown(show, parts) {
   const { signal } = leaving;
   const slow = setTimeout(() => say("Reading the store ..."), 500);
-  try {
-    await show({ main, place, signal, say }, ...parts.map((part) => (part === undefined ? "" : decodeURIComponent(part))));
+  const ready = () => {
+    clearTimeout(slow);
     say("");
+  };
+  try {
+    await show({ main, place, signal, ready }, ...parts);
+    ready();
   } catch (error) {
     if (signal.aborted) {
       return;

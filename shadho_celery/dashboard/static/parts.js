@@ -10,6 +10,10 @@ import { digits, moment, took } from "/pages/numbers.js";
 // Milliseconds between two drawings of a running study, and after one that failed.
 const PAUSE = 500;
 const LONG_PAUSE = 3000;
+// Milliseconds after which a page says what it waits for.
+const SLOW = 500;
+// Number of rows from which on a timeline takes the whole width.
+const TALL = 14;
 
 export function link(text, ...parts) {
   return element("a", text, { href: `#/${parts.map(encodeURIComponent).join("/")}` });
@@ -49,11 +53,13 @@ export const askForChart = (name, chart) => ask(chartPath(name, chart));
 
 // A place for a chart, which is asked for by name and drawn again by the function that is returned. That never fails:
 // a chart that cannot be shown says so in its place.
-export function chartPlace(parent, name, chart, { query = {}, classes = [], onTrial, signal } = {}) {
+export function chartPlace(parent, name, chart, { query = {}, classes = [], controls = [], onTrial, signal } = {}) {
   const box = element("section");
+  const named = chart.replaceAll("_", " ");
   const trouble = element("p", "", { class: "trouble", role: "status" });
+  const waits = element("p", "", { class: "soft" });
   const frame = element("div");
-  frame.append(trouble, box);
+  frame.append(trouble, waits, box);
   parent.append(frame);
   let shown = null;
   let drawn = null;
@@ -63,14 +69,18 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], onTr
   const show = async () => {
     asked += 1;
     const own = asked;
-    const found = await get(chartPath(name, chart), query);
+    const slow = setTimeout(() => shown || (waits.textContent = `The chart ${named} is being made ...`), SLOW);
+    const found = await get(chartPath(name, chart), query).finally(() => clearTimeout(slow));
     await library;
+    waits.textContent = "";
     const text = JSON.stringify(found);
     // Another param may have been asked for meanwhile.
     if (text !== shown && own === asked && !signal?.aborted) {
       drawn?.dispose();
       drawn = null;
-      drawn = showChart(box, found, classes);
+      drawn = showChart(box, found, classes, controls);
+      // A timeline of many rows is not drawn in half of the page.
+      frame.classList.toggle("wide", chart === "timeline" && found.axes[1].categories.length > TALL);
       shown = text;
     }
   };
@@ -80,14 +90,15 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], onTr
       await show();
       trouble.textContent = "";
     } catch (error) {
-      trouble.textContent = `The chart ${chart.replaceAll("_", " ")} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`;
+      waits.textContent = "";
+      trouble.textContent = `The chart ${named} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`;
     }
   };
 }
 
 // Calls the functions `parts` one after the other, and each again when the study has changed, until the reader goes on.
-// A part that takes long does not delay those before it.
-export async function follow(name, signal, ...parts) {
+// A part that takes long does not delay those before it. `ready` is called when there is something to read.
+export async function follow(name, { signal, ready }, ...parts) {
   const drawn = parts.map((renew) => new Part(renew, signal));
   const ending = new AbortController();
   signal.addEventListener("abort", () => ending.abort());
@@ -103,6 +114,7 @@ export async function follow(name, signal, ...parts) {
   try {
     for (const part of drawn) {
       await part.begin();
+      ready();
     }
   } catch (error) {
     ending.abort();
@@ -186,7 +198,14 @@ export const time = (value) => (value === null || value === undefined ? "–" : 
 export const gib = (bytes) => (bytes ? `${digits(bytes / 2 ** 30)} GiB` : "unknown");
 
 export function valueText(value) {
-  return typeof value === "number" ? digits(value) : typeof value === "string" ? value : JSON.stringify(value);
+  if (typeof value === "number") {
+    return digits(value);
+  }
+  if (value instanceof Object) {
+    const inner = Object.entries(value).map(([key, each]) => (Array.isArray(value) ? valueText(each) : `${key}=${valueText(each)}`));
+    return Array.isArray(value) ? `[${inner.join(", ")}]` : `{${inner.join(", ")}}`;
+  }
+  return String(value);
 }
 
 export function paramsText(params) {

@@ -6,7 +6,7 @@ import { element } from "/pages/marks.js";
 
 const CHARTS = ["timeline", "throughput", "one_more_worker", "predictions", "waiting"];
 
-export async function showPlacement({ main, place, signal }, name) {
+export async function showPlacement({ main, place, signal, ready }, name) {
   const facts = await get(ofStudy(name));
   place.replaceChildren(placeOf(name, facts, "placement"));
   const charts = element("div", "", { class: "charts wide" });
@@ -15,7 +15,7 @@ export async function showPlacement({ main, place, signal }, name) {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
   };
   const drawn = CHARTS.map((chart) => chartPlace(charts, name, chart, { classes: facts.classes, onTrial, signal }));
-  await follow(name, signal, async () => {
+  await follow(name, { signal, ready }, async () => {
     for (const renew of drawn) {
       await renew();
     }

@@ -4,6 +4,7 @@ import { get } from "/static/api.js";
 import { library, link, number, table, time } from "/static/parts.js";
 import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
+import { counted } from "/pages/numbers.js";
 
 export async function showStudies({ main, signal }) {
   const found = await get("/api/studies");
@@ -32,7 +33,7 @@ export async function showStudies({ main, signal }) {
   const columns = [
     ["compare", box],
     ["study", (study) => link(study.name, "study", study.name)],
-    ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : "ended")],
+    ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : study.state)],
     ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
     ["failed", (study) => String(count(study, "FAILED")), "number"],
     ["best", (study) => (study.best === null ? "–" : `${study.loss} ${number(study.best)}`), "number"],
@@ -40,7 +41,7 @@ export async function showStudies({ main, signal }) {
   ];
   main.append(table("Studies of this store, the latest first", columns, found.studies), compare);
   if (found.left_out) {
-    main.append(element("p", `${found.left_out} earlier studies are left out.`, { class: "soft" }));
+    main.append(element("p", `${counted(found.left_out, "earlier study is", "earlier studies are")} left out.`, { class: "soft" }));
   }
 }
 

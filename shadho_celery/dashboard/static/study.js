@@ -3,11 +3,13 @@
 import { get, ofStudy } from "/static/api.js";
 import { askForChart, chartPlace, follow, headline, link, number, paramsText, placeOf } from "/static/parts.js";
 import { element } from "/pages/marks.js";
+import { counted, whole } from "/pages/numbers.js";
 
-export async function showStudy({ main, place, signal }, name) {
+export async function showStudy({ main, place, signal, ready }, name) {
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
-  main.append(element("h1", name), top, charts);
+  // The line at the top has the name already.
+  main.append(element("h1", name, { class: "unseen" }), top, charts);
   askForChart(name, "history");
   const facts = await get(ofStudy(name));
   const onTrial = (trial) => {
@@ -16,18 +18,18 @@ export async function showStudy({ main, place, signal }, name) {
   const options = { classes: facts.classes, onTrial, signal };
   const history = chartPlace(charts, name, "history", options);
   const drawn = [chartPlace(charts, name, "timeline", options)];
-  const whole = ["parallel", "importance"];
+  const names = ["parallel", "importance"];
   if (facts.labels.length) {
-    whole.push("slice");
+    names.push("slice");
   }
-  whole.push("failures", "failures_by_label", "samplers", "curves");
+  names.push("failures", "failures_by_label", ...(facts.has_samplers ? ["samplers"] : []), "curves");
   if (facts.has_budgets) {
-    whole.push("rungs");
+    names.push("rungs");
   }
   if (Object.keys(facts.objectives).length > 1) {
-    whole.push("front", "hypervolume");
+    names.push("front", "hypervolume");
   }
-  for (const chart of whole) {
+  for (const chart of names) {
     if (chart === "slice") {
       drawn.push(slices(charts, name, facts.labels, options));
     } else {
@@ -49,7 +51,7 @@ export async function showStudy({ main, place, signal }, name) {
       await renew();
     }
   };
-  await follow(name, signal, head, rest);
+  await follow(name, { signal, ready }, head, rest);
 }
 
 function headlines(name, facts) {
@@ -65,10 +67,12 @@ function headlines(name, facts) {
   } else {
     found.push(headline("no trial has completed yet", "–"));
   }
-  found.push(headline(facts.asked ? `of ${facts.asked} trials` : "trials", String(facts.ended)));
-  for (const [state, words] of [["RUNNING", "running"], ["PRUNED", "pruned"], ["FAILED", "failed"]]) {
+  const asked = facts.asked ? `of ${counted(facts.asked, "trial")}` : facts.ended === 1 ? "trial" : "trials";
+  found.push(headline(asked, whole(facts.ended)));
+  const running = facts.running_on ? "running" : "did not end";
+  for (const [state, words] of [["RUNNING", running], ["PRUNED", "pruned"], ["FAILED", "failed"]]) {
     if (facts.counts[state]) {
-      found.push(headline(words, String(facts.counts[state])));
+      found.push(headline(words, whole(facts.counts[state])));
     }
   }
   if (facts.running_on && facts.a_minute) {
@@ -78,14 +82,16 @@ function headlines(name, facts) {
 }
 
 function slices(parent, name, labels, options) {
-  const frame = element("div", "", { class: "sliced" });
-  parent.append(frame);
-  const choose = element("select", "", { "aria-label": "Param of the slice" });
+  const labelled = element("label", "param ", { class: "choice" });
+  const choose = element("select");
   for (const label of labels) {
     choose.append(element("option", label, { value: label }));
   }
-  frame.append(choose);
-  const renew = chartPlace(frame, name, "slice", { ...options, query: { label: labels[0] } });
-  choose.addEventListener("change", () => renew({ label: choose.value }));
+  labelled.append(choose);
+  const renew = chartPlace(parent, name, "slice", { ...options, query: { label: labels[0] }, controls: [labelled] });
+  choose.addEventListener("change", async () => {
+    await renew({ label: choose.value });
+    choose.focus();
+  });
   return renew;
 }

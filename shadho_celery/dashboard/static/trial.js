@@ -5,8 +5,9 @@ import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
 import { chartPlace, follow, gib, headline, number, placeOf, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
+import { counted } from "/pages/numbers.js";
 
-export async function showTrial({ main, place, signal }, name, number_) {
+export async function showTrial({ main, place, signal, ready }, name, number_) {
   const facts = await get(ofStudy(name));
   place.replaceChildren(placeOf(name, facts, "trial"));
   const body = element("div", "", { class: "trial" });
@@ -19,7 +20,7 @@ export async function showTrial({ main, place, signal }, name, number_) {
   const drawn = first.attempts.map((each) =>
     chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt: each.attempt } }),
   );
-  await follow(name, signal, async () => {
+  await follow(name, { signal, ready }, async () => {
     const found = await get(ofStudy(name, `/trial/${number_}`));
     if (signal.aborted) {
       return;
@@ -64,13 +65,15 @@ function parts({ trial, attempts, machine, reports }) {
   );
   if (machine) {
     const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";
-    made.push(element("p", `${machine.host}: ${gpus}, ${machine.cores} cores, ${gib(machine.memory)} RAM`));
+    made.push(element("p", `${machine.host}: ${gpus}, ${counted(machine.cores, "core")}, ${gib(machine.memory)} RAM`));
   }
   if (reports.length) {
     const latest = reports[reports.length - 1];
-    made.push(element("p", `${reports.length} reports; the latest at step ${latest.step}: ${number(latest.loss)}`));
+    made.push(element("p", `${counted(reports.length, "report")}; the latest at step ${latest.step}: ${number(latest.loss)}`));
   }
-  for (const [title, text] of [["Failure", trial.error], ["Warning", trial.warning]]) {
+  const isCancelled = trial.state === "CANCELLED";
+  const reason = isCancelled && trial.error === "cancelled" ? null : trial.error;
+  for (const [title, text] of [[isCancelled ? "Cancelled" : "Failure", reason], ["Warning", trial.warning]]) {
     if (text) {
       made.push(element("h2", title), element("pre", text, { tabindex: "0" }));
     }

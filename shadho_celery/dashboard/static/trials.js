@@ -3,13 +3,14 @@
 import { get, ofStudy } from "/static/api.js";
 import { follow, link, number, paramsText, placeOf, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
+import { counted } from "/pages/numbers.js";
 
 const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITING", "CANCELLED"];
 // Width in pixels below which rows are cards, of which a page has fewer.
 const NARROW = 640;
 const SORTS = { "-number": "newest first", number: "oldest first", loss: "best first", "-seconds": "longest first", seconds: "shortest first" };
 
-export async function showTrials({ main, place, signal }, name, query) {
+export async function showTrials({ main, place, signal, ready }, name, query) {
   const asked = Object.fromEntries(new URLSearchParams(query));
   const facts = await get(ofStudy(name));
   place.replaceChildren(placeOf(name, facts, "trials"));
@@ -31,7 +32,7 @@ export async function showTrials({ main, place, signal }, name, query) {
   );
   const body = element("div");
   main.append(element("h1", `Trials of ${name}`), form, body);
-  await follow(name, signal, async () => {
+  await follow(name, { signal, ready }, async () => {
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
     if (!signal.aborted) {
       body.replaceChildren(...rows(name, found, go));
@@ -66,7 +67,7 @@ function rows(name, found, go) {
     element("span", `${found.page + 1} of ${last + 1}`),
     button("Next", found.page + 1, found.page >= last),
   );
-  return [table(`${found.count.toLocaleString("en-US")} trials`, columns, found.trials), pages];
+  return [table(counted(found.count, "trial"), columns, found.trials), pages];
 }
 
 function chooser(label, key, options, asked, go) {

@@ -14,6 +14,8 @@ const NARROW = 480;
 const NAME = 40;
 // ECharts cannot divide an axis that is longer than this. The values are then drawn at the ends of the axis.
 const FAR = 1e290;
+// Ratio of the ends of a logarithmic axis above which it has whole decades.
+const DECADES = 1e4;
 
 // Return the option for a figure that is `width` pixels wide.
 export function optionOf(chart, theme, width) {
@@ -96,9 +98,9 @@ function extent(axis, chart, column) {
   return axis.scale === "log" && least > 0 && values.length ? logExtent(least, most) : {};
 }
 
-// Less than whole decades: 1, 2 or 5 times a power of ten.
+// 1, 2 or 5 times a power of ten, or whole decades where there are many.
 function logExtent(least, most) {
-  const steps = [1, 2, 5, 10];
+  const steps = most > DECADES * least ? [1, 10] : [1, 2, 5, 10];
   const scaleOf = (value) => 10 ** Math.floor(Math.log10(value));
   const lower = [...steps].reverse().find((step) => step * scaleOf(least) <= least) ?? 1;
   const upper = steps.find((step) => step * scaleOf(most) >= most) ?? 10;

@@ -27,6 +27,13 @@ export function took(seconds) {
   return parts.slice(0, 2).filter(([count]) => count).map((part) => part.join(" ")).join(" ");
 }
 
+export const whole = (number) => number.toLocaleString("en-US");
+
+// "1 trial", "1,200 trials". By default an s is added.
+export function counted(number, one, several = `${one}s`) {
+  return `${whole(number)} ${number === 1 ? one : several}`;
+}
+
 // Of seconds since the epoch, in the reader's time zone.
 export function moment(seconds) {
   return new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });

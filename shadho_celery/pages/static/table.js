@@ -1,13 +1,14 @@
 // The numbers behind a chart, in a table that is made when it is opened.
 
 import { element, facts } from "./marks.js";
+import { counted } from "./numbers.js";
 
 const ROWS = 100;
 
 export function tableOf(chart) {
   const details = element("details", "", { class: "numbers" });
   const count = chart.series.reduce((sum, series) => sum + lengthOf(series), 0);
-  details.append(element("summary", `Table of ${count.toLocaleString("en-US")} marks`));
+  details.append(element("summary", `Table of ${counted(count, "mark")}`));
   details.addEventListener("toggle", () => details.open && !details.querySelector("table") && fill(details, chart));
   return details;
 }

@@ -14,6 +14,7 @@ from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import explained
 from shadho_celery.charts.failures import failures, failures_by_label
 from shadho_celery.charts.fronts import front, hypervolume
+from shadho_celery.charts.param_seconds import NEEDED
 from shadho_celery.charts.params import importance, importances, parallel, slice_of
 from shadho_celery.charts.rungs import MOST_CURVES, candidates, curves, rungs
 from shadho_celery.core.trial import Report
@@ -48,6 +49,18 @@ def test_importance_finds_what_matters_for_the_loss_and_for_the_seconds() -> Non
     chart = importance(found)
     assert chart.title == "x matters most for the loss, size for the seconds"
     assert chart.axes[1].categories[0] == "x"
+
+
+def test_importance_says_what_is_missing_for_the_seconds_of_few_trials() -> None:
+    rows = searched()[:30]
+    for row in rows:
+        row["subspace"] = "all"
+    chart = importance(trials(rows))
+    assert [series.name for series in chart.series] == ["loss"]
+    assert f"Bars for the seconds take {NEEDED} completed trials of one subspace" in chart.note
+    assert "seconds" not in chart.title
+    chart = importance(trials(searched()[:9]))
+    assert "10 completed trials" in chart.empty
 
 
 def test_a_class_that_is_slow_does_not_make_a_param_matter_for_the_seconds() -> None:

@@ -501,7 +501,7 @@ def test_a_warm_start_is_shown_with_its_study() -> None:
     shadho_celery.minimize(
         lambda values: 0.0, SPACE, trials=1, seed=0, store="sqlite:///shadho.db", study="new", warm_start=[POINT]
     )
-    assert "warm start: learned from 1 trials of earlier studies" in answer("show", "new")
+    assert "warm start: learned from 1 trial of earlier studies" in answer("show", "new")
     assert "warm start" not in answer("show", "svm-1a2b")
     assert (found("show", "new")["warm_start"], found("show", "svm-1a2b")["warm_start"]) == (1, 0)
 

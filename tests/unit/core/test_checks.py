@@ -161,6 +161,8 @@ def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
     check_name("policy", "cost", ("cost", "fifo"))
     with pytest.raises(UsageError, match=r"^there is no policy 'best'; choose one of cost, fifo$"):
         check_name("policy", "best", ("cost", "fifo"))
+    with pytest.raises(UsageError, match=r"^there is no policy 'cots'; did you mean cost\? choose one of cost, fifo$"):
+        check_name("policy", "cots", ("cost", "fifo"))
 
 
 class Unprintable:

@@ -122,7 +122,7 @@ def test_a_key_of_a_study_file_given_twice_misspelt_or_of_another_type_is_named(
     said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}': 1, 'cores': 1, '{setting.name}': 2", 1)
     assert f"{key} is given twice" in said
     said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}s_': 1", 2)
-    assert f'STUDY["{setting.name}s_"] is not a setting; did you mean "{setting.name}"?' in said
+    assert f'STUDY["{setting.name}s_"] is not a setting; did you mean {setting.name}?' in said
     said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}': b'wrong'", 3)
     assert key in said
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.units import digits, duration, took
+from shadho_celery.core.units import counted, digits, duration, took
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,8 @@ def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
 )
 def test_a_number_has_three_digits(value: float, shown: str) -> None:
     assert digits(value) == shown
+
+
+def test_one_thing_is_not_several() -> None:
+    assert [counted(number, "trial") for number in (0, 1, 1200)] == ["0 trials", "1 trial", "1,200 trials"]
+    assert [counted(number, "study is", "studies are") for number in (1, 2)] == ["1 study is", "2 studies are"]

@@ -80,7 +80,7 @@ def test_without_a_log_the_answer_says_where_it_may_be(rig: Rig) -> None:
         found = TrialLogs().read(rig.study.key, 0, 1, host)
         assert isinstance(found, NoLog)
         assert why in found.reason
-    with pytest.raises(UsageError, match="has 1 attempts"):
+    with pytest.raises(UsageError, match="has 1 attempt;"):
         rig.read(attempt="2")
     with pytest.raises(UsageError, match="no trial 999"):
         rig.read(number=999)

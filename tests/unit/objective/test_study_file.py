@@ -223,6 +223,12 @@ def test_an_objective_that_takes_no_values_is_refused(write: Callable[..., str])
         assert "a coroutine or a generator" in refusal(write(f"SPACE = 1\n{text}\n", f"suspended_{place}"))
 
 
+def test_a_module_of_a_similar_name_is_suggested(write: Callable[..., str]) -> None:
+    write("SPACE = 1\n", "digits_study")
+    assert "there is no module digit_study here; did you mean digits_study?" in refusal("digit_study")
+    assert "did you mean" not in refusal("elsewhere")
+
+
 @pytest.mark.parametrize("name", ["no_such_study", "tasks.no_such_study", "no.such.study", "no_such_study.py", "", "."])
 def test_a_module_that_is_not_there_is_refused(name: str) -> None:
     assert "there is no module" in refusal(name)

@@ -17,7 +17,7 @@ class Given(StudyData):
     """A study of these trials, without a store."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
-        super().__init__(SimpleNamespace(name="mine"))  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(is_simulated=False, name="mine"))  # type: ignore[arg-type]
         self._given = columns.trials(rows, **more)
 
     def trials(self, *, whole: bool = True) -> Any:

@@ -115,7 +115,7 @@ def test_a_search_ends_although_the_objective_catches_the_interrupt() -> None:
             return 1.0
         return 0.0
 
-    with pytest.warns(UserWarning, match="interrupted: 1 trials have ended"):
+    with pytest.warns(UserWarning, match="interrupted: 1 trial has ended"):
         study = minimize(objective, SPACE, trials=50, seed=0)
     assert [trial.loss for trial in study.trials if trial.state is S.COMPLETE] == [1.0]
 

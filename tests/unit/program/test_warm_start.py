@@ -129,7 +129,7 @@ def test_what_fits_is_taken_without_a_word() -> None:
         ([], "the warm start has no trials"),
         (Trials(), "the warm start's Trials have no trials"),
         ([({"x": 1}, 1.0), 3], "trial 1 of the warm start is 3; give"),
-        ([({"x": 99, "y": 1}, 1.0)], "none of 1 trials of the list fits this study: left out 1 outside x"),
+        ([({"x": 99, "y": 1}, 1.0)], "none of 1 trial of the list fits this study: left out 1 outside x"),
         ("none", "there is no study named 'none'"),
     ],
 )

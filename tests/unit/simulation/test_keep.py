@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from shadho_celery.errors import StoreError
+from shadho_celery.cli.group import commands
+from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.results.study import StudyResults
 from shadho_celery.simulation.cluster_file import parse
 from shadho_celery.simulation.keep import MOMENTS, keep
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.open import open_study
 
 #: seconds since the epoch, and of the simulation
 END, SECONDS = 1_790_000_000.0, 600.0
@@ -76,6 +79,22 @@ def test_a_reader_finds_the_study_as_one_that_has_ended_with_its_space_and_setti
     assert record.created_at == END - SECONDS
     latest = max(each.ended_at for each in store.attempts(record.key) if each.ended_at is not None)
     assert END - 60 < latest <= END
+
+
+def test_a_simulated_study_says_so_and_cannot_continue(
+    played: Simulation, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    record = keep(played, store, "fleet", END)
+    shown = CliRunner().invoke(commands, ["show", record.name, "--store", store.safe_url])
+    assert shown.exit_code == 0
+    assert "simulated: its trials ran on no machine" in shown.stdout
+    assert "resume=True" not in shown.stdout
+    refused = CliRunner().invoke(commands, ["resume", record.name, "--store", store.safe_url])
+    assert refused.exit_code == 2
+    assert f"study {record.name} was simulated, and cannot continue" in refused.stderr
+    with pytest.raises(UsageError, match="was simulated"):
+        open_study(store, record.space, name=record.name, resume=True)
 
 
 def test_a_study_that_cannot_be_written_whole_is_not_there(
