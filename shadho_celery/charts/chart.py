@@ -150,10 +150,12 @@ def thin_rows(count: int, most: int, is_kept: NDArray[np.bool_] | None = None) -
     """Return the indices of at most `most` of `count` rows: those that `is_kept`, and others at equal distances."""
     if count <= most:
         return np.arange(count), ""
-    kept = np.flatnonzero(is_kept)[:most] if is_kept is not None else np.empty(0, np.intp)
-    others = np.setdiff1d(np.arange(count), kept)
-    chosen = np.linspace(0, max(0, len(others) - 1), most - len(kept)).astype(np.intp)
-    return np.union1d(kept, others[chosen]), f"{most:,} of {count:,} are drawn, at equal distances."
+    is_chosen = np.zeros(count, bool)
+    if is_kept is not None:
+        is_chosen[np.flatnonzero(is_kept)[:most]] = True
+    others = np.flatnonzero(~is_chosen)
+    is_chosen[others[np.linspace(0, len(others) - 1, most - int(is_chosen.sum())).astype(np.intp)]] = True
+    return np.flatnonzero(is_chosen), f"{most:,} of {count:,} are drawn, at equal distances."
 
 
 def thin_steps(x: Array, y: Array, most: int = MOST) -> Indices:

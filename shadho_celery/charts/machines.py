@@ -86,12 +86,12 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
 
 def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     """Return how many more trials an hour one more worker of each class would complete."""
-    found = fleet_bound(trials, attempts)
+    seconds, slots, mix = mean_seconds(trials, attempts), _slots(trials, attempts), _mix(trials)
     axes = Axis(name="more trials", unit="an hour"), Axis(name="class", scale=Scale.CATEGORY)
     name, title = "one more worker", "What one more worker of each class would complete"
-    if found is None:
+    if not seconds or not slots:
         return empty_chart(name, title, _NO_TRIALS, *axes)
-    seconds, slots, mix = mean_seconds(trials, attempts), _slots(trials, attempts), _mix(trials)
+    found = throughput_bound(seconds, slots, mix)
     sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
     larger = {each: throughput_bound(seconds, {**slots, each: slots[each] + sizes[each]}, mix) for each in slots}
     gains = {each: _HOUR * (more.rate - found.rate) for each, more in larger.items()}
@@ -283,7 +283,7 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
     lost = _lost_factor(trials)
     return {
         trials.subspace.names[row]: {name: float(means[row, column] * lost[row]) for column, name in enumerate(classes)}
-        for row in np.unique(rows).tolist()
+        for row in np.flatnonzero(np.bincount(rows)).tolist()
     }
 
 

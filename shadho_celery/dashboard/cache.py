@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: maximum number of studies whose trials are kept; those that were asked for longest ago are dropped
 MOST_STUDIES = 20
 #: seconds for which a study counts as up to date, and for which an answer about a running one does
-FRESH_SECONDS, FRESH_ANSWERS = 0.5, 2.0
+FRESH_SECONDS, FRESH_ANSWERS = 0.25, 2.0
 #: number of latest transactions in which trials are looked for that have ended
 LATEST = 200
 #: maximum number of answers that are kept of a study

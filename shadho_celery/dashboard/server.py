@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 #: files of the pages, and those that draw charts
 STATIC, PAGES = Path(__file__).parent / "static", Path(pages.__file__).parent / "static"
 #: seconds between two looks for changes, and after which a silent stream of events says that it lives
-LOOK_SECONDS, ALIVE_SECONDS = 0.5, 15.0
+LOOK_SECONDS, ALIVE_SECONDS = 0.25, 15.0
 #: maximum number of streams of events, and number of bytes from which answers are compressed
 MOST_STREAMS, LEAST_COMPRESSED = 100, 1000
 

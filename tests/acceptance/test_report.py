@@ -84,8 +84,8 @@ def test_the_mouse_shows_moves_and_opens_attempts(browser: Any, report: Path) ->
         plot = page.locator("figure.wide .plot").first
         plot.scroll_into_view_if_needed()
         box = plot.bounding_box()
-        # In the first row, beside the labels.
-        x, y = box["x"] + 0.3 * box["width"], box["y"] + 14
+        # In the first row, beside its name and below that of its class.
+        x, y = box["x"] + 0.3 * box["width"], box["y"] + 38
         page.mouse.move(x, y)
         tip = plot.locator(".tip").inner_text()
         assert "trial" in tip

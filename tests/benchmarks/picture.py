@@ -96,6 +96,8 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor.
     scheduler.turn_seconds = math.inf
+    scheduler.assign()
+    scheduler.fill()
     while study.counted < 3 * trials // 4:
         scheduler.turn()
     try:
