@@ -13,16 +13,20 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
 #: minimum seconds, and minimum number of ended trials, over which the rate is computed
-PACE_SECONDS, PACE_TRIALS = 120.0, 10
+PACE_SECONDS, PACE_TRIALS = 120.0, 20
 
 #: minimum number of ended trials for a prediction of the time left, and maximum number of latest trials that it uses
-LEAST_ENDED, MOST_ENDED = 10, 1000
+LEAST_ENDED, MOST_ENDED = 20, 1000
 
 #: number of standard deviations around the mean within which 90 % of a normal distribution lie
 DEVIATIONS = 1.645
 
 #: maximum relative error of the time left for which it is shown; it is then right within a factor of two
 MOST_WRONG = 0.4
+
+#: a running trial is late if it has run for this many times the expected seconds; and the greatest share of late trials,
+#: among the ended ones, with which the time left is shown
+LATE, MOST_LATE = 1.5, 0.05
 
 
 class _Sample(NamedTuple):
@@ -96,9 +100,10 @@ class Pace:
         """Return the seconds until the limit on trials, or None if they are not known within a factor of two.
 
         They are the remaining work divided by the recent rate of work. A running trial counts as the fraction of its
-        class's mean seconds for which it has run. The error is the standard error of the mean seconds of the ended
-        trials, and of those to come. Trials that run longer than the mean are samples too, because otherwise quick
-        trials would bias the mean.
+        class's mean seconds for which it has run. The error is the standard error of the mean seconds of the trials by
+        which the rate was measured, and of those to come, and the deviation of the last trial's end. Trials that run longer than the mean
+        are samples too, because otherwise quick trials would bias the mean. No time is known while several of them run
+        much longer, or one of the last ones does.
         """
         left = self._limits().trials_left(self._study.counted)
         if math.isinf(left):
@@ -106,15 +111,21 @@ class Pace:
         found = self._durations()
         if found is None or left <= 0:
             return None
-        error = DEVIATIONS * math.sqrt(found.spread * (1 / self.ended + 1 / left))
         running = self._running()
-        is_late = len(running) >= left and any(seconds > 2 * found.of(name) for name, seconds in running)
+        late = sum(seconds > LATE * found.of(name) for name, seconds in running)
+        is_late = late > (0 if len(running) >= left else MOST_LATE * self.ended)
         now, oldest, progress = self._study.clock.now(), self._samples[0], self._progress(found)
-        if error > MOST_WRONG or is_late or now <= oldest.at or progress <= oldest.progress:
+        # Nothing runs while a server does not answer, or while no worker is there.
+        is_idle = not running and self.since_last > found.mean
+        if is_late or is_idle or now <= oldest.at or progress <= oldest.progress:
             return None
         rate = (progress - oldest.progress) / (now - oldest.at)
         longest = max((found.of(name) - seconds for name, seconds in running), default=0.0)
-        return max((left - (progress - self._study.counted)) / rate, longest)
+        seconds_left = max((left - (progress - self._study.counted)) / rate, longest)
+        measured = max(1, self._study.counted - oldest.counted)
+        last = max(found.means.values()) / seconds_left if seconds_left > 0 else 0.0
+        error = math.sqrt(found.spread * (1 / measured + 1 / left + last**2))
+        return seconds_left if DEVIATIONS * error <= MOST_WRONG else None
 
     def _durations(self) -> Durations | None:
         """Return the expected seconds of trials, or None as long as too few have ended."""
