@@ -195,7 +195,8 @@ def _start(study: str, given: Mapping[str, Any]) -> int:
     """Start the workers of a new study on this machine, then import what takes seconds, and run the study."""
     early = None
     if not (given["resume"] or given["fleet"]):
-        early = start_early(study, given["given"], given["workers"], is_demo=given["demo"])
+        secret_urls = [url for url in (given["store"], given["warm_start"]) if url]
+        early = start_early(study, given["given"], given["workers"], is_demo=given["demo"], secret_urls=secret_urls)
     with nullcontext() if early is None else closing(early):
         with without_collections():
             from shadho_celery.cli.run import RunOptions

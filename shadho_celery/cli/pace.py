@@ -24,8 +24,8 @@ DEVIATIONS = 1.645
 #: maximum relative error of the time left for which it is shown; it is then right within a factor of two
 MOST_WRONG = 0.4
 
-#: a running trial is late if it has run for this many times the expected seconds; and the greatest share of late trials,
-#: among the ended ones, with which the time left is shown
+#: a running trial is late if it has run for this many times the expected seconds; and the maximum number of late
+#: trials, per ended trial, with which the time left is shown
 LATE, MOST_LATE = 1.5, 0.05
 
 
@@ -101,9 +101,9 @@ class Pace:
 
         They are the remaining work divided by the recent rate of work. A running trial counts as the fraction of its
         class's mean seconds for which it has run. The error is the standard error of the mean seconds of the trials by
-        which the rate was measured, and of those to come, and the deviation of the last trial's end. Trials that run longer than the mean
-        are samples too, because otherwise quick trials would bias the mean. No time is known while several of them run
-        much longer, or one of the last ones does.
+        which the rate was measured, and of those to come, and the deviation of the last trial's end. Trials that run
+        longer than the mean are samples too, because otherwise quick trials would bias the mean. No time is known while
+        several of them run much longer, or one of the last ones does.
         """
         left = self._limits().trials_left(self._study.counted)
         if math.isinf(left):

@@ -42,6 +42,7 @@ from shadho_celery.embedded.plan import (
     worker_log,
 )
 from shadho_celery.errors import ServiceError
+from shadho_celery.runner.credentials import without_passwords
 
 #: log of the supervisor
 SUPERVISOR_LOG = "supervisor.log"
@@ -64,17 +65,20 @@ class Embedded:
         cores: int,
         *,
         is_early: bool = False,
+        secret_urls: Sequence[str] = (),
     ) -> None:
         """Start the supervisor, which starts Redis and the workers. `await_redis` waits for them.
 
         `directory` is the state folder, for Redis's files and the logs. `workers` are the slots by class. `cores` are
         divided among the workers. With `is_early`, the folder is a new one, and is removed at the end unless `keep` is
-        called. Raises ServiceError if there is no Redis server, or if the folder cannot be used.
+        called. Environment variables that contain a password of `secret_urls` are withheld from the workers. Raises
+        ServiceError if there is no Redis server, or if the folder cannot be used.
         """
         self.directory = directory.absolute()
         #: number of slots by class
         self.workers = dict(workers)
         self._is_early = is_early
+        self._secret_urls = secret_urls
         self._environment = _environment()
         try:
             self._start(workers, imports, cores)
@@ -188,7 +192,7 @@ class Embedded:
         with open_log(self.directory / SUPERVISOR_LOG) as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", "shadho_celery.embedded.supervisor"],
-                env={**os.environ, "PYTHONPATH": python_path()},
+                env={**without_passwords(self._secret_urls, os.environ), "PYTHONPATH": python_path()},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -16,24 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Protocol
-from urllib.parse import urlsplit
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.errors import UsageError
 from shadho_celery.runner import protocol
+from shadho_celery.runner.credentials import without_credentials
 from shadho_celery.runner.process_tree import MARK, UNMARKED
 
 log = logging.getLogger(__name__)
-
-#: prefixes of environment variables that trials do not get: our settings, and those with which clients of PostgreSQL,
-#: Redis and RabbitMQ log in
-_OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
-#: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
-_ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
-#: variable that names further variables for trials, joined by commas
-PASS = "SHADHO_PASS"
 
 #: environment variable that says how a worker starts the processes of its slots: fork (the default) or spawn
 START = "SHADHO_START"
@@ -334,29 +326,3 @@ class ForkServers:
             "the prepared process of the slots does not answer or was ended; for a minute, slots start without it, "
             f"which takes longer ({START}=spawn does without it always){left_out}"
         )
-
-
-def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a trial: the worker's environment without our settings and other credentials.
-
-    The few settings that a trial needs are kept, and those named in SHADHO_PASS. Any variable that contains one of the
-    removed passwords is removed too.
-    """
-    passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
-    ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
-    secrets = {secret for name, value in ours.items() for secret in _passwords(name, value)}
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in passed or not (name in ours or value in secrets or secrets.intersection(_passwords("", value)))
-    }
-
-
-def _passwords(name: str, value: str) -> set[str]:
-    """Return the passwords in a variable: those in its URLs, and its whole value if its name ends like a password's."""
-    found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
-    # Several URLs of one broker are joined by semicolons.
-    for part in value.split(";") if "://" in value else ():
-        with suppress(ValueError):
-            found.add(urlsplit(part).password or "")
-    return found - {""}

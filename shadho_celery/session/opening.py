@@ -58,6 +58,11 @@ class Given:
     #: results of earlier studies to learn from; None for a study without a warm start
     warm_start: WarmStartSource | None = None
 
+    @property
+    def secret_urls(self) -> list[str]:
+        """URLs whose passwords a trial must not find in its environment."""
+        return [self.store, *([self.warm_start] if isinstance(self.warm_start, str) else [])]
+
     def __post_init__(self) -> None:
         names = {"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}
         as_record(names, Names, words=ARGUMENTS)

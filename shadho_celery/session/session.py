@@ -251,7 +251,8 @@ class Session:
                 early.keep()
                 return early
             early.end()
-        return Embedded(below(EMBEDDED, self.study.record.key), workers, [self.file.module], machine.cores)
+        directory = below(EMBEDDED, self.study.record.key)
+        return Embedded(directory, workers, [self.file.module], machine.cores, secret_urls=options.secret_urls)
 
     def _progress(self) -> Progress:
         """Return the study's progress, which the executor announces to the fleet."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shadho_celery.core import hardware
@@ -20,11 +20,17 @@ from shadho_celery.session.signals import Signals
 
 
 def start_early(
-    study: str, given: Mapping[str, Any], workers: Mapping[str, int], *, is_demo: bool = False
+    study: str,
+    given: Mapping[str, Any],
+    workers: Mapping[str, int],
+    *,
+    is_demo: bool = False,
+    secret_urls: Sequence[str] = (),
 ) -> Embedded | None:
     """Start the embedded workers that a new study probably needs, by the text of its file, and do not wait for them.
 
-    `study` is its module or path, and `given` are settings that override those of the file. If the study is not begun,
+    `study` is its module or path, and `given` are settings that override those of the file. The workers do not get the
+    variables that contain a password of `secret_urls`. If the study is not begun,
     `Embedded.close` leaves nothing. Returns None if nothing can be started. The session then gives the reason.
     """
     if "hyperopt" in sys.modules:
@@ -41,7 +47,8 @@ def start_early(
         slots = workers or _probable_workers(machine, {**stated, **given}, is_demo=is_demo)
         with Signals() as signals:
             # A signal waits until the supervisor has its plan, by which it removes everything.
-            fleet = Embedded(below(EMBEDDED, new_key()), slots, [module], machine.cores, is_early=True)
+            directory = below(EMBEDDED, new_key())
+            fleet = Embedded(directory, slots, [module], machine.cores, is_early=True, secret_urls=secret_urls)
     except ShadhoError:
         return None
     for number in signals.noted:

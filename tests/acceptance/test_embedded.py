@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import services
+import sqlalchemy as sa
 from acceptance.commands import Answer, Desk, until
 from acceptance.commands import desk as open_desk
 
@@ -115,6 +116,21 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
     assert tried(desk) == reference(desk, 20, 0)
     desk.nothing_left()
     assert desk.states_folder().is_dir(), "the state folder stays"
+
+
+def test_a_trial_does_not_find_the_password_of_the_store_that_was_given_as_an_option(
+    desk: Desk, postgres_url: str
+) -> None:
+    """As from `run --store "$DATABASE_URL"`; SHADHO_PASS passes it on."""
+    desk.write("my_study.py", "import os\nSPACE = {}\ndef objective(params): return {'loss': 0, **os.environ}\n")
+    url = sa.make_url(postgres_url).set(password="of-the-store").render_as_string(hide_password=False)
+    variables = {"DATABASE_URL": url, "DB_PASS": "of-the-store", "OWN": "own"}
+    for passed, seen in (("", {"OWN"}), ("DB_PASS", {"OWN", "DB_PASS"})):
+        words = ("my_study", "--store", url, "--trials", "1", "--json")
+        command = desk.launch(*words, **variables, SHADHO_PASS=passed).wait()
+        assert command.code == 0, desk.said()
+        metrics = command.json()["best"]["metrics"]
+        assert {*variables} & {*metrics} == seen
 
 
 def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None:

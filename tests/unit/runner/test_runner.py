@@ -862,6 +862,9 @@ def test_a_trial_finds_no_credential_and_what_is_its_users_own(
         "FLEET_BROKER": "amqp://user:of-another@host",
         "FLEET_PASSWORD": "of-redis",
         "DATABASE_URL": "postgresql://me:of-the-store@db/x",
+        "DATABASE_DSN": "host=db user=me password=of-the-store",
+        "REDISCLI_URL": "redis://:of%2Dthe%2Dencoded@host",
+        "CACHE_PASS": "of-the-encoded",
     }
     own = {"WANDB_API_KEY": "own-key", "MLFLOW_TRACKING_URI": "http://me:own-password@host", "SHADHO_LISTEN": "0.0.0.0"}
     for name, value in {**secrets, **own, "PGUSER": "own-user", "SHADHO_PASS": "PGUSER, PGPORT"}.items():
