@@ -1,18 +1,20 @@
 """A graph network on a partitioned graph whose parts exchange neighbourhood sums with a delay.
 
     shadho-celery run tasks.gnn_delayed --trials 20        # embedded, or on the fleet
-    python -m tasks.gnn_delayed                                         # alone, in this process
+    python -m tasks.gnn_delayed         # compares delays: bytes, accuracy, seconds, beside a graph in one process
 
-The edges of a generated graph are divided among parts. A vertex with edges in several parts has a copy in each, with a
-partial sum of its neighbours. `delay` 0 adds up the copies' sums at once, in every layer, forward and backward. With
-`delay` r, one r-th of the cut vertices exchange in each epoch, and the result is used r epochs later. This sends one
-r-th of the bytes, and nothing waits for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r). Here all
-parts are in one process, and the bytes that would be sent are counted. A trial takes a few seconds.
+The edges of a generated graph are divided among processes. A vertex with edges in several parts has a copy in each,
+with a partial sum of its neighbours. `delay` 0 adds up the copies' sums at once, in every layer, forward and backward.
+With `delay` r, one r-th of the shared vertices exchange in each epoch, and the result is used r epochs later. This
+sends one r-th of the bytes, and nothing waits for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r).
+There sums travel along trees of copies; here one all-reduce carries the sums of all vertices of a turn. A trial takes
+about ten seconds, most of them for the start of the processes.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hyperopt import hp
 
+from tasks.local_group import processes, received
+
 # torch is imported where it is used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from torch import Tensor
 
     from shadho_celery.context import Context
@@ -42,7 +48,7 @@ class Settings:
     signal: float = 0.4
     #: part of the vertices whose community is known to training
     told: float = 0.2
-    #: parts of the graph
+    #: parts of the graph, each in a process of its own
     parts: int = 4
     #: epochs, unless the trial's budget says otherwise
     epochs: int = 100
@@ -113,20 +119,30 @@ def cut(graph: Graph, parts: int, rng: np.random.Generator) -> np.ndarray[Any, n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """A graph in parts: copies of its vertices, one after the other, part by part."""
+class Part:
+    """The copies of vertices that one process has."""
 
-    #: vertex of every copy
+    #: vertex of every copy, in ascending order
     vertex: Tensor
-    #: True for one copy of each vertex, which counts in the loss
+    #: True for one copy of each vertex in all parts, which counts in the loss
     root: Tensor
-    #: (copies, copies), sparse: sums the values of a copy's neighbours in its own part, divided by the vertex's degree
+    #: (copies, copies), sparse: sums the values of a copy's neighbours in this part, divided by the vertex's degree
     neighbours: Tensor
-    #: copies of vertices that have more than one
+    #: vertices that have copies in several parts, in ascending order; the same in all parts
     shared: Tensor
 
+    def turn(self, delay: int, turn: int) -> tuple[Tensor, Tensor, int]:
+        """The copies that exchange in a `turn`, their places among that turn's shared vertices, and the number of
+        these.
+        """
+        import torch
 
-def copies(graph: Graph, parts: int) -> Cut:
+        due = self.shared[self.shared % max(delay, 1) == turn]
+        rows = torch.nonzero(torch.isin(self.vertex, due))[:, 0]
+        return rows, torch.searchsorted(due, self.vertex[rows]), len(due)
+
+
+def parts_of(graph: Graph, parts: int) -> list[Part]:
     """Cut `graph`. With one part, every vertex has one copy and nothing is shared."""
     import torch
 
@@ -137,21 +153,38 @@ def copies(graph: Graph, parts: int) -> Cut:
     home = np.zeros(size, dtype=np.int64)
     home[ends[1][::-1]] = np.tile(part, 2)[::-1]
     ends = np.concatenate([ends, np.tile(np.arange(size), (2, 1))], axis=1)
-    places = ends + size * np.concatenate([part, part, home])
-    kept, numbers = np.unique(places, return_inverse=True)
-    source, target = numbers.reshape(places.shape)
+    part = np.concatenate([part, part, home])
     degree = np.bincount(ends[1], minlength=size)
-    weight = torch.as_tensor(1 / degree[ends[1]], dtype=torch.float32)
-    shape = (len(kept), len(kept))
-    count = np.bincount(kept % size, minlength=size)
-    return Cut(
-        vertex=torch.as_tensor(kept % size),
-        root=torch.as_tensor(kept // size == home[kept % size]),
-        neighbours=torch.sparse_coo_tensor(
-            torch.as_tensor(np.stack([target, source])), weight, shape, check_invariants=True
-        ).coalesce(),
-        shared=torch.as_tensor(count[kept % size] > 1),
-    )
+    own = [np.unique(ends[:, part == number]) for number in range(parts)]
+    shared = np.flatnonzero(np.bincount(np.concatenate(own), minlength=size) > 1)
+    found = []
+    for number, vertex in enumerate(own):
+        source, target = np.searchsorted(vertex, ends[:, part == number])
+        found.append(
+            Part(
+                vertex=torch.as_tensor(vertex),
+                root=torch.as_tensor(home[vertex] == number),
+                neighbours=torch.sparse_coo_tensor(
+                    torch.as_tensor(np.stack([target, source])),
+                    torch.as_tensor(1 / degree[vertex[target]], dtype=torch.float32),
+                    (len(vertex), len(vertex)),
+                    check_invariants=True,
+                ).coalesce(),
+                shared=torch.as_tensor(shared),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """Sums of a turn that are being exchanged."""
+
+    #: waits until `total` has the sums over all parts
+    wait: Callable[[], object]
+    total: Tensor
+    #: what this part's copies have added to it
+    own: Tensor
 
 
 @dataclass(kw_only=True)
@@ -162,62 +195,67 @@ class Exchange:
     A sum over copies is its own transpose: a layer has one exchange for its sums, and one for their gradients.
     """
 
-    cut: Cut
+    part: Part
     delay: int
-    #: bytes sent between parts so far: a copy's row to its vertex's root, and the total back
-    crossed: int = 0
+    #: bytes that this process has sent: an all-reduce among P processes sends 2 (P - 1) / P of the tensor from each
+    sent: float = 0.0
     #: what each copy last received from the others, (copies, features)
     heard: Tensor | None = None
-    #: what the copies of each turn will receive, by turn
-    under_way: dict[int, Tensor] = field(default_factory=dict)
+    under_way: dict[int, UnderWay] = field(default_factory=dict)
 
     def others(self, partial: Tensor, epoch: int) -> Tensor:
         """The values of the other copies of each copy's vertex, current or delayed, in `partial` (copies, features);
         first 0.
         """
         import torch
+        import torch.distributed as dist
 
         if self.heard is None:
             self.heard = torch.zeros_like(partial)
         turn = epoch % max(self.delay, 1)
-        rows = torch.nonzero(self.cut.shared & (self.cut.vertex % max(self.delay, 1) == turn))[:, 0]
-        totals = torch.zeros(SETTINGS.vertices, partial.shape[1]).index_add_(0, self.cut.vertex[rows], partial[rows])
-        sent = totals[self.cut.vertex[rows]] - partial[rows]
-        leaves = len(rows) - int(self.cut.root[rows].sum())
-        self.crossed += 2 * leaves * partial.shape[1] * partial.element_size()
+        rows, places, size = self.part.turn(self.delay, turn)
+        if size == 0:  # in all parts alike
+            return self.heard
+        own = partial[rows]
+        total = torch.zeros(size, partial.shape[1]).index_add_(0, places, own)
+        work = dist.all_reduce(total, async_op=True)
+        processes = dist.get_world_size()
+        self.sent += 2 * (processes - 1) / processes * total.numel() * total.element_size()
+        # What was sent the last time in this turn, `delay` epochs ago, arrives now; without a delay, what is sent now.
+        arriving = self.under_way.get(turn)
+        self.under_way[turn] = UnderWay(work.wait, total, own)
         if self.delay == 0:
-            self.heard[rows] = sent
-        else:  # what was sent the last time in this turn, `delay` epochs ago, arrives now
-            if turn in self.under_way:
-                self.heard[rows] = self.under_way[turn]
-            self.under_way[turn] = sent
+            arriving = self.under_way.pop(turn)
+        if arriving is not None:
+            arriving.wait()
+            self.heard[rows] = arriving.total[places] - arriving.own
         return self.heard
 
 
 class Network:
     """Two layers, each a mean over neighbours followed by a linear map. Every copy of a vertex computes its own."""
 
-    def __init__(self, cut: Cut, *, width: int, delay: int, seed: int) -> None:
+    def __init__(self, part: Part, *, width: int, delay: int, seed: int) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(seed)
         sizes = [SETTINGS.features, width, SETTINGS.communities]
-        self.cut = cut
+        self.part = part
         self.weights = [
             (torch.randn(size, next_size, generator=generator) / size**0.5).requires_grad_()
             for size, next_size in itertools.pairwise(sizes)
         ]
-        self.sums, self.gradients = ([Exchange(cut=cut, delay=delay) for _ in self.weights] for _ in range(2))
+        self.sums, self.gradients = ([Exchange(part=part, delay=delay) for _ in self.weights] for _ in range(2))
 
     @property
-    def crossed(self) -> int:
-        """Bytes of sums and their gradients that were sent between parts."""
-        return sum(exchange.crossed for exchange in self.sums + self.gradients)
+    def sent(self) -> float:
+        """Bytes of sums and their gradients that this process has sent."""
+        return sum(exchange.sent for exchange in self.sums + self.gradients)
 
     def scores(self, hidden: Tensor, epoch: int) -> Tensor:
         """(copies, communities) from the copies' features."""
         for layer, weight in enumerate(self.weights):
-            partial = self.cut.neighbours @ (hidden.relu() if layer else hidden)
+            partial = self.part.neighbours @ (hidden.relu() if layer else hidden)
             if partial.requires_grad:  # not that of the first layer, because features have no gradient
                 partial.register_hook(partial_gradient(self.gradients[layer], epoch))
             hidden = (partial + self.sums[layer].others(partial.detach(), epoch)) @ weight
@@ -229,41 +267,119 @@ def partial_gradient(exchange: Exchange, epoch: int) -> Callable[[Tensor], Tenso
     return lambda gradient: gradient + exchange.others(gradient, epoch)
 
 
-def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """The fraction of vertices with unknown community that are classified wrong, and the bytes sent between parts."""
-    return train(params, context, SETTINGS.parts)[0]
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the processes compute together."""
+
+    parts: int
+    width: int
+    rate: float
+    delay: int
+    seed: int
+    epochs: int
 
 
-def train(params: dict[str, Any], context: Context, parts: int) -> tuple[dict[str, float], Tensor]:
-    """Loss and metrics after the last epoch, and the scores (vertices, communities), with the graph in `parts`
-    parts.
+def learn(rank: int, job: Job, pipe: Connection) -> None:
+    """The work of each process. The first one sends (part classified wrong, training loss) after every epoch; all send
+    their bytes, their vertices and these vertices' scores at the end.
     """
     import torch
+    import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
     graph = stochastic_block_graph()
-    cut = copies(graph, parts)
-    network = Network(cut, width=params["width"], delay=params["delay"], seed=context.seed)
-    descent = torch.optim.Adam(network.weights, lr=params["learning_rate"])
-    order = cut.vertex[cut.root].argsort()
-    result: dict[str, float] = {}
-    for epoch in range(int(context.budget or SETTINGS.epochs)):
+    part = parts_of(graph, job.parts)[rank]
+    network = Network(part, width=job.width, delay=job.delay, seed=job.seed)
+    descent = torch.optim.Adam(network.weights, lr=job.rate)
+    vertex = part.vertex[part.root]
+    told, communities = graph.told[vertex], graph.communities[vertex]
+    for epoch in range(job.epochs):
         descent.zero_grad()
-        scores = network.scores(graph.features[cut.vertex], epoch)[cut.root][order]
-        loss = cross_entropy(scores[graph.told], graph.communities[graph.told])
+        scores = network.scores(graph.features[part.vertex], epoch)[part.root]
+        loss = cross_entropy(scores[told], communities[told], reduction="sum") / graph.told.sum()
         loss.backward()
         # Scores are computed before the step: a separate pass would exchange once more.
-        wrong = (scores.argmax(dim=1) != graph.communities)[~graph.told].float().mean().item()
-        result = {"loss": wrong, "train_loss": loss.item(), "epochs": epoch + 1, "bytes": network.crossed}
+        wrong = (scores.argmax(dim=1) != communities)[~told].sum() / (~graph.told).sum()
+        gradients = [weight.grad for weight in network.weights if weight.grad is not None]
+        summed = torch.cat([torch.stack([wrong, loss.detach()]), *(gradient.flatten() for gradient in gradients)])
+        dist.all_reduce(summed)
+        for gradient, total in zip(gradients, summed[2:].split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
         descent.step()
-        context.report(epoch + 1, wrong)
-        if context.should_stop():
-            break
-    return result, scores.detach()
+        if rank == 0:
+            pipe.send(summed[:2].tolist())
+    pipe.send((network.sent, vertex.numpy(), scores.detach().numpy()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """Result of learning."""
+
+    #: (part of the vertices with unknown community that are classified wrong, training loss) by epoch
+    epochs: list[tuple[float, float]]
+    #: bytes of sums and their gradients that all processes sent; None if they were stopped early
+    sent: int | None = None
+    #: mean seconds of an epoch after the first
+    seconds: float | None = None
+    #: (vertices, communities) of the last epoch; None if they were stopped early
+    scores: np.ndarray[Any, Any] | None = None
+
+
+def spread(params: dict[str, Any], context: Context, parts: int) -> Learned:
+    """Learn on `parts` processes until the last epoch, or until told to stop."""
+    count = int(context.budget or SETTINGS.epochs)
+    job = Job(
+        parts=parts,
+        width=params["width"],
+        rate=params["learning_rate"],
+        delay=params["delay"],
+        seed=context.seed,
+        epochs=count,
+    )
+    epochs: list[tuple[float, float]] = []
+    with processes(parts, learn, job) as pipes:
+        began = 0.0
+        for epoch in range(1, count + 1):
+            wrong, loss = received(pipes[0])
+            epochs.append((wrong, loss))
+            began = began or time.perf_counter()
+            context.report(epoch, wrong)
+            if context.should_stop():
+                return Learned(epochs=epochs)
+        seconds = (time.perf_counter() - began) / max(count - 1, 1)
+        last = [received(pipe) for pipe in pipes]
+    scores = np.empty((SETTINGS.vertices, SETTINGS.communities), dtype=np.float32)
+    for _, vertex, own in last:
+        scores[vertex] = own
+    return Learned(epochs=epochs, sent=round(sum(sent for sent, _, _ in last)), seconds=seconds, scores=scores)
+
+
+def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
+    """The fraction of vertices with unknown community that are classified wrong, and the bytes sent between parts."""
+    learned = spread(params, context, SETTINGS.parts)
+    wrong, loss = learned.epochs[-1]
+    result: dict[str, float] = {"loss": wrong, "train_loss": loss, "epochs": len(learned.epochs)}
+    return result if learned.sent is None else {**result, "bytes": learned.sent}
+
+
+def compare(seeds: int) -> None:
+    """Print bytes, accuracy and seconds by delay, beside the whole graph in one process, as means over `seeds`."""
+    from shadho_celery.context import LocalContext
+
+    rows = [("one process", 1, 0)] + [(f"delay {delay}", SETTINGS.parts, delay) for delay in (0, 1, 2, 5, 10)]
+    print(f"{SETTINGS.parts} processes      accuracy    kB sent each epoch    ms an epoch")
+    for name, parts, delay in rows:
+        params = {"width": 32, "learning_rate": 0.01, "delay": delay}
+        runs = [spread(params, LocalContext(seed=seed), parts) for seed in range(seeds)]
+        accuracy = 1 - np.mean([run.epochs[-1][0] for run in runs])
+        sent = np.mean([(run.sent or 0) / len(run.epochs) for run in runs])
+        seconds = np.mean([run.seconds or 0.0 for run in runs])
+        print(f"{name:16s} {accuracy:8.3f} {sent / 1e3:18.1f} {1e3 * seconds:17.1f}")
 
 
 if __name__ == "__main__":
-    import shadho_celery
+    import argparse
 
-    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best_or_none
-    print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")
+    parser = argparse.ArgumentParser(description=compare.__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    compare(parser.parse_args().seeds)

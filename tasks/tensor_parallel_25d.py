@@ -1,36 +1,32 @@
 """A two-layer network distributed over eight processes, none of which holds a whole matrix.
 
     shadho-celery run tasks.tensor_parallel_25d --trials 5         # embedded, or on the fleet
-    python -m tasks.tensor_parallel_25d                                         # alone, in this process
+    python -m tasks.tensor_parallel_25d         # compares it with processes in a line and in a square
 
 The processes form a cube of q by q by d. The rows of a layer's input are split into d*q parts, its columns into q. Its
 weights are split into q by q parts, with a copy for each depth. Products are computed by SUMMA, separately in each
-depth. The gradients of weights are summed over the depths (Wang et al., "Tesseract", arXiv 2105.14500). The network
-learns the output of another network. The processes communicate through torch's gloo, find one another through a file,
-and end with the trial, which takes about ten seconds.
+depth. The gradients of weights are summed over the depths (Wang et al., "Tesseract", arXiv 2105.14500). With one depth
+this is the 2-D method. In the 1-D method, the processes stand in a line: each has all rows, some of the hidden units,
+and the weights to and from these (Shoeybi et al., "Megatron-LM", arXiv 1909.08053). The network learns the output of
+another network. The processes communicate through torch's gloo, and end with the trial, which takes about ten seconds.
 """
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import shutil
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hyperopt import hp
 
+from tasks.local_group import processes, received
+
 # torch is imported where it is used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess
 
     from torch import Tensor
 
@@ -56,8 +52,6 @@ class Settings:
     #: seed of the data and of the network to learn: the same for every trial, because losses could not be compared
     #: otherwise
     data_seed: int = 0
-    #: seconds without a message from the others after which a process gives up
-    timeout: float = 60.0
 
 
 SETTINGS = Settings()
@@ -70,27 +64,13 @@ SPACE = {
 STUDY = {"trials": 5}
 
 
-class Cube:
-    """A process's position among the q*q*d, and its communication with its row, its column and its pillar."""
+class Place:
+    """A process's place among the others, and what it has sent to them."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        q = SETTINGS.q
-        self.depth, self.row, self.column = rank // q**2, rank // q % q, rank % q
         #: bytes that this process has sent
         self.sent = 0
-
-    def in_row(self) -> list[int]:
-        """Ranks of its row, column by column."""
-        return [self.rank - self.column + column for column in range(SETTINGS.q)]
-
-    def in_column(self) -> list[int]:
-        """Ranks of its column, row by row."""
-        return [self.rank + (row - self.row) * SETTINGS.q for row in range(SETTINGS.q)]
-
-    def in_pillar(self) -> list[int]:
-        """Ranks at its place in every depth."""
-        return [self.rank + (depth - self.depth) * SETTINGS.q**2 for depth in range(SETTINGS.d)]
 
     def send(self, block: Tensor, to: int) -> None:
         import torch.distributed as dist
@@ -125,13 +105,82 @@ class Cube:
                 block = block + self.receive(block, other)
         return block
 
+
+class Cube(Place):
+    """A place among q*q*d processes, which communicate along rows, columns and pillars."""
+
+    def __init__(self, rank: int, q: int, d: int) -> None:
+        super().__init__(rank)
+        self.q, self.d = q, d
+        self.depth, self.row, self.column = rank // q**2, rank // q % q, rank % q
+
+    def in_row(self) -> list[int]:
+        """Ranks of its row, column by column."""
+        return [self.rank - self.column + column for column in range(self.q)]
+
+    def in_column(self) -> list[int]:
+        """Ranks of its column, row by row."""
+        return [self.rank + (row - self.row) * self.q for row in range(self.q)]
+
+    def in_pillar(self) -> list[int]:
+        """Ranks at its place in every depth."""
+        return [self.rank + (depth - self.depth) * self.q**2 for depth in range(self.d)]
+
     def part(self, whole: Tensor, *, deep: bool) -> Tensor:
         """This process's block of a matrix: of activations, whose rows are also split over the depths (`deep`), or of
         weights.
         """
-        row = self.depth * SETTINGS.q + self.row if deep else self.row
-        stripe = whole.chunk(SETTINGS.q * (SETTINGS.d if deep else 1))[row]
-        return stripe.chunk(SETTINGS.q, dim=1)[self.column].contiguous()
+        row = self.depth * self.q + self.row if deep else self.row
+        stripe = whole.chunk(self.q * (self.d if deep else 1))[row]
+        return stripe.chunk(self.q, dim=1)[self.column].contiguous()
+
+    def parts(self, whole: Problem) -> Problem:
+        """This process's blocks of all matrices."""
+        x, y = (self.part(matrix, deep=True) for matrix in (whole.x, whole.y))
+        return Problem(x=x, y=y, weights=[self.part(matrix, deep=False) for matrix in whole.weights])
+
+    def outputs(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """This process's block of the network's outputs."""
+        import torch
+
+        return linear(self, torch.nn.functional.gelu(linear(self, x, weights[0])), weights[1])
+
+    def whole(self, blocks: Sequence[np.ndarray[Any, Any]], number: int) -> np.ndarray[Any, Any]:
+        """A whole matrix from its blocks in the order of ranks: the outputs (`number` 0) or those of a layer."""
+        stripes = [np.concatenate(blocks[at : at + self.q], axis=1) for at in range(0, len(blocks), self.q)]
+        return np.concatenate(stripes if number == 0 else stripes[: self.q])
+
+
+class Line(Place):
+    """A place among `size` processes that share the hidden units."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank)
+        self.size = size
+
+    def parts(self, whole: Problem) -> Problem:
+        """All rows, the columns of the first layer's weights and the rows of the second one's."""
+        first, second = whole.weights
+        weights = [first.chunk(self.size, dim=1)[self.rank].contiguous(), second.chunk(self.size)[self.rank]]
+        return Problem(x=whole.x, y=whole.y, weights=weights)
+
+    def outputs(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The whole outputs: the sum of what the processes' hidden units add to them."""
+        import torch
+
+        own = torch.nn.functional.gelu(x @ weights[0]) @ weights[1]
+        everybody = list(range(self.size))
+        total = self.broadcast(self.reduce(own.detach(), everybody, 0), everybody, 0)
+        return own + (total - own.detach())  # the gradient of a sum is that of each of its terms
+
+    def whole(self, blocks: Sequence[np.ndarray[Any, Any]], number: int) -> np.ndarray[Any, Any]:
+        """A whole matrix from its blocks: each process has all outputs (`number` 0), and a part of the weights."""
+        return blocks[0] if number == 0 else np.concatenate(blocks, axis=1 if number % 2 else 0)
+
+
+def place_of(rank: int, shape: tuple[int, ...]) -> Cube | Line:
+    """The place of a process: (size,) is a line, (q, q, d) a cube."""
+    return Line(rank, *shape) if len(shape) == 1 else Cube(rank, shape[0], shape[2])
 
 
 def product(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
@@ -165,13 +214,12 @@ def weight_gradient(cube: Cube, x: Tensor, dy: Tensor) -> Tensor:
     return cube.broadcast(cube.reduce(mine, pillar, pillar[0]), pillar, pillar[0])
 
 
-def bytes_of_layer(rows: int, inputs: int, outputs: int, *, first: bool = False) -> int:
-    """Bytes that all processes send for one layer, forward and backward, in float32.
+def bytes_of_layer(q: int, d: int, rows: int, inputs: int, outputs: int, *, first: bool = False) -> int:
+    """Bytes that all processes of a cube send for one layer, forward and backward, in float32.
 
     Each of the three products sends the activations' matrix X q-1 times, and in each of the d depths that of the
     weights. The gradients of weights cross the depths d-1 times each way. A `first` layer's input needs no gradient.
     """
-    q, d = SETTINGS.q, SETTINGS.d
     products = 2 if first else 3
     return 4 * (products * (q - 1) * (rows * inputs + d * inputs * outputs) + 2 * (d - 1) * inputs * outputs)
 
@@ -225,93 +273,34 @@ def linear(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
 class Job:
     """What the processes compute together."""
 
+    #: of the processes: (size,) for a line, (q, q, d) for a cube
+    shape: tuple[int, ...]
     width: int
     rate: float
     seed: int
     steps: int
 
 
-def learn(cube: Cube, job: Job, pipe: Connection) -> None:
+def learn(rank: int, job: Job, pipe: Connection) -> None:
     """The work of each process: it sends its part of the loss at every step, and finally its bytes and its blocks."""
     import torch
 
+    place = place_of(rank, job.shape)
     whole = problem(job.width, job.seed)
-    x, y = (cube.part(matrix, deep=True) for matrix in (whole.x, whole.y))
-    weights = [cube.part(matrix, deep=False).requires_grad_() for matrix in whole.weights]
+    own = place.parts(whole)
+    weights = [weight.requires_grad_() for weight in own.weights]
+    # On a line every process has the whole loss.
+    share = 1 / job.shape[0] if isinstance(place, Line) else 1.0
     for _ in range(job.steps):
-        outputs = linear(cube, torch.nn.functional.gelu(linear(cube, x, weights[0])), weights[1])
-        loss = (outputs - y).square().sum() / whole.y.numel()
+        outputs = place.outputs(own.x, weights)
+        loss = (outputs - own.y).square().sum() / whole.y.numel()
         gradients = torch.autograd.grad(loss, weights)
-        pipe.send(loss.item())
+        pipe.send(share * loss.item())
         # Written by hand: importing torch.optim takes longer than a small trial.
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.data.sub_(gradient, alpha=job.rate)
-    pipe.send((cube.sent, [block.detach().numpy() for block in (outputs, *gradients, *weights)]))
-
-
-def work(rank: int, folder: str, pipe: Connection, job: Job) -> None:
-    """Join the other processes, do the `job` with them, and leave when they are done too."""
-    threading.Thread(target=leave_with_parent, args=(folder,), daemon=True).start()
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)  # there are enough processes
-    size = SETTINGS.q**2 * SETTINGS.d
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=SETTINGS.timeout),
-    )
-    learn(Cube(rank), job, pipe)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def leave_with_parent(folder: str) -> None:
-    """End this process, and remove `folder`, when its parent has ended. If the parent was killed, nothing else
-    would.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-
-@contextmanager
-def processes(job: Job) -> Iterator[list[Connection]]:
-    """Start the cube's processes on a `job`. Yields a pipe from each, and ends them."""
-    # Children of a server that has imported what they need: they start fast and copy none of this process's threads.
-    start = multiprocessing.get_context("forkserver")
-    start.set_forkserver_preload(["torch", "hyperopt"])
-    with ExitStack() as ending:
-        folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="shadho-cube-"))
-        pipes: list[Connection] = []
-        children: list[ForkServerProcess] = []
-        ending.callback(end, children)
-        for rank in range(SETTINGS.q**2 * SETTINGS.d):
-            ours, theirs = start.Pipe(duplex=False)
-            pipes.append(ending.enter_context(ours))
-            with theirs:  # open only in the child, so that the pipe ends when the child does
-                children.append(start.Process(target=work, args=(rank, folder, theirs, job), daemon=True))
-                children[-1].start()
-        yield pipes
-
-
-def end(children: list[ForkServerProcess]) -> None:
-    """End those that have not ended by themselves."""
-    for child in children:
-        child.terminate()
-    for child in children:
-        child.join()
-
-
-def assembled(blocks: Sequence[np.ndarray[Any, Any]], *, deep: bool) -> np.ndarray[Any, Any]:
-    """The whole matrix whose blocks are held by the processes, in the order of ranks: the inverse of `Cube.part`."""
-    stripes = [np.concatenate(blocks[at : at + SETTINGS.q], axis=1) for at in range(0, len(blocks), SETTINGS.q)]
-    return np.concatenate(stripes if deep else stripes[: SETTINGS.q])
+    held = sum(matrix.numel() for matrix in (own.x, outputs, *weights))
+    pipe.send((place.sent, held, [block.detach().numpy() for block in (outputs, *gradients, *weights)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,38 +310,44 @@ class Learned:
     losses: list[float]
     #: bytes that all processes sent; None if they were stopped early
     sent: int | None = None
+    #: numbers that one process holds: its blocks of the input, the outputs and the weights
+    held: int | None = None
+    #: mean seconds of a step after the first
+    seconds: float | None = None
     #: of the last step; None if they were stopped early
     outputs: np.ndarray[Any, Any] | None = None
     gradients: Sequence[np.ndarray[Any, Any]] = ()
     weights: Sequence[np.ndarray[Any, Any]] = ()
 
 
-def spread(params: dict[str, Any], context: Context) -> Learned:
-    """Learn on the cube of processes until the last step, or until told to stop."""
+def spread(params: dict[str, Any], context: Context, shape: tuple[int, ...] | None = None) -> Learned:
+    """Learn on processes of a `shape` (default: the cube of `Settings`) until the last step, or until told to stop."""
+    shape = shape or (SETTINGS.q, SETTINGS.q, SETTINGS.d)
     steps = int(context.budget or SETTINGS.steps)
     losses: list[float] = []
-    job = Job(width=params["width"], rate=params["learning_rate"], seed=context.seed, steps=steps)
-    with processes(job) as pipes:
+    job = Job(shape=shape, width=params["width"], rate=params["learning_rate"], seed=context.seed, steps=steps)
+    with processes(int(np.prod(shape)), learn, job) as pipes:
+        began = 0.0
         for step in range(1, steps + 1):
             losses.append(sum(received(pipe) for pipe in pipes))
+            began = began or time.perf_counter()
             context.report(step, losses[-1])
             if context.should_stop():
                 return Learned(losses=losses)
+        seconds = (time.perf_counter() - began) / max(steps - 1, 1)
         told = [received(pipe) for pipe in pipes]
-    outputs, *others = (
-        assembled(blocks, deep=number == 0) for number, blocks in enumerate(zip(*(t[1] for t in told), strict=True))
-    )
+    whole = place_of(0, shape).whole
+    outputs, *others = (whole(blocks, number) for number, blocks in enumerate(zip(*(t[2] for t in told), strict=True)))
     half = len(others) // 2
-    sent = sum(sent for sent, _ in told)
-    return Learned(losses=losses, sent=sent, outputs=outputs, gradients=others[:half], weights=others[half:])
-
-
-def received(pipe: Connection) -> Any:
-    """The next message of a process. Raises RuntimeError if it has ended instead."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        raise RuntimeError("a process of the cube ended early; its last output is on standard error") from None
+    return Learned(
+        losses=losses,
+        sent=sum(sent for sent, _, _ in told),
+        held=max(held for _, held, _ in told),
+        seconds=seconds,
+        outputs=outputs,
+        gradients=others[:half],
+        weights=others[half:],
+    )
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
@@ -362,8 +357,24 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     return result if learned.sent is None else {**result, "bytes": learned.sent}
 
 
-if __name__ == "__main__":
-    import shadho_celery
+def compare() -> None:
+    """Print what each process sends and holds, and the seconds of a step, for three ways to arrange the processes."""
+    from shadho_celery.context import LocalContext
 
-    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best_or_none
-    print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")
+    params, context = {"width": 128, "learning_rate": 2.0}, LocalContext()
+    print("processes          loss    kB sent each step   kB held    ms a step")
+    print("                           by each process     by each")
+    for name, shape in {"1-D": (4,), "2-D": (2, 2, 1), "1-D ": (8,), "2.5-D": (2, 2, 2)}.items():
+        learned = spread(params, context, shape)
+        size = int(np.prod(shape))
+        if learned.sent is None or learned.held is None or learned.seconds is None:
+            raise RuntimeError("the processes ended before the last step")
+        print(
+            f"{name:6s} {'x'.join(map(str, shape)):9s} {learned.losses[-1]:7.5f} "
+            f"{learned.sent / size / len(learned.losses) / 1e3:12.1f} {4 * learned.held / 1e3:15.1f} "
+            f"{1e3 * learned.seconds:12.1f}"
+        )
+
+
+if __name__ == "__main__":
+    compare()

@@ -44,6 +44,20 @@ def test_the_other_tasks(desk: Desk, command: str) -> None:
     assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 1")
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "rows"),
+    [
+        ("federated_blockcyclic", "--seeds 2", ["fedavg", "mm", "mc"]),
+        ("gnn_delayed", "--seeds 1", ["one process", "delay 0", "delay 1", "delay 2", "delay 5", "delay 10"]),
+        ("tensor_parallel_25d", "", ["1-D", "2-D", "1-D", "2.5-D"]),
+    ],
+)
+def test_a_task_alone_compares_methods(desk: Desk, task: str, options: str, rows: list[str]) -> None:
+    command = next(line for line in COMMANDS if line == f"python -m tasks.{task}")
+    printed = shell(desk, in_tests(command, options)).strip().splitlines()
+    assert [next((row for row in rows if line.startswith(row)), "") for line in printed][-len(rows) :] == rows
+
+
 @pytest.fixture(scope="module")
 def backups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what backup_sgd.py tells of the parts that have a virtual clock, or none; it has drawn the picture."""

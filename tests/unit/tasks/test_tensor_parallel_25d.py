@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ LAYERS = [(task.SETTINGS.inputs, 64), (64, task.SETTINGS.outputs)]
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def spread() -> task.Learned:
-    return task.spread(PARAMS, LocalContext(budget=STEPS, seed=3))
+CUBE = (2, 2, 2)
+
+
+@cache
+def spread(shape: tuple[int, ...] = CUBE) -> task.Learned:
+    return task.spread(PARAMS, LocalContext(budget=STEPS, seed=3), shape)
 
 
 def alone() -> dict[str, Any]:
@@ -47,17 +51,18 @@ def alone() -> dict[str, Any]:
     return {"losses": losses, "matrices": [matrix.detach().numpy() for matrix in matrices]}
 
 
-def test_forward_and_backward_equal_one_process(spread: task.Learned) -> None:
-    expected = alone()
-    assert spread.losses == pytest.approx(expected["losses"], abs=1e-5)
-    assert spread.outputs is not None
-    found = [spread.outputs, *spread.gradients, *spread.weights]
+@pytest.mark.parametrize("shape", [CUBE, (2, 2, 1), (4,)], ids=["2.5-D", "2-D", "1-D"])
+def test_forward_and_backward_equal_one_process(shape: tuple[int, ...]) -> None:
+    expected, learned = alone(), spread(shape)
+    assert learned.losses == pytest.approx(expected["losses"], abs=1e-5)
+    assert learned.outputs is not None
+    found = [learned.outputs, *learned.gradients, *learned.weights]
     for mine, its in zip(found, expected["matrices"], strict=True):
         assert np.abs(its).max() > 1e-3  # there is something to compare
         np.testing.assert_allclose(mine, its, rtol=0, atol=1e-5)
 
 
-def test_the_bytes_sent_are_those_of_the_formula(spread: task.Learned) -> None:
+def test_the_bytes_sent_are_those_of_the_formula() -> None:
     """By hand for q = d = 2: three products (two for the first layer) move X once and W twice; W there and back."""
     rows = task.SETTINGS.rows
     by_hand = [
@@ -65,13 +70,25 @@ def test_the_bytes_sent_are_those_of_the_formula(spread: task.Learned) -> None:
         for products, (inputs, outputs) in zip((2, 3), LAYERS, strict=True)
     ]
     formula = [
-        task.bytes_of_layer(rows, *sizes, first=first) for first, sizes in zip((True, False), LAYERS, strict=True)
+        task.bytes_of_layer(2, 2, rows, *sizes, first=first) for first, sizes in zip((True, False), LAYERS, strict=True)
     ]
     assert formula == by_hand
-    assert spread.sent == STEPS * sum(formula)
+    assert spread().sent == STEPS * sum(formula)
 
 
-def test_no_process_is_left(spread: task.Learned) -> None:
+def test_on_a_line_the_outputs_are_sent_to_the_first_process_and_back() -> None:
+    assert spread((4,)).sent == STEPS * 4 * 2 * (4 - 1) * task.SETTINGS.rows * task.SETTINGS.outputs
+
+
+def test_a_process_of_a_cube_holds_an_eighth_of_the_rows_and_a_quarter_of_the_weights() -> None:
+    rows = task.SETTINGS.rows * (task.SETTINGS.inputs + task.SETTINGS.outputs)
+    weights = 64 * (task.SETTINGS.inputs + task.SETTINGS.outputs)
+    assert spread().held == rows // 8 + weights // 4
+    assert spread((4,)).held == rows + weights // 4
+
+
+def test_no_process_is_left() -> None:
+    spread()
     assert not multiprocessing.active_children()
 
 
@@ -130,11 +147,11 @@ def test_they_end_and_leave_nothing_where_the_trials_process_is_killed(tmp_path:
             children = [int(word) for word in parent.stdout.readline().split()]
             assert len(children) == 8
             assert all(map(runs, children))
-            assert list(tmp_path.glob("shadho-cube-*"))
+            assert list(tmp_path.glob("shadho-group-*"))
         finally:
             parent.kill()
     deadline = time.monotonic() + 60
     while any(map(runs, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(runs, children))
-    assert not list(tmp_path.glob("shadho-cube-*"))
+    assert not list(tmp_path.glob("shadho-group-*"))
