@@ -50,8 +50,10 @@ def history(trials: TrialColumns, along: Along = Along.TRIALS) -> Chart:
     loss = Axis(name=_loss_name(trials), scale=scale_of(trials.loss[trials.is_complete]))
     has_loss = trials.state.is_in(*FORMS) & np.isfinite(trials.loss)
     failed = np.flatnonzero(trials.state.is_in(TrialState.FAILED) & np.isfinite(x))
-    if not has_loss.any() and not len(failed):
-        return empty_chart("history", "The loss of each trial", "No trial has ended yet.", axis, loss)
+    if not has_loss.any():
+        said = f"{counted(len(failed), 'trial has', 'trials have')} failed, and none has a loss yet."
+        empty = said if len(failed) else "No trial has ended yet."
+        return empty_chart("history", "The loss of each trial", empty, axis, loss)
     shown, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
     is_shown = np.zeros(len(trials), bool)
     is_shown[np.flatnonzero(has_loss)[shown]] = True

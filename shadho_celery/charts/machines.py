@@ -125,7 +125,9 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     is_known = is_done & (predicted > 0) & (seconds > 0)
     name = "predictions"
     if not is_known.any():
-        empty = _NO_RECORDS if not len(attempts) else _NO_PREDICTIONS if is_done.any() else _NO_TRIALS
+        empty = _NO_TRIALS
+        if trials.is_complete.any():
+            empty = _NO_PREDICTIONS if is_done.any() else _NO_RECORDS
         return empty_chart(name, "Predicted and actual seconds", empty, *axes)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
@@ -224,7 +226,7 @@ def waiting(attempts: AttemptColumns) -> Chart:
     left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
     known = np.isfinite(attempts.queued_at)
     if not known.any():
-        empty = _NO_RECORDS if not len(attempts) else "No attempt has been sent yet."
+        empty = "No attempt has been sent yet, or the store has none: earlier versions did not record them."
         return empty_chart("waiting", "Attempts that wait in the queues", empty, *axes)
     series, waited = [], []
     for name, own in attempts.compute_class.places(known):

@@ -9,7 +9,7 @@ from shadho_celery.charts.chart import Chart
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.units import counted, took
+from shadho_celery.core.units import counted, digits, took
 from shadho_celery.pages.advice import advice
 from shadho_celery.pages.figures import Figure
 from shadho_celery.pages.reading import StudyData
@@ -37,7 +37,7 @@ def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[
 
 
 def params_of(data: StudyData, trial: TrialResult) -> str:
-    """Return a trial's params in one line, each value as a table shows it."""
+    """Return a trial's params in one line, each value as a table shows it, with three digits."""
     shown = [(label, data.study.shown(trial.params, label)) for label in trial.params]
     return " ".join(f"{one_line(label, VALUE)}={one_line(_value(value), VALUE)}" for label, value in shown)
 
@@ -80,7 +80,7 @@ def _charts(figures: Iterable[Figure]) -> Iterator[Chart]:
 
 
 def _value(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    return digits(value) if isinstance(value, float) else str(value)
 
 
 def _ended(counts: object) -> int:

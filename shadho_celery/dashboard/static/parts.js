@@ -79,6 +79,8 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
       drawn?.dispose();
       drawn = null;
       drawn = showChart(box, found, classes, controls);
+      // Without failures, the chart of their kinds says so already.
+      frame.hidden = chart === "failures_by_label" && Boolean(found.empty);
       // A timeline of many rows is not drawn in half of the page.
       frame.classList.toggle("wide", chart === "timeline" && found.axes[1].categories.length > TALL);
       shown = text;
@@ -208,8 +210,10 @@ export function valueText(value) {
   return String(value);
 }
 
+// Empty parts, such as those of a choice without params, say nothing.
 export function paramsText(params) {
   return Object.entries(params ?? {})
+    .filter(([, value]) => !(value instanceof Object && !Object.keys(value).length))
     .map(([label, value]) => `${label}=${valueText(value)}`)
     .join("  ");
 }

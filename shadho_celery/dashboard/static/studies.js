@@ -4,7 +4,7 @@ import { get } from "/static/api.js";
 import { library, link, number, table, time } from "/static/parts.js";
 import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
-import { counted } from "/pages/numbers.js";
+import { counted, whole } from "/pages/numbers.js";
 
 export async function showStudies({ main, signal }) {
   const found = await get("/api/studies");
@@ -35,7 +35,7 @@ export async function showStudies({ main, signal }) {
     ["study", (study) => link(study.name, "study", study.name)],
     ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : study.state)],
     ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
-    ["failed", (study) => String(count(study, "FAILED")), "number"],
+    ["failed", (study) => whole(count(study, "FAILED")), "number"],
     ["best", (study) => (study.best === null ? "–" : `${study.loss} ${number(study.best)}`), "number"],
     ["begun", (study) => time(study.created_at)],
   ];
@@ -46,7 +46,7 @@ export async function showStudies({ main, signal }) {
 }
 
 function trialsText(study, ended) {
-  return study.asked ? `${ended} of ${study.asked}` : String(ended);
+  return study.asked ? `${whole(ended)} of ${whole(study.asked)}` : whole(ended);
 }
 
 export async function showCompare({ main, signal }, names) {

@@ -63,7 +63,8 @@ function parts({ trial, attempts, machine, reports }) {
       ["end", (each) => `${each.end ?? "running"}${each.copy ? ", copy" : ""}`],
     ], attempts),
   );
-  if (machine) {
+  // A simulated machine has no cores.
+  if (machine?.cores) {
     const gpus = machine.gpus.map((gpu) => `${gpu.name} (${gib(gpu.memory)})`).join(", ") || "no GPU";
     made.push(element("p", `${machine.host}: ${gpus}, ${counted(machine.cores, "core")}, ${gib(machine.memory)} RAM`));
   }

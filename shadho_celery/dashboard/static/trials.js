@@ -35,14 +35,14 @@ export async function showTrials({ main, place, signal, ready }, name, query) {
   await follow(name, { signal, ready }, async () => {
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
     if (!signal.aborted) {
-      body.replaceChildren(...rows(name, found, go));
+      body.replaceChildren(...rows(name, found, go, ["state", "class", "search"].some((key) => asked[key])));
     }
   });
 }
 
-function rows(name, found, go) {
+function rows(name, found, go, isFiltered) {
   if (!found.count) {
-    return [element("p", "No trial fits. Trials are here as soon as they are chosen.")];
+    return [element("p", isFiltered ? "No trial fits." : "Trials will be here as soon as they are chosen.")];
   }
   const columns = [
     ["trial", (trial) => link(String(trial.number), "study", name, "trial", trial.number), "number"],

@@ -14,8 +14,9 @@ const NARROW = 480;
 const NAME = 40;
 // ECharts cannot divide an axis that is longer than this. The values are then drawn at the ends of the axis.
 const FAR = 1e290;
-// Ratio of the ends of a logarithmic axis above which it has whole decades.
+// Ratio of the ends of a logarithmic axis above which it has whole decades, and its number of intervals at most.
 const DECADES = 1e4;
+const INTERVALS = 5;
 
 // Return the option for a figure that is `width` pixels wide.
 export function optionOf(chart, theme, width) {
@@ -98,9 +99,18 @@ function extent(axis, chart, column) {
   return axis.scale === "log" && least > 0 && values.length ? logExtent(least, most) : {};
 }
 
-// 1, 2 or 5 times a power of ten, or whole decades where there are many.
+// 1, 2 or 5 times a power of ten. Where there are many decades, several are one interval.
 function logExtent(least, most) {
-  const steps = most > DECADES * least ? [1, 10] : [1, 2, 5, 10];
+  if (most > DECADES * least) {
+    const [first, last] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
+    const decades = Math.ceil((last - first) / INTERVALS);
+    return {
+      logBase: 10 ** decades,
+      min: 10 ** (decades * Math.floor(first / decades)),
+      max: 10 ** (decades * Math.ceil(last / decades)),
+    };
+  }
+  const steps = [1, 2, 5, 10];
   const scaleOf = (value) => 10 ** Math.floor(Math.log10(value));
   const lower = [...steps].reverse().find((step) => step * scaleOf(least) <= least) ?? 1;
   const upper = steps.find((step) => step * scaleOf(most) >= most) ?? 10;

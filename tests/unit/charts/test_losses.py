@@ -96,3 +96,10 @@ def test_studies_are_compared_by_their_best_loss_so_far() -> None:
     assert chart.title == "The best loss is 1 in one, 0.5 in other"
     assert [series.columns["y"] for series in chart.series] == [[3.0, 1.0, 1.0], [5.0, 0.5]]
     assert comparison({"none": trials([])}).empty
+
+
+def test_without_a_loss_the_history_says_how_many_trials_have_failed() -> None:
+    failed = {"state": "FAILED", "loss": None}
+    assert history(trials([failed])).empty == "1 trial has failed, and none has a loss yet."
+    assert history(trials([failed, failed])).empty.startswith("2 trials have failed")
+    assert history(trials([])).empty == "No trial has ended yet."

@@ -288,6 +288,8 @@ def test_a_window_shows_the_attempts_within_it() -> None:
 def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
     assert timeline(attempts([])).empty
     assert waiting(attempts([])).empty
+    assert predictions(trials([]), attempts([])).empty == "No trial has completed yet."
+    assert "earlier version" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
     assert throughput(trials([]), attempts([])).empty
     assert one_more_worker(trials([]), attempts([])).empty
 
