@@ -66,7 +66,8 @@ def headline(data: StudyData) -> Html:
 def best_trials(data: StudyData) -> Html:
     """Return a table of the best trials."""
     names = ("trial", "loss", "seconds", "class", "params")
-    head = element("tr", *(element("th", name, scope="col") for name in names))
+    kinds = dict.fromkeys(names[:3], "number")
+    head = element("tr", *(element("th", name, scope="col", class_=kinds.get(name, "text")) for name in names))
     rows = []
     for trial in data.report.front[:BEST] or data.report.best_few:
         loss = next(iter(trial.losses.values()), trial.loss)
@@ -77,7 +78,11 @@ def best_trials(data: StudyData) -> Html:
             one_line(trial.compute_class or "–", 60),
             params_of(data, trial),
         )
-        rows.append(element("tr", *(element("td", cell, data_label=n) for n, cell in zip(names, cells, strict=True))))
+        shown = (
+            element("td", cell, data_label=name, class_=kinds.get(name, "text"))
+            for name, cell in zip(names, cells, strict=True)
+        )
+        rows.append(element("tr", *shown))
     if not rows:
         return element("p", "No trial has a loss yet.", class_="empty")
     return element("table", element("thead", head), element("tbody", *rows), class_="cards")

@@ -56,10 +56,15 @@ async function open() {
       return;
     }
   }
-  document.title = "No such page – shadho_celery";
-  const link = element("p");
-  link.append("See the ", element("a", "studies", { href: "#/" }), " of this store, or the ", element("a", "fleet", { href: "#/fleet" }), ".");
-  main.append(element("h1", "There is no such page"), link);
+  lead("There is no such page", "");
+}
+
+// Say what is not there, and lead to the pages that are.
+function lead(title, why) {
+  document.title = `${title} – shadho_celery`;
+  const links = element("p");
+  links.append("See the ", element("a", "studies", { href: "#/" }), " of this store, or the ", element("a", "fleet", { href: "#/fleet" }), ".");
+  main.replaceChildren(element("h1", title), ...(why ? [element("p", why)] : []), links);
 }
 
 // The parts of an address that fits a page, or null.
@@ -87,6 +92,11 @@ async function shown(show, parts) {
     }
     if (!(error instanceof Refused)) {
       throw error;
+    }
+    if (error.status === 404) {
+      say("");
+      lead("There is no such study", error.message);
+      return;
     }
     say(error.message);
     if (error.status === 401) {

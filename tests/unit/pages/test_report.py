@@ -44,7 +44,7 @@ def test_a_study_without_trials_has_a_report() -> None:
 def test_a_study_of_one_trial_has_a_report(loss: float) -> None:
     with Study({"x": hp.uniform("x", 0, 1)}, seed=0) as study:
         study.tell(study.ask(), loss)
-        assert '<td data-label="trial">0</td>' in report_html(StudyData(study))
+        assert '<td data-label="trial" class="number">0</td>' in report_html(StudyData(study))
 
 
 def test_what_a_trial_wrote_is_text_in_the_report() -> None:
