@@ -194,7 +194,7 @@ def test_a_page_that_does_not_exist_leads_to_those_that_do(desk: Desk, browser: 
         assert opened.logged == []
         opened.page.goto(f"{address.partition('#')[0]}#/study/none")
         opened.page.get_by_role("heading", name="There is no such study").wait_for()
-        opened.page.get_by_text("there is no study none").wait_for()
+        opened.page.get_by_text("there is no study named 'none'").wait_for()
 
 
 def test_two_dashboards_do_not_log_one_another_out(desk: Desk, browser: Any) -> None:
