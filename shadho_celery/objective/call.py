@@ -75,9 +75,9 @@ def call(
         raise
     except BaseException as error:
         outcome = _failed(error, context, max(0.0, clock.now() - began))
-    if context.thinning.sent == context.thinning.made:
+    if (warning := context.thinning.warning) is None:
         return outcome
-    return replace(outcome, warning=joined(outcome.warning, context.thinning.warning))
+    return replace(outcome, warning=joined(outcome.warning, warning))
 
 
 def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:

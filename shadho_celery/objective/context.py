@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,8 +109,12 @@ class Context(Protocol):
 CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
 
 
+#: number of signs after which the arguments of an attempt's reports are taken as exchanged
+_SWAPPED = 2
+
+
 class Thinning:
-    """Thins out an attempt's reports evenly: at first each is sent, then every second, every fourth, and so on.
+    """Checks an attempt's reports, and thins them out evenly: at first each is sent, then every second, every fourth.
 
     The stride doubles whenever MAX_REPORTS of the sent reports fit it. Reports are sent at once and not withdrawn,
     because a pruner needs them. Of a million reports, 6000 are sent.
@@ -119,6 +124,10 @@ class Thinning:
         #: number of reports that were made, and number of those that were sent
         self.made = self.sent = self._kept = 0
         self._stride = 1
+        #: latest report whose loss is a whole number; number of signs of exchanged arguments; the first such report
+        self._last: tuple[Any, Any] | None = None
+        self._signs = 0
+        self._swapped: str | None = None
 
     def keeps_next(self) -> bool:
         """Count the next report, and return whether to send it."""
@@ -131,12 +140,28 @@ class Thinning:
             self._kept, self._stride = (MAX_REPORTS + 1) // 2, 2 * self._stride
         return True
 
+    def look(self, step: object, loss: object) -> None:
+        """Note whether a report's arguments look exchanged: only the loss is a whole number, or only the loss counts."""
+        if isinstance(loss, Integral) and isinstance(step, Real):
+            last_step, last_loss = self._last or (step, loss)
+            is_counting = loss == last_loss + 1 and step <= last_step
+            self._signs += _SWAPPED if not isinstance(step, Integral) else is_counting
+            if self._signs >= _SWAPPED and self._swapped is None:
+                self._swapped = f"report({short(step)}, {short(loss)})"
+            self._last = step, loss
+
     @property
     def warning(self) -> str | None:
-        """Warning with the numbers of reports made and sent, or None if all were sent."""
-        if self.sent == self.made:
-            return None
-        return f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th"
+        """Warning about thinned or exchanged reports, or None."""
+        found = []
+        if self._swapped is not None:
+            found.append(
+                f"{self._swapped} looks like Optuna's order, value and step; write context.report(step, loss), or "
+                "report(loss=..., step=...)"
+            )
+        if self.sent != self.made:
+            found.append(f"of {self.made} reports {self.sent} were sent, at the end every {self._stride}th")
+        return "; ".join(found) or None
 
 
 #: names that other tools use for members of the context, each with the name here
@@ -196,6 +221,7 @@ class LocalContext:
         return self.checkpoints
 
     def report(self, step: int, loss: float) -> None:
+        self.thinning.look(step, loss)
         # A report may be NaN: a pruner may learn that a training diverges.
         step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
         if self.thinning.keeps_next():

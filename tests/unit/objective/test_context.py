@@ -824,6 +824,28 @@ def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
         context.report(0.5, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("reports", "is_said"),
+    [
+        ([(3.0, 1)], True),
+        ([(np.float32(3.0), np.int64(1))], True),
+        ([(9, 1), (7, 2), (7, 3)], True),
+        ([(1, 3.0), (2, 2)], False),
+        ([(1, 1), (2, 2), (3, 3)], False),
+        ([(0, 4), (1, 3), (0, 4), (1, 5)], False),
+        ([(3.0, 1.0), (np.int64(4), np.float64(2))], False),
+    ],
+)
+def test_reports_in_the_order_of_optuna_are_noticed(reports: list[Any], *, is_said: bool) -> None:
+    def objective(params: Any, context: LocalContext) -> float:
+        for report in reports:
+            context.report(*report)
+        return 0.5
+
+    warning = call(objective, lambda: 0, LocalContext()).warning
+    assert (warning is not None and "Optuna's order" in warning) is is_said
+
+
 def test_a_report_takes_its_loss_and_its_step_by_name() -> None:
     reports: list[tuple[int, float]] = []
     LocalContext(on_report=lambda step, loss: reports.append((step, loss))).report(loss=0.5, step=3)
