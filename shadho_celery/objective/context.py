@@ -141,7 +141,7 @@ class Thinning:
         return True
 
     def look(self, step: object, loss: object) -> None:
-        """Note whether a report's arguments look exchanged: only the loss is a whole number, or only the loss counts."""
+        """Note whether a report's arguments look exchanged: only the loss is whole, or only the loss counts."""
         if isinstance(loss, Integral) and isinstance(step, Real):
             last_step, last_loss = self._last or (step, loss)
             is_counting = loss == last_loss + 1 and step <= last_step
