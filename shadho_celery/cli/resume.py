@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
 
 
@@ -34,5 +37,11 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
         raise UsageError(
             f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
         )
-    words = ["run", module, "--resume", found, "--store", store, *options]
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)) or parts[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"study {found!r} names {short(module)} as its study file; give the file: run FILE --resume {found}"
+        )
+    # With =, because a name may begin like an option.
+    words = ["run", module, f"--resume={found}", f"--store={store}", *options]
     commands.main(words, prog_name="shadho-celery", standalone_mode=False)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from shadho_celery.core.actions import Action
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
-from shadho_celery.core.trial import Int64, Moment, Name, Report, Trial
+from shadho_celery.core.trial import Moment, Name, Report, Trial
 
 #: URL of the store of a command without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
@@ -26,7 +26,7 @@ class StudyRecord:
     name: Annotated[Name, Meta(min_length=1)]
     #: module with SPACE and objective; "" for a search without a module
     module: Name
-    seed: Int64
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     #: label -> description of its domain and condition
     space: Mapping[str, str]
     #: seconds since the epoch

@@ -9,6 +9,8 @@ import os
 import socket
 from pathlib import Path
 
+from shadho_celery.core.checks import one_line
+
 #: stands for a start time, or for boot and pid namespace, that the machine does not provide
 UNKNOWN = "?"
 
@@ -26,14 +28,14 @@ def is_held(holder: str, expires: float, now: float) -> bool:
     host, pid, started_at, namespace = _parts(holder)
     if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
         # No need to wait for the expiry: a process that got the same id later is not the holder.
-        return pid.isdecimal() and _started_at(int(pid)) == started_at
+        return pid.isdecimal() and len(pid) < 20 and _started_at(int(pid)) == started_at
     return now < expires
 
 
 def described(holder: str) -> str:
     """Return the host and the process id of a holder, for messages."""
     host, pid, *_ = _parts(holder)
-    return f"{host} (process {pid})"
+    return f"{one_line(host, 120)} (process {one_line(pid, 20)})"
 
 
 def _parts(holder: str) -> list[str]:

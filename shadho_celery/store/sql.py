@@ -798,8 +798,11 @@ def _parts(numbers: Collection[int]) -> Iterator[Sequence[int]]:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number from 0 up: SQLite stores values of any type in a numeric column."""
-    return isinstance(value, int) and value >= 0
+    """Return whether a value is a whole number from 0 up to which one can be added.
+
+    SQLite stores values of any type in a numeric column.
+    """
+    return isinstance(value, int) and 0 <= value < 2**63 - 1
 
 
 def _is_held(row: Any, now: float) -> bool:

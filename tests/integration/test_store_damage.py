@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk
 
 from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.errors import StoreError
+from shadho_celery.errors import StoreError, StudyLocked
 from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -191,8 +191,25 @@ def test_a_store_whose_version_was_not_noted_yet_opens(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_a_study_whose_own_row_cannot_be_read_is_one_line(url: str) -> None:
-    change(url, "UPDATE studies SET space = '{'")
+@pytest.mark.parametrize("value", [-1, 2**63 - 1, "'x'"])
+def test_a_fence_that_cannot_be_raised_is_named(url: str, value: object) -> None:
+    change(url, f"UPDATE studies SET fence = {value}")
+    with closing(SqlStore(url)) as store, pytest.raises(StoreError, match=r"fence in .* restore it from a copy"):
+        store.lock(store.find("s").key, "elsewhere 1 1", NOW)
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_holder_of_any_length_is_one_line(url: str) -> None:
+    change(url, f"UPDATE studies SET holder = '{'x' * 10**6}', lock_expires = 1e10")
+    with closing(SqlStore(url)) as store, pytest.raises(StudyLocked) as caught:
+        store.lock(store.find("s").key, "elsewhere 1 1", NOW)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("column", ["space = '{'", "seed = -1", "created_at = 'x'"])
+def test_a_study_whose_own_row_cannot_be_read_is_one_line(url: str, column: str) -> None:
+    change(url, f"UPDATE studies SET {column}")
     with closing(SqlStore(url)) as store, pytest.raises(StoreError, match=r"the study named 's' .* cannot be read"):
         store.find("s")
 

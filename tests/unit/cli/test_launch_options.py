@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -286,6 +286,15 @@ def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, w
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("module", ["antigravity", "/tmp/other/file.py", "a/b.py", "--repair", "os.path", "a..b"])
+def test_a_module_on_record_that_is_no_study_file_is_not_imported(module: str) -> None:
+    """The store may be a stranger's."""
+    with closing(SqlStore("sqlite:///shadho.db")) as store:
+        open_study(store, {"x": ""}, module=module, name="first").close()
+    result = CliRunner().invoke(commands, ["resume", "first"])
+    assert (result.exit_code, "give the file: run FILE --resume first" in result.stderr) == (2, True)
+
+
 def test_without_a_study_file_the_command_says_what_is_missing() -> None:
     assert "Missing argument 'STUDY_FILE'" in refused()
 
@@ -478,7 +487,7 @@ def workers_by(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -
     """The slots by class of the embedded workers that a run of the command starts on `machine`."""
     seen: list[Mapping[str, int]] = []
 
-    def embedded(folder: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
+    def embedded(folder: Path, workers: Mapping[str, int], *_: object, **__: object) -> None:
         seen.append(workers)
         raise Opened
 
