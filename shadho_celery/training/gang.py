@@ -17,28 +17,32 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal
 
+import numpy as np
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from shadho_celery.core.hardware import own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
-from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.centre import ModelCentre, Stateful
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
 from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, check_loss
+from shadho_celery.training.coordinator.update import LossScale, Update
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Weight, check_loss
 from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
-from shadho_celery.training.strategies import MAX_REPLICAS, Strategy, Sync
+from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
 from shadho_celery.training.wire.handshake import make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
@@ -114,6 +118,8 @@ class Gang:
         self.processes = Processes(start_method)
         #: address by which replicas reach the coordinator, as ``host:port``; None before it listens
         self.address: str | None = None
+        #: report of the training, complete at its end
+        self.report = Report(replicas=replicas, backups=0, log=Log(places=self._places))
         self._listener: Listener | None = None
         self._server: socket.socket | None = None
         self._used = False
@@ -142,22 +148,44 @@ class Gang:
         report_every: int | None = None,
         checkpoint_every: int = 100,
         ema: float | None = None,
+        schedule: LRScheduler | None = None,
+        warmup: int = 0,
+        clip: float | None = None,
+        scale_with_replicas: bool = False,
+        weight: Weight | None = None,
+        scaler: GradScaler | None = None,
     ) -> Report:
         """Train until `steps` steps are done, including those before a restart. Return the report.
 
-        `data` are tensors of equal first dimension or a map-style Dataset. `loss(model, batch)` returns the mean loss
-        of a batch of `batch` examples, a scalar tensor. The value of `evaluate(model)`, or the mean training loss if
-        `evaluate` is None, is reported to the context now and then and at the end. With `ema`, the moving average of
-        the parameters is evaluated and left in the model. The training ends early if ``context.should_stop()``.
+        `data` are tensors of equal first dimension, a map-style Dataset or a DataLoader, of which the data set, the
+        collate function and the workers are used. `loss(model, batch)` returns the mean loss of a batch of `batch`
+        examples, a scalar tensor. The value of `evaluate(model)`, or the mean training loss if `evaluate` is None, is
+        reported to the context now and then and at the end. With `ema`, the moving average of the parameters is
+        evaluated and left in the model. The training ends early if ``context.should_stop()``.
+
+        `schedule` is a torch scheduler of the optimizer, which goes on after each step. Learning rates rise linearly in
+        the first `warmup` steps. `clip` is the maximum norm of a gradient. `scale_with_replicas` multiplies learning
+        rates by the number of replicas (Goyal et al., arXiv 1706.02677). `weight(batch)` is the weight of a batch's
+        loss in the mean of a step, such as its number of tokens. `scaler` is a GradScaler for gradients in half
+        precision. Checkpoints contain the state of all of these.
 
         Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
         Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
         """
-        if self._used:
-            raise UsageError("a gang trains one model once; create another gang for the next model")
-        self._used = True
-        self.context.gangs += 1
-        check_loss(loss)
+        self._begin(loss)
+        if not isinstance(self.strategy, Sync | Async):
+            given = {"scale_with_replicas": scale_with_replicas, "weight": weight, "scaler": scaler}
+            for name in (name for name, value in given.items() if value):
+                raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
+        update = Update(
+            optimizer,
+            schedule,
+            warmup=warmup,
+            clip=clip,
+            rate=float(self.strategy.replicas) if scale_with_replicas else 1.0,
+        )
+        if update.follows_loss and not isinstance(self.strategy, Sync | Async):
+            raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
         plan = Plan(
             steps=steps,
             batch=batch,
@@ -168,7 +196,65 @@ class Gang:
             report_every=report_every,
             checkpoint_every=checkpoint_every,
         )
-        return self._train(plan, ModelCentre(model, optimizer, average=ema), data, loss)
+        centre = ModelCentre(model, optimizer, average=ema, update=update, loss_scale=LossScale(scaler))
+        for mean in self._train(plan, centre, data, loss, weight):
+            if mean is None:
+                centre.step()
+            else:
+                self.strategy.apply(centre, mean)
+        return self.report
+
+    def steps(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: Data,
+        loss: Loss,
+        *,
+        steps: int,
+        batch: int = 32,
+        micro_batches: int = 1,
+        seed: int | None = None,
+        evaluate: Callable[[nn.Module], float] | None = None,
+        report_every: int | None = None,
+        checkpoint_every: int = 100,
+        keep: Mapping[str, Stateful] | None = None,
+        weight: Weight | None = None,
+        scaler: GradScaler | None = None,
+    ) -> Iterator[int]:
+        """Yield the number of each step when the mean gradient is in ``parameter.grad``; the caller's loop steps.
+
+        This is for what `fit` cannot do. Failures, checkpoints and replay are as with `fit`. While replicas are
+        missing, the gradient is smaller in proportion. `keep` has objects of the loop, by name, whose `state_dict`
+        belongs to the checkpoint, such as a scheduler. After the loop, `report` has the report. Raises what `fit` does.
+        """
+        self._begin(loss)
+        if not isinstance(self.strategy, Sync | Async):
+            raise UsageError("a loop of your own needs a strategy that averages gradients: Sync or Async")
+        plan = Plan(
+            steps=steps,
+            batch=batch,
+            micro_batches=micro_batches,
+            seed=self.context.seed if seed is None else seed,
+            evaluate=evaluate,
+            report_every=report_every,
+            checkpoint_every=checkpoint_every,
+        )
+        centre = ModelCentre(model, optimizer, loss_scale=LossScale(scaler), keep=keep)
+        return self._by_hand(plan, centre, data, loss, weight)
+
+    def _by_hand(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss, weight: Weight | None) -> Iterator[int]:
+        for mean in self._train(plan, centre, data, loss, weight):
+            if mean is not None:
+                centre.set_gradient(mean if centre.scale == 1.0 else mean * np.float32(centre.scale))
+            yield centre.update.done
+
+    def _begin(self, loss: Loss) -> None:
+        if self._used:
+            raise UsageError("a gang trains one model once; create another gang for the next model")
+        self._used = True
+        self.context.gangs += 1
+        check_loss(loss)
 
     def present(self) -> int:
         """Return the number of connected replicas. It is 0 if this process trains alone."""
@@ -182,8 +268,13 @@ class Gang:
             self._listener.close(reason)
         self.processes.close()
 
-    def _train(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss) -> Report:
-        """Train in the role of this process: a replica, the coordinator, or the only process."""
+    def _train(
+        self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss, weight: Weight | None
+    ) -> Iterator[Vector | None]:
+        """Train in the role of this process: a replica, the coordinator, or the only process.
+
+        Yields the mean of each step's vectors, which the caller applies; None if it is in the parameters' gradients.
+        """
         # Errors in the data are raised here, before any process is started.
         batches = Batches(data, batch=plan.batch, seed=plan.seed, places=self._places, micro_batches=plan.micro_batches)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
@@ -194,14 +285,26 @@ class Gang:
             loss=loss,
             strategy=self.strategy,
             codec=self._codec,
-            digest=hashlib.sha256(described.encode()).hexdigest()[:16],
+            # The number of examples is readable, because it is what differs most often.
+            digest=f"{hashlib.sha256(described.encode()).hexdigest()[:16]}-{batches.size}",
+            places=self._places,
+            update=None if isinstance(self.strategy, Sync | Async) else centre.update,
+            weight=weight,
             # Connections within this machine need not be encrypted.
             encrypted=self.context.encrypted and self._calls,
             delay=self._delay,
         )
         if self.context.replica is not None:
-            return self._take_part(self.context.replica, workload)
-        run = Run(plan, centre, self.context, digest=workload.digest, places=self._places)
+            self._take_part(self.context.replica, workload)
+            return
+        run = Run(
+            plan,
+            centre,
+            self.context,
+            digest=workload.digest,
+            places=self._places,
+            examples=batches.size if isinstance(self.strategy, Sync) else 0,
+        )
         self.log = run.log
         for text in _limit_warnings(self._places, centre.size):
             logger.warning("%s", text)
@@ -209,23 +312,27 @@ class Gang:
         claim = run.claim()
         coordinator = None
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
-            _train_locally(run, loss, batches)
+            batches = Batches(data, batch=plan.batch, seed=plan.seed, micro_batches=plan.micro_batches, ahead=0)
+            try:
+                yield from _local_steps(run, Computer(centre.model, loss, batches, weight=weight))
+            finally:
+                batches.close()
             run.finish()
         else:
             try:
                 coordinator = self._assemble(run, workload, claim)
-                coordinator.train()
+                yield from coordinator.steps()
                 run.finish()
             finally:
                 self.close("the training has ended")
-        return self._report(run, coordinator)
+        self.report = self._report(run, coordinator)
 
-    def _take_part(self, seat: ReplicaSeat, workload: Workload) -> Report:
+    def _take_part(self, seat: ReplicaSeat, workload: Workload) -> None:
         """Act as a replica, and leave the objective by raising ReplicaDone."""
         if self.context.gangs < seat.call:
             # This is an earlier gang of the trial, which has ended. The later gang, for which this replica was called,
             # gets its parameters from its coordinator.
-            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self._places))
+            return
         serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
@@ -242,7 +349,7 @@ class Gang:
         for rank in range(1 if self._calls else self._places):
             seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
             self.processes.start(seat, workload, self._server)
-        layout = Layout(run.centre.shape, self._codec)
+        layout = Layout(run.centre.shape, self._codec, self._places)
         terms = Terms(
             token=token,
             epoch=epoch,
@@ -320,25 +427,29 @@ def _listening_address(host: str) -> str:
     return host
 
 
-def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
+def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
     """Train in this process alone, with results equal to the bit to a plain training loop.
 
-    Raises UsageError if the loss is not finite from the first step, and Diverged if it is not finite later.
+    Yields when a step's gradient is in the parameters' gradients. Raises UsageError if the loss is not finite from the
+    first step, and Diverged if it is not finite later.
     """
-    computer = Computer(run.centre.model, loss, batches)
-    shape = run.centre.shape
+    shape, loss_scale = run.centre.shape, run.centre.loss_scale
     before = shape.vector(shape.buffers.size)
     run.start_clock()
     while not run.is_over:
         shape.buffers.read(before)
-        value = computer.backward(run.step, 0, run.context.should_stop)
-        if value is None:
+        result = computer.backward(run.step, 0, run.context.should_stop, loss_scale=loss_scale.value)
+        if result is None:
             return
-        if math.isfinite(value) and shape.has_finite_gradients():
-            run.centre.step()
-            run.record_step((0,), value)
+        if not result.weight:
+            raise UsageError(f"the weight of the batch of step {run.step} is 0; give weight= a function that counts")
+        shape.divide_gradients(loss_scale.value)
+        if math.isfinite(result.loss) and shape.has_finite_gradients():
+            yield None
+            run.record_step((0,), result.loss)
         else:
-            run.log.refused["not finite"] += 1
+            loss_scale.overflowed = loss_scale.in_use and math.isfinite(result.loss)
+            run.log.refused["overflow" if loss_scale.overflowed else "not finite"] += 1
             run.skip_step()
             shape.buffers.write(before)
         run.after_step()

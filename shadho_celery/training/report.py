@@ -18,6 +18,8 @@ from shadho_celery.training.coordinator.backups import Prediction
 
 #: share of accepted gradients below which a warning names a replica
 FEW_ACCEPTED = 0.2
+#: share of batches that were dropped and did not count later above which there is a warning
+MANY_DROPPED = 0.05
 #: percentiles of the step times that are reported
 PERCENTILES = (50, 90, 99)
 #: length of the longest bar in characters
@@ -39,6 +41,10 @@ class Step(NamedTuple):
     seconds: float
     #: factor on the learning rate; below 1 while replicas were missing
     scale: float = 1.0
+    #: number of steps from the parameters of the vector to this step; 0 in lockstep
+    staleness: int = 0
+    #: factor on the loss, for gradients in half precision
+    loss_scale: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -56,6 +62,8 @@ class Log:
     cancelled: Counter[int] = field(default_factory=Counter)
     #: number of frames and connections refused, by cause
     refused: Counter[str] = field(default_factory=Counter)
+    #: number of batches that were dropped and did not count later, as far as the training went; 0 before its end
+    dropped_batches: int = 0
     #: messages for the user, in order
     notes: list[str] = field(default_factory=list)
     #: number of steps restored from a checkpoint, which are also in `steps`; None for a training from the start
@@ -104,12 +112,24 @@ class Report:
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Return a warning for each replica that is so slow that few of its gradients counted."""
-        return [
+        """Return warnings of replicas that are so slow that few of their gradients counted, and of dropped batches."""
+        warnings = [
             f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
             if 1 - share < FEW_ACCEPTED
         ]
+        dropped = self.log.dropped_batches
+        if (share := dropped / max(1, dropped + self.log.accepted.total())) > MANY_DROPPED:
+            warnings.append(
+                f"{share:.0%} of the batches never counted, because others were faster; examples that make a batch "
+                "slow count too little: use fewer backups"
+            )
+        return warnings
+
+    def staleness(self) -> float:
+        """Return the mean staleness of the vectors that counted: 0 in lockstep."""
+        stale = [step.staleness for step in self.log.steps if step.accepted]
+        return sum(stale) / len(stale) if stale else 0.0
 
     def as_metrics(self) -> dict[str, object]:
         """Return the report as a trial's metrics, with values that JSON can represent."""
@@ -120,6 +140,8 @@ class Report:
             "training_seconds": self.seconds,
             **{f"step_seconds_p{name}": value for name, value in self.percentiles().items()},
             "dropped_share": {str(name): share for name, share in self.dropped_share().items()},
+            "dropped_batches": self.log.dropped_batches,
+            "staleness": self.staleness(),
             "refused": dict(self.log.refused),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,

@@ -59,9 +59,10 @@ class Replica(Protocol):
         """Write `vector` into the model as its parameters."""
 
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
-        """Return the gradient of the mean loss on batch (draw, place) of the data, at the model's parameters.
+        """Return the gradient of the mean loss on this place's batch of step `draw`, at the model's parameters.
 
-        Returns None if `abandon` returned True before a micro-batch. The next call overwrites the returned vector.
+        `draw` is the step whose parameters were loaded. Returns None if `abandon` returned True before a micro-batch.
+        The next call overwrites the returned vector.
         """
 
     def descend(self, draw: int) -> float:
@@ -70,7 +71,7 @@ class Replica(Protocol):
         A gradient that is not finite changes nothing.
         """
 
-    def send(self, step: int, vector: Vector, loss: float) -> None:
+    def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         """Send a vector that was computed from the parameters of `step`. After the call it may be overwritten."""
 
 
@@ -82,6 +83,8 @@ class Gradient:
     vector: Vector
     #: mean loss over the batch
     loss: float
+    #: weight of the batch in the mean of a step
+    weight: float = 1.0
 
 
 class Centre(Protocol):
@@ -149,7 +152,7 @@ def _send_gradients(replica: Replica, *, cancel: bool) -> None:
         step = replica.load()
         gradient = replica.gradient(step, abandon=partial(_is_late, replica, step) if cancel else None)
         if gradient is not None:
-            replica.send(step, gradient.vector, gradient.loss)
+            replica.send(step, gradient.vector, gradient.loss, gradient.weight)
 
 
 def _is_late(replica: Replica, step: int) -> bool:

@@ -330,7 +330,7 @@ def _reached(runs: Sequence[Trained], most: float) -> float:
 
 
 #: of `auto`: replicas, the b that it starts with, steps, the first steps in which b is not chosen yet, and seeds
-AUTO_REPLICAS, AUTO_BACKUPS, AUTO_STEPS, AUTO_FIRST, AUTO_SEEDS = 8, 3, 1000, 20, 5
+AUTO_REPLICAS, AUTO_BACKUPS, AUTO_STEPS, AUTO_FIRST, AUTO_SEEDS = 8, 3, 500, 20, 5
 #: name of the law with stragglers
 SLOW = "1 of 20 is slow"
 
@@ -341,7 +341,7 @@ def auto(settings: Settings) -> Outcome:
     laws[SLOW] = Stragglers(jitter=0.02)
     tries: dict[str, Sequence[Any]] = {law: ["auto"] for law in laws}
     tries[SLOW] = ["auto", *range(AUTO_BACKUPS + 1)]
-    seeds, steps = (1, AUTO_STEPS // 3) if settings.quick else (AUTO_SEEDS, AUTO_STEPS)
+    seeds, steps = (1, AUTO_STEPS // 2) if settings.quick else (AUTO_SEEDS, AUTO_STEPS)
     outcome = Outcome()
     table = _table(
         f"N = {AUTO_REPLICAS}, milliseconds a step", "law", *map(str, tries[SLOW]), "kept", "predicted", "true"

@@ -172,7 +172,7 @@ class HubReplica:
         self._core.optimizer.step()
         return loss
 
-    def send(self, step: int, vector: Vector, loss: float) -> None:
+    def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         generator = np.random.default_rng([self._seed, step, self.place])
         self.hub.take(self.place, step, bytes(self._encoder.encode(vector, generator)))
 

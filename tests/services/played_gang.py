@@ -28,10 +28,10 @@ from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.replica.batches import Data, Loss
+from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.report import Report
-from shadho_celery.training.strategies import Strategy, Vector
+from shadho_celery.training.strategies import Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
 from shadho_celery.training.wire.frames import Frame, unpack
 from shadho_celery.training.wire.handshake import TrainingOver, Welcome
@@ -193,6 +193,7 @@ class PlayedGang:
         batch: int = 1,
         seed: int = 0,
         codec: Codec | None = None,
+        weight: Weight | None = None,
         on_step: Callable[[PlayedGang, int], None] | None = None,
         stop: Callable[[PlayedGang], bool] = lambda gang: False,
     ) -> None:
@@ -200,7 +201,7 @@ class PlayedGang:
         backups = strategy.backups if strategy.backups != "auto" else -(-strategy.replicas // 3)
         places, now = strategy.replicas + backups, self.world.clock.now
         centre = ModelCentre(model, optimizer(model))
-        layout = Layout(centre.shape, codec or Raw())
+        layout = Layout(centre.shape, codec or Raw(), places)
         plan = Plan(
             steps=steps,
             batch=batch,
@@ -209,8 +210,9 @@ class PlayedGang:
             report_every=steps,
             on_step=None if on_step is None else lambda step, loss: on_step(self, step),
         )
+        examples = Batches(data, batch=batch, seed=seed).size if isinstance(strategy, Sync) else 0
         context = LocalContext(checkpoints=Path(), stopped=lambda: stop(self))
-        self.run = Run(plan, centre, context, digest="", places=places, now=now)
+        self.run = Run(plan, centre, context, digest="", places=places, examples=examples, now=now)
         self.coordinator = Coordinator(
             self.run, strategy, layout, self.world, epoch=EPOCH, backups=backups, policy=QuorumPolicy(), now=now
         )
@@ -228,13 +230,15 @@ class PlayedGang:
                 strategy=strategy,
                 codec=codec or Raw(),
                 digest="",
+                places=places,
+                weight=weight,
                 delay=seconds,
             )
             client: Any = replica
             connected = ConnectedReplica(
                 workload,
                 shape,
-                layout=Layout(shape, workload.codec),
+                layout=Layout(shape, workload.codec, places),
                 bucket=self._buckets[-1],
                 client=client,
                 welcome=Welcome(place=replica.place, places=places, seed=seed, batch=batch, micro_batches=1),
@@ -252,6 +256,7 @@ class PlayedGang:
         """Take all steps."""
         try:
             self.coordinator.train()
+            self.run.finish()
         finally:
             for replica in self.replicas:
                 replica.end()

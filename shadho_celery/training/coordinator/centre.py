@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.coordinator.update import LossScale, Update, UpdateState
 from shadho_celery.training.strategies import Vector
 from shadho_celery.training.wire.vectors import Shape
 
@@ -26,12 +27,15 @@ class Mean:
         #: places whose vectors were added, in order of arrival
         self.places: list[int] = []
         self._losses: list[float] = []
+        self._weights: list[float] = []
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def add(self, place: int, vector: Vector, buffers: Vector, loss: float) -> None:
-        """Add a copy of one vector."""
+    def add(self, place: int, vector: Vector, buffers: Vector, loss: float, weight: float = 1.0) -> None:
+        """Add a copy of one vector, with a weight of at least 0."""
+        if weight != 1.0:
+            vector, buffers = vector * np.float32(weight), buffers * np.float32(weight)
         if self.places:
             self.vector += vector
             self.buffers += buffers
@@ -39,17 +43,32 @@ class Mean:
             self.vector[:] = vector
             self.buffers[:] = buffers
         self.places.append(place)
-        self._losses.append(loss)
+        self._losses.append(weight * loss)
+        self._weights.append(weight)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Turn the sums into means, in place, and start a new step. Return the places and the mean loss."""
-        places, loss = tuple(self.places), math.fsum(self._losses) / len(self._losses)
-        if len(places) > 1:
-            share = np.float32(1.0 / len(places))
+        """Turn the sums into means, in place, and start a new step. Return the places and the mean loss.
+
+        Raises UsageError if all weights are zero.
+        """
+        places, total = tuple(self.places), math.fsum(self._weights)
+        if not total:
+            raise UsageError("the weights of all batches of a step are 0; give a weight= that counts something")
+        loss = math.fsum(self._losses) / total
+        if total != 1.0:
+            share = np.float32(1.0 / total)
             self.vector *= share
             self.buffers *= share
-        self.places, self._losses = [], []
+        self.places, self._losses, self._weights = [], [], []
         return places, loss
+
+
+class Stateful(Protocol):
+    """An object of the user's loop that belongs to the checkpoint, such as a scheduler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
 class CentreState(TypedDict):
@@ -60,6 +79,12 @@ class CentreState(TypedDict):
     optimizer: dict[str, Any]
     #: moving average of the parameters; None if it is not used
     averaged: Tensor | None
+    #: number of steps done, and the schedule
+    update: UpdateState
+    #: as returned by the scaler's ``state_dict``; empty if the loss is not scaled
+    loss_scale: dict[str, Any]
+    #: states of the objects that the user's loop keeps, by name
+    kept: dict[str, dict[str, Any]]
 
 
 class ModelCentre:
@@ -69,14 +94,29 @@ class ModelCentre:
     include the model's buffers.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, average: float | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        average: float | None = None,
+        update: Update | None = None,
+        loss_scale: LossScale | None = None,
+        keep: Mapping[str, Stateful] | None = None,
+    ) -> None:
         if average is not None and not 0 <= average < 1:
             raise UsageError(f"ema is {average}; give the weight of the past, at least 0 and less than 1")
         self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
+        self.update = update or Update(optimizer)
         _check_optimizer(model, optimizer)
+        self.loss_scale = loss_scale or LossScale(None)
+        self._keep = dict(keep or {})
+        for name, kept in self._keep.items():
+            if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
+                raise UsageError(f"keep[{name!r}] has no state_dict; give objects that have, such as a scheduler")
         parameters = self.shape.parameters
         self.size, self.read, self.write = parameters.size, parameters.read, parameters.write
-        #: factor on the learning rate of every parameter group in the current step
+        #: factor on the learning rate of every parameter group in the current step, below 1 while replicas are missing
         self.scale = 1.0
         self._decay = average
         self._averaged: Vector | None = None
@@ -89,29 +129,30 @@ class ModelCentre:
     def settings(self) -> str:
         """Text of the optimizer's settings. A checkpoint can be used only with equal settings."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        return f"{type(self.optimizer).__name__} {groups} {self._decay}"
+        return f"{type(self.optimizer).__name__} {groups} {self._decay} {self.update.settings} {sorted(self._keep)}"
 
     def descend(self, gradient: Vector) -> None:
         """Take one step of the optimizer along `gradient`."""
+        self.set_gradient(gradient)
+        self.step()
+
+    def set_gradient(self, gradient: Vector) -> None:
+        """Write `gradient` to the parameters' gradients."""
         if gradient is not self.scratch():
             self.scratch()[:] = gradient
         views = self.shape.parameters.views(torch.from_numpy(self.scratch()))
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
-        self.step()
 
     def step(self) -> None:
         """Take one step of the optimizer along the parameters' gradients, with learning rates multiplied by `scale`."""
-        groups = self.optimizer.param_groups if self.scale != 1.0 else []
-        rates = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] = group["lr"] * self.scale
-        try:
-            self.optimizer.step()
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+        self.update.apply(self.shape.parameters.tensors, self.scale)
+
+    def end_step(self, loss: float = math.nan) -> None:
+        """Go on with the schedule and the loss scale. `loss` is the mean loss of the step, if it has one."""
+        self.update.advance(loss)
+        self.loss_scale.advance()
 
     def scratch(self) -> Vector:
         """Return a vector for gradients. `descend` does not copy a gradient that is in this vector."""
@@ -141,7 +182,8 @@ class ModelCentre:
             self.write(own)
 
     def keep_average(self) -> None:
-        """Put the averaged parameters, if there are any, into the model permanently."""
+        """Put the averaged parameters, if there are any, into the model permanently, and the scale into the scaler."""
+        self.loss_scale.keep()
         if self._averaged is not None:
             self.write(self._averaged)
 
@@ -151,21 +193,25 @@ class ModelCentre:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "averaged": None if self._averaged is None else torch.from_numpy(self._averaged),
+            "update": self.update.state(),
+            "loss_scale": self.loss_scale.state,
+            "kept": {name: kept.state_dict() for name, kept in self._keep.items()},
         }
 
     def restore(self, state: CentreState) -> None:
         """Load the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.update.restore(state["update"])
+        self.loss_scale.restore(state["loss_scale"])
+        for name, kept in self._keep.items():
+            kept.load_state_dict(state["kept"][name])
         if self._averaged is not None and state["averaged"] is not None:
             self._averaged[:] = state["averaged"].numpy()
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer that cannot train this model in a gang."""
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-        raise UsageError(f"optimizer is {kind}; give one that steps along a gradient, such as SGD(model.parameters())")
+    """Raise UsageError for an optimizer of another model."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, model.parameters())):
         raise UsageError(

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty
@@ -23,7 +23,7 @@ import numpy as np
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner
 from shadho_celery.training.coordinator.centre import Mean
-from shadho_celery.training.coordinator.listener import Arrived, Connection, Event, Inbox, Joined, Left
+from shadho_celery.training.coordinator.listener import Arrived, Connection, Event, Inbox, Joined, Left, Rejected
 from shadho_celery.training.coordinator.run import Run
 from shadho_celery.training.strategies import Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Layout
@@ -123,7 +123,7 @@ class SnapshotPool:
     """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
 
     def __init__(self, layout: Layout) -> None:
-        self._size = layout.size + layout.buffers
+        self._size = layout.params_size
         self._lock = threading.Lock()
         self._all: list[Snapshot] = []
 
@@ -182,6 +182,8 @@ class Coordinator:
         self._peers: dict[int, Connection] = {}
         #: place that finishes a late gradient so that its time is known
         self._probe: int | None = None
+        #: staleness of the last vector
+        self._staleness = 0
         #: vectors in a row that were not finite, by rank
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
@@ -194,6 +196,11 @@ class Coordinator:
 
     def train(self) -> None:
         """Wait for the replicas, then take all steps. Raises ShadhoError if too few replicas come or are left."""
+        for mean in self.steps():
+            self.strategy.apply(self.run.centre, mean)
+
+    def steps(self) -> Iterator[Vector]:
+        """Yield the mean of each step's vectors, which the caller applies to the model before it goes on."""
         has_come = self._gather()
         # Call this also if the trial must stop, because its time limit is paused until this call.
         self.run.context.gang_assembled()
@@ -202,7 +209,7 @@ class Coordinator:
         self.begin()
         while not self.run.is_over:
             self._handle_next()
-            self.commit_if_due()
+            yield from self.due_steps()
 
     def begin(self) -> None:
         """Send the first parameters to all replicas that are present."""
@@ -211,10 +218,13 @@ class Coordinator:
         for peer in self._active():
             self._publish(peer)
 
-    def commit_if_due(self) -> None:
-        """Commit the current step if its vectors are complete, or if no more of them can arrive. Raises ShadhoError."""
+    def due_steps(self) -> Iterator[Vector]:
+        """Commit the current step if its vectors are complete, or if no more of them can arrive. Yield their mean.
+
+        Raises ShadhoError.
+        """
         if self._is_due():
-            self._commit()
+            yield from self._commit()
         elif self._assignments.idle and not self._mean and not self._assignments.busy:
             # All replicas have answered this step, and no vector was finite. The next step has other batches.
             self.run.skip_step()
@@ -255,6 +265,10 @@ class Coordinator:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
                 if self._current is not None and peer in self._active():
                     self._publish(peer)
+            case Rejected(reason=reason):
+                self._last_reason = f" (the last one was refused: {reason})"
+            case Left(peer=peer, reason=reason, is_error=True):
+                raise ShadhoError(f"replica {peer.rank} ended at step {self.run.step}: {reason}")
             case Left(peer=peer, reason=reason):
                 if self._peers.get(peer.place) is peer:
                     self._forget(peer)
@@ -284,12 +298,13 @@ class Coordinator:
         if peer.place in self._mean.places:
             self.run.log.refused["second vector for a step"] += 1
             return
-        loss, buffers, vector = self._layout.read_grad(event.payload, self._decoded)
+        loss, weight, buffers, vector = self._layout.read_grad(event.payload, self._decoded)
         if not (math.isfinite(loss) and is_finite(vector) and is_finite(buffers)):
-            self._refuse(peer)
+            self._refuse(peer, is_overflow=self.run.centre.loss_scale.in_use and math.isfinite(loss))
             return
         self._not_finite[peer.rank] = 0
-        self._mean.add(peer.place, vector, buffers, loss)
+        self._staleness = step - header.step
+        self._mean.add(peer.place, vector, buffers, loss, weight)
 
     def _drop_late(self, peer: Connection) -> None:
         """Drop a late vector, and send its replica the current parameters at once."""
@@ -303,12 +318,16 @@ class Coordinator:
         if peer in self._active() and not self._assignments.resume(peer.place, self.run.step):
             self._publish(peer)
 
-    def _refuse(self, peer: Connection) -> None:
-        """Refuse a vector that is not finite. Quarantine its replica after several in a row."""
+    def _refuse(self, peer: Connection, *, is_overflow: bool) -> None:
+        """Refuse a vector that is not finite. Quarantine its replica after several in a row, unless they overflowed."""
+        self._assignments.set_idle(peer.place)
+        if is_overflow:
+            self.run.log.refused["overflow"] += 1
+            self.run.centre.loss_scale.overflowed = True
+            return
         # The training may cause one such vector, but several in a row are probably caused by the machine.
         self.run.log.refused["not finite"] += 1
         self._not_finite[peer.rank] += 1
-        self._assignments.set_idle(peer.place)
         if self._not_finite[peer.rank] >= QUARANTINE_AFTER and len(self._peers) > 1:
             # Another replica may have its rank, because that replica may be on a working machine.
             self._note(
@@ -360,8 +379,8 @@ class Coordinator:
         """Return True if it is known that no more replicas can come."""
         return self._can_come is not None and self._can_come() <= len(self._peers)
 
-    def _commit(self) -> None:
-        """Apply the mean of the current step's vectors, and start the next step."""
+    def _commit(self) -> Iterator[Vector]:
+        """Yield the mean of the current step's vectors, which the caller applies. Then start the next step."""
         run = self.run
         if self.strategy.backups == "auto" and self._cancels and self._probe is None:
             self._probe = self.tuner.probe(run.step, self._assignments.busy)
@@ -374,9 +393,9 @@ class Coordinator:
         if self.strategy.lockstep:
             # With fewer than N gradients, the learning rate is reduced in proportion.
             run.centre.scale = len(places) / self.strategy.replicas
-        self.strategy.apply(run.centre, self._mean.vector)
+        yield self._mean.vector
         run.centre.shape.buffers.write(self._mean.buffers)
-        run.record_step(places, loss)
+        run.record_step(places, loss, self._staleness)
         if self._cancels:
             self.run.log.cancelled.update(self._assignments.cancel(late))
         self._start_next_step(None if self.strategy.lockstep else self._assignments.idle.union(places))
@@ -400,6 +419,7 @@ class Coordinator:
         parameters, buffers = self._layout.split(self._current.vector)
         self.run.centre.read(parameters)
         self.run.centre.shape.buffers.read(buffers)
+        self._layout.set_orders(self._current.vector, self.run.centre.loss_scale.value, self.run.draws.numbers)
         header = Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step)
         frame = Frame(header, self._current.vector.data)
         # The checksum is computed once for all replicas. Encrypted frames need none.

@@ -90,11 +90,20 @@ class Joined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """Event: a replica of this trial was not admitted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Left:
     """Event: the connection of a replica has ended."""
 
     peer: Connection
     reason: str
+    #: True if an error of the user's own code ended the replica
+    is_error: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +118,7 @@ class Arrived:
     at: float
 
 
-Event = Joined | Left | Arrived
+Event = Joined | Rejected | Left | Arrived
 
 
 class Peer:
@@ -128,6 +137,8 @@ class Peer:
         self._closed = False
         #: reason for which the connection ended or was ended
         self.reason: str | None = None
+        #: True if the replica said that an error of the user's own code ended it
+        self.is_error = False
         #: True while the reading thread waits for `release_payload`; no heartbeat is read in that time
         self.is_waiting = False
 
@@ -185,7 +196,8 @@ class Peer:
             if header.kind is Kind.GRAD:
                 arrived(header, payload)
             elif header.kind is Kind.QUIT:
-                self.reason = self.reason or parse_quit(payload).reason
+                said = parse_quit(payload)
+                self.reason, self.is_error = self.reason or said.reason, said.error
 
     def send(self) -> None:
         """Send queued notices and parameters until the connection ends."""
@@ -364,7 +376,7 @@ class Listener:
                 self.refused[_cause(error)] += 1
             peer.drop(str(error) or type(error).__name__)
         self._forget(peer)
-        self.inbox.put(Left(peer=peer, reason=peer.reason or "closed"))
+        self.inbox.put(Left(peer=peer, reason=peer.reason or "closed", is_error=peer.is_error))
 
     def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
         if header.sender != peer.place:
@@ -374,10 +386,14 @@ class Listener:
     def _admit(self, wire: Wire, hello: Hello) -> Peer:
         """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""
         if hello.digest != self._terms.digest:
-            raise Refused(
-                "this replica's model, data or settings differ from the coordinator's; "
+            theirs, ours = (digest.partition("-")[2] for digest in (hello.digest, self._terms.digest))
+            length = f" (its data have {theirs} examples, the coordinator's {ours})" if theirs != ours else ""
+            reason = (
+                f"this replica's model, data or settings differ from the coordinator's{length}; "
                 "run the same code with the same params"
             )
+            self.inbox.put(Rejected(reason=reason))
+            raise Refused(reason)
         if hello.encrypted != self._terms.encrypted:
             raise Refused(
                 "one of this replica and its coordinator encrypts and the other does not; "

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
+from shadho_celery.training.coordinator.update import Diverged
+from shadho_celery.training.replica.batches import Draws
 from shadho_celery.training.report import Log, Step
 
 logger = logging.getLogger(__name__)
@@ -26,10 +28,6 @@ COUNTS = ("accepted", "late", "cancelled", "refused")
 REPORTS = 20
 #: a training has diverged after this many steps in a row without a finite gradient
 MAX_NOT_FINITE = 3
-
-
-class Diverged(ShadhoError):
-    """The training diverged: its loss or gradients are not finite. Lower the learning rate or clip the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +75,14 @@ class Run:
         *,
         digest: str,
         places: int,
+        examples: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Dropped batches return after each epoch of `examples` examples, or never if that is 0."""
         self.plan, self.centre, self.context = plan, centre, context
         self.log = Log(places=places)
+        #: batches of the current step
+        self.draws = Draws(places, batch=plan.batch, examples=examples)
         #: number of steps done; the parameters are those of this step
         self.step = 0
         #: value of the last evaluation, or mean training loss of the last report
@@ -112,6 +114,8 @@ class Run:
             self.centre.restore(state["centre"])
             self.step = state["step"]
             self.log.steps = [Step(*row) for row in state["steps"]]
+            for step in self.log.steps:
+                self.draws.end_step(step.accepted)
             for name, counts in state["counts"].items():
                 getattr(self.log, name).update(counts)
             self.log.resumed_from = self.step
@@ -139,17 +143,20 @@ class Run:
         """True at the end of the training: all steps are done, or the trial must stop."""
         return self.step >= self.plan.steps or self.context.should_stop()
 
-    def record_step(self, places: tuple[int, ...], loss: float) -> None:
+    def record_step(self, places: tuple[int, ...], loss: float, staleness: int = 0) -> None:
         """Record a step that was applied to the model: the mean of the vectors of `places`."""
-        self._record(places, loss)
+        self._record(places, loss, staleness)
         self._skipped = 0
         self.centre.update_average()
 
     def skip_step(self) -> None:
         """Record a step without any finite gradient: the parameters stay, and the next step has other batches.
 
-        Raises UsageError at the first step, and Diverged at the third such step in a row.
+        Raises UsageError at the first step, and Diverged at the third such step in a row, unless gradients overflowed.
         """
+        if self.centre.loss_scale.overflowed:
+            self._record((), math.nan)
+            return
         self._skipped += 1
         if self.step == 0:
             raise UsageError(
@@ -163,12 +170,22 @@ class Run:
             )
         self._record((), math.nan)
 
-    def _record(self, places: tuple[int, ...], loss: float) -> None:
+    def _record(self, places: tuple[int, ...], loss: float, staleness: int = 0) -> None:
         now = self._now()
         self.log.steps.append(
-            Step(step=self.step, accepted=places, loss=loss, seconds=now - self._last, scale=self.centre.scale)
+            Step(
+                step=self.step,
+                accepted=places,
+                loss=loss,
+                seconds=now - self._last,
+                scale=self.centre.scale,
+                staleness=staleness,
+                loss_scale=self.centre.loss_scale.value,
+            )
         )
         self.log.accepted.update(places)
+        self.draws.end_step(places)
+        self.centre.end_step(loss)
         self._last = now
         self.step += 1
 
@@ -201,6 +218,7 @@ class Run:
             # The training was resumed after its last step, or stopped before its first report.
             self.loss = self._current_loss()
         self.centre.keep_average()
+        self.log.dropped_batches = self.draws.lost + self.draws.waiting
         if self._checkpoints is not None and not self._keeps_checkpoint and self.step >= self.plan.steps:
             self._checkpoints.remove()
 

@@ -3,18 +3,25 @@
 Each epoch visits the data in its own permutation. Batch (step, place) is number ``step * places + place`` of the stream
 of batches. Replicas have no fixed shards of the data, because a slow replica's shard would then count too little. A
 batch may span the end of an epoch.
+
+In synchronous SGD, a batch whose gradient was dropped returns after its epoch (`Draws`). So examples that make a
+gradient slow are not lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.vectors import Bucket
@@ -28,23 +35,43 @@ class Examples(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
-#: tensors of equal first dimension, or a map-style data set
-Data = Sequence[Tensor] | Examples
+#: tensors of equal first dimension, a map-style data set, or a loader of one
+Data = Sequence[Tensor] | Examples | DataLoader[Any]
 #: (model, batch) -> mean loss, a scalar tensor; a batch is a tuple of tensors, or collated examples of a data set
 Loss = Callable[[nn.Module, Any], Tensor]
+#: batch -> weight of its mean loss, such as its number of tokens
+Weight = Callable[[Any], float]
 
+#: how often a dropped batch returns
+RETURNS = 2
 #: number of permutations kept, because a batch may span two epochs
 _KEPT = 2
 
 
 class Batches:
-    """Stream of batches. Raises UsageError for data of an unsupported type, or with fewer examples than one batch."""
+    """Stream of batches. Raises UsageError for data of an unsupported type, or with fewer examples than one batch.
 
-    def __init__(self, data: Data, *, batch: int, seed: int, places: int = 1, micro_batches: int = 1) -> None:
-        _check_data(data)
-        self._data = data
-        self._tensors = _tensors_of(data)
-        sizes = {len(each) for each in self._tensors} if self._tensors is not None else {len(data)}
+    Of a DataLoader, the data set, the collate function and the workers are used. With `ahead`, its workers load the
+    batches of this place before they are asked for.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        batch: int,
+        seed: int,
+        places: int = 1,
+        micro_batches: int = 1,
+        ahead: int | None = None,
+    ) -> None:
+        _check_data(data, batch)
+        loader = data if isinstance(data, DataLoader) else None
+        self._data = cast(Any, data if loader is None else loader.dataset)
+        self._tensors = None if loader is not None else _tensors_of(data)
+        self._collate = default_collate if loader is None or loader.collate_fn is None else loader.collate_fn
+        self._loading = _Loading(loader, self, ahead) if loader and loader.num_workers and ahead is not None else None
+        sizes = {len(each) for each in self._tensors} if self._tensors is not None else {len(self._data)}
         if len(sizes) != 1:
             raise UsageError(f"the data's tensors differ in length, {sorted(sizes)}; give one entry for each example")
         self.size = sizes.pop()
@@ -79,14 +106,30 @@ class Batches:
         return torch.cat(parts)
 
     def parts(self, step: int, place: int) -> Iterator[tuple[object, float]]:
-        """Yield the micro-batches of batch (step, place), each with its share of the batch."""
-        for chosen in self.indices(step, place).tensor_split(self.micro_batches):
-            yield self._pick(chosen), len(chosen) / self.batch
+        """Yield the micro-batches of batch (step, place), each with its share of the batch.
 
-    def _pick(self, chosen: Tensor) -> object:
+        Raises UsageError if the data set does.
+        """
+        for number, chosen in enumerate(self.indices(step, place).tensor_split(self.micro_batches)):
+            try:
+                loaded = self._loading.take(step, place, number) if self._loading is not None else None
+                yield self._pick(step, place, number, chosen) if loaded is None else loaded, len(chosen) / self.batch
+            except _Failed as failed:
+                raise UsageError(f"the data set failed in a batch of step {step}: {failed}") from failed.__cause__
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        if self._loading is not None:
+            self._loading.close()
+
+    def keyed(self, step: int, place: int, number: int, chosen: Tensor) -> Keyed:
+        """Return the indices of a micro-batch with the seed of its random draws."""
+        return mixed(self.seed, step, place, number, 3), chosen.tolist()
+
+    def _pick(self, step: int, place: int, number: int, chosen: Tensor) -> object:
         if self._tensors is not None:
             return tuple(each[chosen.to(each.device)] for each in self._tensors)
-        collated: object = default_collate([self._data[i] for i in chosen.tolist()])
+        collated: object = self._collate(_Seeded(self._data).__getitems__(self.keyed(step, place, number, chosen)))
         return collated
 
     def _permutation(self, epoch: int) -> Tensor:
@@ -99,15 +142,182 @@ class Batches:
         return self._epochs[epoch]
 
 
+class Draws:
+    """Numbers of the batches that the places of each step compute, as a function of the places that counted before.
+
+    Batch (step, place) has the number ``step * places + place``. In turn, a step takes the next `places` batches of the
+    stream. At the end of an epoch, the batches that did not count come again, in the order in which they were dropped:
+    by step, then by place. They come only in steps that they fill, so a few may wait for the end of the next epoch.
+    A batch returns at most twice. With `examples` 0, none returns.
+    """
+
+    def __init__(self, places: int, *, batch: int = 1, examples: int = 0) -> None:
+        self.places, self._batch, self._examples = places, batch, examples
+        #: batches that were dropped for the last time
+        self.lost = 0
+        self._turn = 0
+        self._returning: deque[int] = deque()
+        #: batches that wait for the end of the epoch
+        self._dropped: list[int] = []
+        #: how often each of the waiting batches was dropped
+        self._times: Counter[int] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Number of dropped batches that may still return."""
+        return len(self._dropped) + len(self._returning)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the current step's batches, by place."""
+        if len(self._returning) >= self.places:
+            return [self._returning[place] for place in range(self.places)]
+        return [self._turn * self.places + place for place in range(self.places)]
+
+    def end_step(self, accepted: Collection[int]) -> None:
+        """End the current step, in which the batches of these places counted. If none did, the step was skipped."""
+        numbers, returns = self.numbers, len(self._returning) >= self.places
+        if returns:
+            for _ in numbers:
+                self._returning.popleft()
+        else:
+            self._turn += 1
+        if not self._examples:
+            return
+        for place, number in enumerate(numbers):
+            if accepted and place not in accepted:
+                self._drop(number)
+            else:
+                self._times.pop(number, None)
+        if not returns and self._epoch(self._turn) > self._epoch(self._turn - 1):
+            self._returning.extend(self._dropped)
+            self._dropped.clear()
+        if len(self._returning) < self.places:
+            self._dropped[:0] = self._returning
+            self._returning.clear()
+
+    def _epoch(self, turn: int) -> int:
+        return turn * self.places * self._batch // self._examples
+
+    def _drop(self, number: int) -> None:
+        self._times[number] += 1
+        if self._times[number] <= RETURNS:
+            self._dropped.append(number)
+        else:
+            del self._times[number]
+            self.lost += 1
+
+
+#: seed and indices of examples
+Keyed = tuple[int, list[int]]
+
+
+class _Failed(Exception):
+    """The data set raised an error, which is the cause."""
+
+
+class _Seeded(Dataset[Any]):
+    """Data set whose random draws (augmentation) depend only on the batch that they are for."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, keyed: Keyed) -> list[object]:
+        seed, chosen = keyed
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            return [self._data[index] for index in chosen]
+        except Exception as error:
+            raise _Failed(f"{type(error).__name__}: {error}") from error
+        finally:
+            torch.set_rng_state(states[0])
+            random.setstate(states[1])
+            np.random.set_state(states[2])
+
+
+class _Loading:
+    """Batches of one place that the workers of a DataLoader load ahead, in the order of the steps."""
+
+    def __init__(self, loader: DataLoader[Any], batches: Batches, place: int) -> None:
+        self._batches, self._place = batches, place
+        #: step and number of the next micro-batch
+        self._next = (0, 0)
+        self._loaded: Iterator[object] | None = None
+        self._begin = 0
+        self._loader: DataLoader[Any] = DataLoader(
+            _Seeded(loader.dataset),
+            batch_sampler=self,  # type: ignore[arg-type]
+            # Without it the loader would draw from the generator that the model draws from.
+            generator=torch.Generator(),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+        )
+
+    def __iter__(self) -> Iterator[Keyed]:
+        """Yield the micro-batches from a step on, for the loader."""
+        step = self._begin
+        while True:
+            chosen = self._batches.indices(step, self._place).tensor_split(self._batches.micro_batches)
+            yield from (self._batches.keyed(step, self._place, n, part) for n, part in enumerate(chosen))
+            step += 1
+
+    def take(self, step: int, place: int, number: int) -> object | None:
+        """Return a micro-batch, or None if it does not lie ahead. Micro-batches in between are discarded."""
+        ahead = (step, number) >= self._next
+        if place != self._place or (self._loaded is not None and not ahead):
+            return None
+        if self._loaded is None:
+            self._begin, self._next = step, (step, 0)
+            self._loaded = iter(self._loader)
+        while True:
+            try:
+                loaded = next(self._loaded)
+            except Exception as error:
+                # The last line of a worker's traceback names the error.
+                raise _Failed(str(error).strip().splitlines()[-1].rpartition("_Failed: ")[2]) from error
+            at, n = self._next
+            self._next = (at, n + 1) if n + 1 < self._batches.micro_batches else (at + 1, 0)
+            if (at, n) == (step, number):
+                return loaded
+
+    def close(self) -> None:
+        self._loaded = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of a backward pass over one batch."""
+
+    #: mean loss of the batch
+    loss: float
+    #: weight of the batch in the mean of a step
+    weight: float = 1.0
+
+
 class Computer:
     """Computes gradients of one model. They are left in ``parameter.grad``, and in the bucket if there is one."""
 
-    def __init__(self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None, weight: Weight | None = None
+    ) -> None:
         self.model, self.batches, self.bucket = model, batches, bucket
-        self._loss = loss
+        self._loss, self._weight = loss, weight
 
-    def backward(self, draw: int, place: int, abandon: Callable[[], bool] | None = None) -> float | None:
-        """Compute the gradient of batch (draw, place). Return the mean loss.
+    def backward(
+        self, draw: int, place: int, abandon: Callable[[], bool] | None = None, *, loss_scale: float = 1.0
+    ) -> Result | None:
+        """Compute the gradient of batch (draw, place), multiplied by `loss_scale`. Return the mean loss and the weight.
 
         Returns None if `abandon` returned True before a micro-batch. Random draws of the model (dropout) depend only on
         (seed, draw, place), so a gradient can be computed again. The process's CPU generator keeps its state.
@@ -118,18 +328,34 @@ class Computer:
             self.bucket.begin()
         total = 0.0
         with _drawn_from(mixed(self.batches.seed, draw, place, 1)):
-            for number, (part, share) in enumerate(self.batches.parts(draw, place), 1):
+            parts, weight = self._weighed(self.batches.parts(draw, place))
+            for number, (part, share) in enumerate(parts, 1):
                 if abandon is not None and abandon():
                     return None
                 if self.bucket is not None:
                     self.bucket.armed = number == self.batches.micro_batches
+                if not share:
+                    continue
                 value = self._loss(self.model, part)
                 if not isinstance(value, torch.Tensor) or value.numel() != 1:
                     raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
                 # With a single micro-batch, the usual case, the result equals that of a plain loop to the bit.
-                (value if share == 1 else value * share).backward()
+                (value if share * loss_scale == 1 else value * (share * loss_scale)).backward()
                 total += value.item() * share
-        return total
+        return Result(loss=total, weight=weight)
+
+    def _weighed(self, parts: Iterator[tuple[object, float]]) -> tuple[Iterable[tuple[object, float]], float]:
+        """Return the micro-batches with their shares by weight, and the sum of their weights. Raises UsageError."""
+        if self._weight is None:
+            return parts, 1.0
+        loaded = [part for part, _ in parts]
+        weights = [float(self._weight(part)) for part in loaded]
+        if not all(0 <= each < math.inf for each in weights):
+            raise UsageError(
+                f"weight(batch) returned {min(weights)}; return a number of at least 0, such as the number of tokens"
+            )
+        total = math.fsum(weights)
+        return [(part, each / (total or 1.0)) for part, each in zip(loaded, weights, strict=True)], total
 
 
 @contextmanager
@@ -163,13 +389,17 @@ def _tensors_of(data: Data) -> Sequence[Tensor] | None:
     return None
 
 
-def _check_data(data: object) -> None:
+def _check_data(data: object, batch: int) -> None:
     """Raise UsageError for containers of data that a gang does not support."""
     wanted = "give tensors of equal length, or a Dataset with len() and data[i]"
     if isinstance(data, DataLoader):
-        raise UsageError(
-            "data is a DataLoader; give its data set (loader.dataset), because a gang draws the batches itself"
-        )
+        if data.batch_size not in (None, 1, batch):
+            raise UsageError(
+                f"the loader's batches have {data.batch_size} examples, but batch is {batch}; give both the same number"
+            )
+        if not (hasattr(data.dataset, "__len__") and hasattr(data.dataset, "__getitem__")):
+            raise UsageError("the loader's data set cannot be read by index; give one with len() and data[i]")
+        return
     if isinstance(data, tuple) and any(isinstance(each, np.ndarray) for each in data):
         raise UsageError(f"data are numpy arrays; {wanted}; torch.as_tensor converts an array")
     if isinstance(data, Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):

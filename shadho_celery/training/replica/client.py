@@ -184,11 +184,11 @@ class Client:
             self.raise_if_ended()
             raise ConnectionLost(str(error)) from None
 
-    def send_quit(self, reason: str) -> None:
-        """If the replica is connected, tell the coordinator the reason for which it ends."""
+    def send_quit(self, reason: str, *, error: bool = False) -> None:
+        """If the replica is connected, tell the coordinator the reason for which it ends. An `error` ends the gang."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
-                self._wire.send(quit_frame(reason))
+                self._wire.send(quit_frame(reason, error=error))
                 self._wire.finish()
 
     def close(self) -> None:

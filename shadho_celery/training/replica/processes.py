@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 import torch
+from torch.utils.data import DataLoader
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
@@ -37,10 +38,12 @@ class Processes:
     def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
         """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
         process: BaseProcess
+        # A daemonic process may not have children, which load the data.
+        daemon = not (isinstance(workload.data, DataLoader) and workload.data.num_workers)
         if self.method == "fork":
-            process = get_context("fork").Process(target=_run, args=(seat, workload, server), daemon=True)
+            process = get_context("fork").Process(target=_run, args=(seat, workload, server), daemon=daemon)
         else:
-            process = get_context("spawn").Process(target=_run, args=(seat, workload, None), daemon=True)
+            process = get_context("spawn").Process(target=_run, args=(seat, workload, None), daemon=daemon)
         try:
             with warnings.catch_warnings():
                 # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another

@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shadho_celery.core.trial import ReplicaSeat
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, mixed
+from shadho_celery.errors import UsageError
+from shadho_celery.training.coordinator.update import Update
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout
@@ -40,8 +42,14 @@ class Workload:
     codec: Codec
     #: digest of model, data and settings, which must be equal at both ends
     digest: str
+    #: number of places of the gang
+    places: int = 1
     #: True if the replica's connection is encrypted
     encrypted: bool = False
+    #: schedule and clipping of the replica's own optimizer, for strategies with local steps
+    update: Update | None = None
+    #: weight of a batch; None for equal weights
+    weight: Weight | None = None
     #: returns the minimum seconds of a gradient, to simulate slow machines; None otherwise
     delay: Delay | None = None
     #: seconds for which a replica tries to reconnect to its coordinator
@@ -51,12 +59,11 @@ class Workload:
 def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lambda: False) -> None:
     """Act as a replica until the training ends. Raises Refused if the coordinator does not admit this replica."""
     shape = Shape(workload.model)
-    layout = Layout(shape, workload.codec)
-    total = layout.size + layout.buffers
+    layout = Layout(shape, workload.codec, workload.places)
     client = Client(
         seat,
         workload.digest,
-        (shape.vector(total), shape.vector(total)),
+        (shape.vector(layout.params_size), shape.vector(layout.params_size)),
         stop=stop,
         encrypted=workload.encrypted,
         reconnect_seconds=workload.reconnect_seconds,
@@ -70,11 +77,14 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
                 workload.strategy.train(replica)
             except ConnectionLost as error:
                 logger.warning("replica %d lost its coordinator (%s) and reconnects", seat.rank, error)
+            finally:
+                replica.close()
     except TrainingOver as over:
         logger.info("replica %d ends: %s", seat.rank, over)
     except Exception as error:
         # Send the reason to the coordinator, because users see the coordinator's error and not this one.
-        client.send_quit(f"{type(error).__name__}: {error}")
+        # An error of the user's own code would end every other replica, too.
+        client.send_quit(f"{type(error).__name__}: {error}", error=isinstance(error, UsageError))
         raise
     finally:
         bucket.remove()
@@ -99,14 +109,20 @@ class ConnectedReplica:
         self._workload, self._shape, self._layout, self._bucket = workload, shape, layout, bucket
         self._client, self._now = client, now
         self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
-        batches = Batches(
+        self._batches = Batches(
             workload.data,
             batch=welcome.batch,
             seed=welcome.seed,
             places=welcome.places,
             micro_batches=welcome.micro_batches,
+            ahead=self.place,
         )
-        self._computer = Computer(workload.model, workload.loss, batches, bucket)
+        self._computer = Computer(workload.model, workload.loss, self._batches, bucket, workload.weight)
+        self._update = workload.update or Update(workload.optimizer)
+        #: step of the newest parameters that the strategy has read
+        self._step = 0
+        #: of these parameters: factor on the loss, and number of this place's batch
+        self._orders = 1.0, 0
         self._encoder = workload.codec.encoder()
         self._generator = np.random.default_rng(mixed(welcome.seed, self.place, client.epoch, 2))
         self._buffers = shape.vector(layout.buffers)
@@ -115,46 +131,64 @@ class ConnectedReplica:
         return self._client.newest
 
     def received(self, out: Vector) -> int:
-        return self._client.read_params(lambda params: np.copyto(out, params[: self.size]))
+        self._step = self._client.read_params(lambda params: np.copyto(out, params[: self.size]))
+        return self._step
 
     def load(self) -> int:
         def write(params: Vector) -> None:
             parameters, buffers = self._layout.split(params)
             self._shape.parameters.write(parameters)
             self._shape.buffers.write(buffers)
+            self._orders = self._layout.orders(params, self.place)
 
-        return self._client.read_params(write)
+        self._step = self._client.read_params(write)
+        return self._step
 
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
-        loss = self._backward(draw, abandon)
-        return None if loss is None else Gradient(vector=self._bucket.finish(), loss=loss)
+        scale, number = self._orders
+        result = self._backward(*divmod(number, self._batches.places), draw, abandon, scale)
+        if result is None:
+            return None
+        vector = self._bucket.finish()
+        if scale != 1.0:
+            vector *= np.float32(1.0 / scale)
+        return Gradient(vector=vector, loss=result.loss, weight=result.weight)
 
     def descend(self, draw: int) -> float:
         self._shape.buffers.read(self._buffers)
-        loss = self._backward(draw, None)
-        assert loss is not None
-        if math.isfinite(loss) and self._shape.has_finite_gradients():
-            self._workload.optimizer.step()
+        result = self._backward(draw, self.place, draw, None)
+        assert result is not None
+        self._update.go_to(self._step)
+        if math.isfinite(result.loss) and self._shape.has_finite_gradients():
+            self._update.apply(self._shape.parameters.tensors)
         else:
             # Skip the step, because one such batch would affect all later parameters and the momentum.
             self._shape.buffers.write(self._buffers)
-        return loss
+        return result.loss
 
-    def send(self, step: int, vector: Vector, loss: float) -> None:
+    def close(self) -> None:
+        """End the workers that load data."""
+        self._batches.close()
+
+    def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         self._shape.buffers.read(self._buffers)
         header = Header(kind=Kind.GRAD, epoch=self._client.epoch, sender=self.place, step=step)
         encoded = self._encoder.encode(vector, self._generator)
-        self._client.send(self._layout.grad(header, loss, self._buffers, encoded))
+        self._client.send(self._layout.grad(header, loss, self._buffers, encoded, weight))
 
-    def _backward(self, draw: int, abandon: Callable[[], bool] | None) -> float | None:
+    def _backward(
+        self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0
+    ) -> Result | None:
+        """Compute the gradient of batch (step, place). Wait for the rest of the delay of `draw`."""
+
         def abandoned() -> bool:
             self._client.raise_if_ended()
             return abandon is not None and abandon()
 
         began = self._now()
-        loss = self._computer.backward(draw, self.place, abandoned)
-        if loss is None or self._workload.delay is None:
-            return loss
+        result = self._computer.backward(step, place, abandoned, loss_scale=loss_scale)
+        if result is None or self._workload.delay is None:
+            return result
         # The time that the gradient really took is part of the delay.
         left = began + self._workload.delay(self.place, draw) - self._now()
-        return None if self._client.pause(left, abandoned) else loss
+        return None if self._client.pause(left, abandoned) else result

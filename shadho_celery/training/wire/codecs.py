@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,8 +29,8 @@ MIN_BITS, MAX_BITS = 2, 8
 
 #: header of a quantised vector: bits per number, three unused bytes, count of numbers
 _HEADER = struct.Struct("<B3xI")
-#: start of a GRAD: its loss, and eight unused bytes that align the numbers after it
-_PREFIX = struct.Struct("<d8x")
+#: start of a GRAD: its loss and its weight
+_PREFIX = struct.Struct("<dd")
 
 if sys.byteorder != "little":
     raise UsageError("this machine is big-endian; training across processes needs a little-endian one")
@@ -206,35 +206,56 @@ def _unpacked(planes: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
 
 
 class Layout:
-    """Layout of a model's payloads. PARAMS has parameters and buffers. GRAD has loss, buffers and an encoded vector."""
+    """Layout of a model's payloads.
 
-    def __init__(self, shape: Shape, codec: Codec) -> None:
+    PARAMS has parameters, buffers, the loss scale, and the number of each place's batch. GRAD has loss, weight, buffers
+    and an encoded vector.
+    """
+
+    def __init__(self, shape: Shape, codec: Codec, places: int) -> None:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
+        #: length of a PARAMS vector; the scale and a batch's number take the place of two numbers each
+        self.params_size = self.size + self.buffers + 2 * (1 + places)
         self.max_grad_bytes = _PREFIX.size + 4 * self.buffers + codec.max_bytes(self.size)
 
     def split(self, params: Vector) -> tuple[Vector, Vector]:
         """Return views of the parameters and of the buffers of a PARAMS vector."""
-        return params[: self.size], params[self.size :]
+        return params[: self.size], params[self.size : self.size + self.buffers]
 
-    def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer) -> Frame:
+    def set_orders(self, params: Vector, loss_scale: float, numbers: Sequence[int]) -> None:
+        """Write the loss scale and the number of each place's batch to a PARAMS vector."""
+        orders = params[self.size + self.buffers :]
+        orders[:2].view(np.float64)[0] = loss_scale
+        orders[2:].view(np.int64)[:] = numbers
+
+    def orders(self, params: Vector, place: int) -> tuple[float, int]:
+        """Return the loss scale and the number of a place's batch from a PARAMS vector."""
+        orders = params[self.size + self.buffers :]
+        return float(orders[:2].view(np.float64)[0]), int(orders[2:].view(np.int64)[place])
+
+    def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer, weight: float = 1.0) -> Frame:
         """Return the GRAD frame of a replica's encoded vector."""
-        return Frame(header, _PREFIX.pack(loss), buffers.data, encoded)
+        return Frame(header, _PREFIX.pack(loss, weight), buffers.data, encoded)
 
-    def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, Vector, Vector]:
-        """Return the loss, the buffers and the vector of a GRAD. Raises BrokenFrame if the payload is not valid.
+    def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, float, Vector, Vector]:
+        """Return the loss, the weight, the buffers and the vector of a GRAD.
+
+        Raises BrokenFrame if the payload is not valid.
 
         The vector is decoded into `out`, or is a view of `payload`. The buffers are a view of `payload`.
         """
         if len(payload) < _PREFIX.size + 4 * self.buffers:
             raise BrokenFrame("the GRAD is too short for its buffers")
-        (loss,) = _PREFIX.unpack_from(payload)
+        loss, weight = _PREFIX.unpack_from(payload)
+        if not 0 <= weight < math.inf:
+            raise BrokenFrame(f"the GRAD has the weight {weight}")
         rest = payload[_PREFIX.size :]
         buffers = np.frombuffer(rest[: 4 * self.buffers], dtype=np.float32)
         encoded = rest[4 * self.buffers :]
         if isinstance(self.codec, Raw) and len(encoded) == 4 * self.size:
-            return loss, buffers, np.frombuffer(encoded, dtype=np.float32)
+            return loss, weight, buffers, np.frombuffer(encoded, dtype=np.float32)
         try:
             self.codec.decode(encoded, out)
         except ValueError as error:
             raise BrokenFrame(str(error)) from None
-        return loss, buffers, out
+        return loss, weight, buffers, out

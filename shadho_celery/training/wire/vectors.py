@@ -79,6 +79,13 @@ class Shape:
         gradients = (parameter.grad for parameter in self.parameters.tensors if parameter.grad is not None)
         return all(map(_all_finite, gradients))
 
+    def divide_gradients(self, by: float) -> None:
+        """Divide the parameters' gradients by a power of two."""
+        if by != 1.0:
+            for parameter in self.parameters.tensors:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1.0 / by)
+
     def vector(self, size: int | None = None) -> Vector:
         """Return a vector of `size` zeros, by default as long as the parameters. It is pinned for a model on a GPU."""
         size = self.parameters.size if size is None else size

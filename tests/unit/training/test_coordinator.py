@@ -19,7 +19,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.backups import MIN_TIMES
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
-from shadho_celery.training.coordinator.listener import Arrived, Joined, Left
+from shadho_celery.training.coordinator.listener import Arrived, Joined, Left, Rejected
 from shadho_celery.training.coordinator.run import Diverged, Plan, Run
 from shadho_celery.training.strategies import Async, Strategy, Sync
 from shadho_celery.training.wire.codecs import Layout, Raw
@@ -71,7 +71,7 @@ class Play:
         self.model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(self.model.weight)
         centre = ModelCentre(self.model, torch.optim.SGD(self.model.parameters(), lr=1.0))
-        self.layout = Layout(centre.shape, Raw())
+        self.layout = Layout(centre.shape, Raw(), 8)
         plan = Plan(steps=100, batch=1, checkpoint_every=0)
         self.time = 0.0
         self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=8, now=self.now)
@@ -105,22 +105,27 @@ class Play:
         loss: float = 1.0,
         epoch: int = EPOCH,
         at: float | None = None,
+        weight: float = 1.0,
     ) -> None:
         vector = np.array(values, dtype=np.float32)
         header = Header(kind=Kind.GRAD, epoch=epoch, sender=place, step=self.run.step if step < 0 else step)
-        frame = self.layout.grad(header, loss, np.zeros(0, dtype=np.float32), vector.data.cast("B"))
+        frame = self.layout.grad(header, loss, np.zeros(0, dtype=np.float32), vector.data.cast("B"), weight)
         self.send_bytes(place, header, b"".join(frame.parts), at)
 
     def send_bytes(self, place: int, header: Header, payload: bytes, at: float | None = None) -> None:
         peer: Any = self.peers[place]
         came = self.time if at is None else at
         self.coordinator.handle(Arrived(peer=peer, header=header, payload=memoryview(bytearray(payload)), at=came))
-        self.coordinator.commit_if_due()
+        self.step_if_due()
+
+    def step_if_due(self) -> None:
+        for mean in self.coordinator.due_steps():
+            self.coordinator.strategy.apply(self.run.centre, mean)
 
     def leave(self, place: int, reason: str = "closed") -> None:
         peer: Any = self.peers[place]
         self.coordinator.handle(Left(peer=peer, reason=reason))
-        self.coordinator.commit_if_due()
+        self.step_if_due()
 
     def join(self, place: int) -> None:
         """Let a new replica join at a place."""
@@ -137,7 +142,7 @@ class Play:
 
     def wait(self, seconds: float) -> None:
         self.time += seconds
-        self.coordinator.commit_if_due()
+        self.step_if_due()
 
     @property
     def weights(self) -> list[float]:
@@ -529,3 +534,49 @@ def test_the_times_of_a_replica_that_has_left_are_removed(play: Callable[..., Pl
     assert it.coordinator.tuner.times.law() is not None
     it.leave(0)
     assert it.coordinator.tuner.times.law() is None
+
+
+def test_a_step_is_the_mean_by_weight(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2))
+    it.send(0, (1, 0), weight=300.0, loss=2.0)
+    it.send(1, (5, 4), weight=100.0, loss=6.0)
+    assert it.weights == [-2, -1]
+    assert it.run.log.steps[0].loss == 3.0
+
+
+def test_weights_that_are_all_zero_are_one_clear_error(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2))
+    it.send(0, (1, 0), weight=0.0)
+    with pytest.raises(UsageError, match="weights of all batches of a step are 0"):
+        it.send(1, (1, 0), weight=0.0)
+
+
+def test_a_negative_weight_on_the_wire_ends_the_connection(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1))
+    it.send(0, (1, 0), weight=-1.0)
+    assert it.peers[0].dropped
+    assert it.run.step == 0
+
+
+def test_an_error_of_the_users_code_in_a_replica_ends_the_training(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups=1))
+    peer: Any = it.peers[1]
+    with pytest.raises(ShadhoError, match="replica 1 ended at step 0: UsageError: the data set failed"):
+        it.coordinator.handle(Left(peer=peer, reason="UsageError: the data set failed", is_error=True))
+
+
+def test_replicas_with_other_data_are_named_if_too_few_come(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1), policy=QuorumPolicy(grace_seconds=1))
+    it.leave(0)
+    it.coordinator.handle(Rejected(reason="its data have 90 examples, the coordinator's 100"))
+    with pytest.raises(ShadhoError, match="90 examples"):
+        it.wait(2)
+
+
+def test_staleness_is_recorded_with_every_gradient(play: Callable[..., Play]) -> None:
+    it = play(Async(replicas=2))
+    it.send(0, (1, 1))
+    it.send(0, (1, 1))
+    it.send(1, (1, 1), step=0)
+    it.send(0, (1, 1), step=2)
+    assert [step.staleness for step in it.run.log.steps] == [0, 0, 2, 1]

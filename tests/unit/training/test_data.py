@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.replica.batches import Batches, mixed
+from shadho_celery.training.replica.batches import RETURNS, Batches, Draws, mixed
 
 DATA = (torch.arange(100), torch.arange(100) * 2)
 
@@ -102,3 +106,103 @@ def test_other_data_have_another_digest() -> None:
     for other in ((x, 19 - y), (x[:10], y[:10]), (x.double(), y), (x.reshape(20, 1, 2), y)):
         assert Batches(other, batch=4, seed=0).digest != digest
     assert Batches((x, y), batch=5, seed=0).digest != digest
+
+
+class Noisy(Dataset[Tensor]):
+    """Examples with a random draw of each library in them."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == self.bad:
+            raise ValueError("no such file")
+        return torch.tensor([index, torch.rand(()).item(), random.random()])
+
+
+def pairs(examples: list[Tensor]) -> Tensor:
+    return torch.stack(examples + examples)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_loader_with_workers_gives_the_batches_of_its_data_set_in_any_order(micro_batches: int) -> None:
+    settings = {"batch": 4, "seed": 7, "places": 3, "micro_batches": micro_batches}
+    plain = Batches(Noisy(), **settings)
+    loaded = Batches(DataLoader(Noisy(), num_workers=2), **settings, ahead=1)
+    # In order, after a gap, another place, and an earlier step: only some of them are loaded ahead.
+    for step, place in ((3, 1), (4, 1), (7, 1), (8, 2), (2, 1), (8, 1)):
+        for (one, share), (other, _) in zip(plain.parts(step, place), loaded.parts(step, place), strict=True):
+            assert torch.equal(one, other)  # type: ignore[arg-type]
+            assert share == 1 / micro_batches
+    loaded.close()
+
+
+def test_a_loaders_collate_function_is_used() -> None:
+    ((batch, _),) = Batches(DataLoader(Noisy(), collate_fn=pairs), batch=4, seed=0).parts(0, 0)
+    assert batch.shape == (8, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_raises_is_one_clear_error_also_in_a_worker(workers: int) -> None:
+    batches = Batches(DataLoader(Noisy(bad=5), num_workers=workers), batch=40, seed=0, ahead=0)
+    with pytest.raises(UsageError, match=r"^the data set failed in a batch of step 0: ValueError: no such file$"):
+        list(batches.parts(0, 0))
+    batches.close()
+
+
+def test_a_loader_with_batches_of_another_size_is_one_clear_error() -> None:
+    with pytest.raises(UsageError, match="batches have 8 examples, but batch is 4"):
+        Batches(DataLoader(Noisy(), batch_size=8), batch=4, seed=0)
+
+
+def play(draws: Draws, slow: set[int], counted: int, steps: int) -> list[list[int]]:
+    """End steps in which the first `counted` of the batches count, slow ones last. Return all steps' numbers."""
+    taken = []
+    for _ in range(steps):
+        numbers = draws.numbers
+        taken.append(numbers)
+        order = sorted(range(draws.places), key=lambda place: numbers[place] in slow)
+        draws.end_step(order[:counted])
+    return taken
+
+
+def test_without_dropped_batches_a_step_takes_the_next_ones() -> None:
+    assert play(Draws(2, batch=5, examples=20), set(), 2, 6) == [[2 * step, 2 * step + 1] for step in range(6)]
+
+
+def test_dropped_batches_return_after_their_epoch_in_the_order_of_step_and_place_and_at_most_twice() -> None:
+    # An epoch is four steps of three batches; the slow one of each step is dropped.
+    draws = Draws(3, batch=1, examples=12)
+    taken = play(draws, {1, 5, 6, 10}, 2, 20)
+    assert taken[:4] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    # Three of the four fill a step, of which the last is dropped again. The others wait for the next epoch.
+    assert taken[4] == [1, 5, 6]
+    assert taken[5] == [12, 13, 14]
+    assert taken[9] == [10, 6, 14]
+    times = Counter(number for step in taken for number in step)
+    assert max(times.values()) == 1 + RETURNS
+
+
+def test_every_batch_counts_once_unless_it_was_dropped_three_times() -> None:
+    draws = Draws(4, batch=1, examples=40)
+    counted: Counter[int] = Counter()
+    generator = random.Random(0)
+    for _ in range(400):
+        numbers = draws.numbers
+        places = generator.sample(range(4), 3)
+        counted.update(numbers[place] for place in places)
+        draws.end_step(places)
+    assert max(counted.values()) == 1
+    assert sum(counted.values()) == 1200
+    begun = 1 + max(draws.numbers[0] - 1, *counted)
+    assert begun - 4 <= len(counted) + draws.lost + draws.waiting <= begun + 4
+    assert draws.lost > 0
+
+
+def test_a_skipped_step_drops_no_batch() -> None:
+    draws = Draws(2, batch=1, examples=4)
+    draws.end_step(())
+    assert draws.waiting == draws.lost == 0
