@@ -36,6 +36,15 @@ def test_the_gang_of_the_training_readme(desk: Desk) -> None:
     assert {trial["slots"] for trial in desk.trials()} == {2}
 
 
+def test_the_loop_of_ones_own(desk: Desk) -> None:
+    """The objective with a loop of its own takes the place of the one with `fit`."""
+    first, second = blocks(TRAINING, "python")[:2]
+    desk.write("my_gang.py", f"{first}\n{second}")
+    command = next(line for line in COMMANDS if "run my_gang" in line)
+    assert "2 complete, 0 failed" in shell(desk, command)
+    assert {trial["slots"] for trial in desk.trials()} == {2}
+
+
 @pytest.mark.parametrize(
     "command", [line for line in COMMANDS if re.search(r"run tasks\.(?!sync_sgd).* --trials 2$", line)]
 )
