@@ -173,11 +173,13 @@ export class Timeline {
       pen.fillText(fitting(pen, name, this.width - IDLE - 24), 16, top + HEADING / 2);
       pen.font = `${FONT_SIZE}px ${this.theme.font}`;
     }
-    // Where rows are lower than a line of text, the next name is that of the first row below the one before.
+    // Where rows are lower than a line of text, the next name is that of the first row below the one before, and a name
+    // that would reach into the heading of the next class is left out.
     let free = 0;
     rows.forEach(({ top, name, part }, row) => {
       const middle = top + Math.max(height, FONT_SIZE) / 2;
-      if (middle - FONT_SIZE / 2 < free) {
+      const end = headings.find((heading) => heading.top > top)?.top ?? Infinity;
+      if (middle - FONT_SIZE / 2 < free || middle > end) {
         return;
       }
       free = middle + FONT_SIZE / 2;
