@@ -19,8 +19,8 @@ from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace, parts_of
 
-#: maximum number of labels of a subspace for a Gaussian process
-MOST_LABELS = 30
+#: maximum number of labels of a trial for a Gaussian process, and of the space, in whose branches there may be more
+MOST_LABELS, MOST_IN_ALL = 30, 1000
 #: a Gaussian process is used, however short the trials are, in studies of up to MOST_TRIALS trials, and for the first
 #: AT_FIRST trials of longer studies; running trials are included
 MOST_TRIALS, AT_FIRST = 500, 100
@@ -43,8 +43,8 @@ class AutoSampler:
         self._gp = GpSampler(subspace, entropy)
         self._tpe = TpeSampler(subspace, entropy)
         self._labels = len(subspace.domains)
-        #: number of labels of the subspace with most of them
-        self._widest = max(len(part.domains) for part in parts_of(subspace))
+        #: maximum number of labels of a trial
+        self._widest = max(part.most_drawn for part in parts_of(subspace))
         self._sharing = _Sharing(subspace)
         self._limit = limit
         #: number of trials passed to `tell`, and of those before the first one with seconds: trials of a warm start
@@ -103,6 +103,8 @@ class AutoSampler:
             return f"it learns {self._losses} losses at once"
         if self._widest > MOST_LABELS:
             return f"{self._widest} hyperparameters are more than {MOST_LABELS}"
+        if self._labels > MOST_IN_ALL:
+            return f"{self._labels} hyperparameters in all branches are more than {MOST_IN_ALL}"
         is_short = self._limit is not None and self._limit <= MOST_TRIALS
         is_early = self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST)
         typical = TYPICAL * (self.decade.seconds or 0.0)

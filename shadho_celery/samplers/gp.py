@@ -70,7 +70,7 @@ class GpSampler(Learner):
         is_numeric = [domain.is_numeric for domain in self._domains.values()]
         parts = parts_of(subspace)
         pinned = {label for part in parts for label in part.fixed} & {*self._domains}
-        active = max(len(part.domains) + len(pinned & {*part.fixed}) for part in parts)
+        active = max(part.most_drawn + len(pinned & {*part.fixed}) for part in parts)
         self._constraints = ConstraintModel(is_numeric, active)
         uses = Counter(label for part in parts for label in part.domains)
         #: labels of a single branch of the space

@@ -64,6 +64,17 @@ class Subspace:
         depends = any(branch.label not in fixed for block in space.walk(fixed) for branch in block.branches)
         return None if depends else space.active(fixed)
 
+    @cached_property
+    def most_drawn(self) -> int:
+        """Greatest number of labels that are drawn for one trial. Of a choice's options only one is active."""
+        counts: dict[Block, int] = {}
+        for block in postorder(self.space.block, lambda each: _inside(each, self.fixed)):
+            taken = [_taken(branch, self.fixed) for branch in block.branches]
+            below = sum(max((counts[each] for each in options if each), default=0) for options in taken)
+            counts[block] = below + sum(label not in self.fixed for label in block.labels)
+        # A label of two blocks is counted twice.
+        return min(counts[self.space.block], len(self.domains))
+
     def active(self, params: Params) -> tuple[str, ...]:
         """Return the labels that are active under these params, in declaration order. `params` may have more labels."""
         return self.always_active or self.space.active(params)
@@ -168,11 +179,8 @@ class _Structure:
 
     def subspace(self, name: str, pins: Pins) -> Subspace:
         """Return the subspace in which these choices are pinned."""
-
-        def inside(block: Block) -> list[Block]:
-            return [option for branch in block.branches for option in _taken(branch, pins) if option]
-
-        drawn = {label for block in postorder(self._space.block, inside) for label in block.labels} - set(pins)
+        blocks = postorder(self._space.block, lambda block: _inside(block, pins))
+        drawn = {label for block in blocks for label in block.labels} - set(pins)
         leaves = {label: domain for label, domain in self._space.domains.items() if label in drawn}
         mass = math.prod(self._probability(label, place) for label, place in pins.items())
         return Subspace(name=name, fixed=pins, domains=leaves, probability=mass, space=self._space)
@@ -181,6 +189,11 @@ class _Structure:
         domain = self._space.domains[label]
         assert isinstance(domain, Discrete)
         return domain.probability(place)
+
+
+def _inside(block: Block, pins: Pins) -> list[Block]:
+    """Return the blocks with labels below a block that these pins allow."""
+    return [option for branch in block.branches for option in _taken(branch, pins) if option]
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:

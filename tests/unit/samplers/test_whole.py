@@ -87,15 +87,17 @@ def test_what_one_subspace_has_learned_is_used_in_another_one(name: str) -> None
     assert np.median([abs(float(params["rate"]) - 3) for params in asked]) < 1.7
 
 
-def test_the_best_values_of_a_label_may_be_opposed_in_two_branches() -> None:
-    def opposed(params: Params) -> float:
-        return (float(params["rate"]) - (4.0 if params["model"] == 0 else -4.0)) ** 2
+#: best rate of each branch
+BEST: dict[str, tuple[float, ...]] = {"alike": (3.0, 3.0, 3.0), "shifted": (0.0, 1.5, 3.0), "opposed": (4.0, -4.0, 0.0)}
 
-    search = Search("gp", opposed)
-    first, second, _ = search.subspaces
-    losses = [(*search.run(first, 1), *search.run(second, 1)) for _ in range(14)]
-    # Of 14 draws, the best one has a loss of .06 in the median.
-    assert max(np.min(np.array(losses, float), axis=0)) < 1e-3
+
+@pytest.mark.parametrize("best", BEST.values(), ids=BEST)
+@pytest.mark.parametrize("name", ["gp", "auto"])
+def test_the_best_values_of_a_label_may_be_alike_shifted_or_opposed(name: str, best: tuple[float, ...]) -> None:
+    search = Search(name, lambda params: (float(params["rate"]) - best[int(params["model"])]) ** 2)
+    losses = [[search.run(subspace, 1)[0] for subspace in search.subspaces] for _ in range(16)]
+    # Of 16 draws, the best one has a loss of .05 in the median.
+    assert np.min(np.array(losses, float), axis=0).max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
@@ -142,6 +144,14 @@ def test_the_labels_of_the_largest_branch_count_not_those_of_all() -> None:
     assert not search.whole.choice.startswith("tpe")
 
 
+def test_the_labels_of_one_trial_count_also_in_a_space_with_too_many_branches_to_split() -> None:
+    space = hp.choice("m", [{"own": hp.uniform(f"own{place}", 0, 1), "kind": place} for place in range(100)])
+    search = Search("auto", lambda params: float(params["m"]) / 100, space)
+    (subspace,) = search.subspaces
+    search.run(subspace, 12)
+    assert search.whole.choice.startswith("gp")
+
+
 def _labels(branch: int, number: int) -> dict[str, Any]:
     return {f"x{branch}_{place}": hp.uniform(f"x{branch}_{place}", -1, 1) for place in range(number)}
 
@@ -180,6 +190,16 @@ def test_a_space_without_branches_is_searched_as_before() -> None:
             lambda params: float(params["r"]),
             id="a hundred branches",
         ),
+        pytest.param(
+            [hp.choice(f"m{c}", [hp.uniform(f"z{c}{place}", 0, 1) for place in range(10)]) for c in range(2)],
+            lambda params: float(params["m0"]) - float(params["m1"]),
+            id="a hundred combinations",
+        ),
+        pytest.param(
+            hp.choice("m", [hp.uniform(f"z{place}", 0, 1) for place in range(1_050)]),
+            lambda params: float(params["m"]),
+            id="a choice of many branches",
+        ),
     ],
 )
 def test_any_history_gives_valid_proposals(name: str, space: Any, loss: Loss) -> None:
@@ -190,6 +210,58 @@ def test_any_history_gives_valid_proposals(name: str, space: Any, loss: Loss) ->
     assert set(outlook) == {subspace.name for subspace in search.subspaces}
     assert all(0.0 <= gain <= 1.0 for gain in outlook.values())
     search.ask(search.subspaces[-1], 3)
+
+
+@pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
+@pytest.mark.parametrize("loss", [0.5, None], ids=["success", "failure"])
+def test_a_label_that_only_one_trial_has_is_drawn_from_its_law(name: str, loss: float | None) -> None:
+    """The only trial of its branch, which may be the only failure or the only success."""
+    other = None if loss is not None else 0.5
+    search = Search(name, lambda params: loss if params["model"] == 0 else other)
+    first, *others = search.subspaces
+    search.run(first, 1)
+    for place in range(24):
+        search.run(others[place % 2], 1)
+    asked = search.ask(first, 6)
+    assert len({float(params["own0"]) for params in asked}) == 6
+    assert 0.0 <= search.whole.outlook(search.subspaces, 0)[first.name] <= 1.0
+
+
+@pytest.mark.parametrize("name", ["tpe", "auto"])
+def test_several_losses_are_learned_from_all_subspaces(name: str) -> None:
+    search = Search(name, lambda params: 0.0)
+    for place in range(45):
+        subspace = search.subspaces[place % 3]
+        (params,) = search.ask(subspace)
+        rate = float(params["rate"])
+        losses = {"low": (rate - 2.0) ** 2, "high": (rate - 4.0) ** 2}
+        outcome = Outcome(state=TrialState.COMPLETE, loss=losses["low"], losses=losses, seconds=60.0)
+        search.samplers[subspace.name].tell(
+            [Trial(number=place, subspace=subspace.name, params=params, state=outcome.state, outcome=outcome)]
+        )
+    asked = [params for subspace in search.subspaces for params in search.ask(subspace, 8)]
+    # The front is between 2 and 4; draws from -5 to 5 are 3 away from 3 in the median.
+    assert np.median([abs(float(params["rate"]) - 3.0) for params in asked]) < 1.7
+
+
+@pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
+def test_budgets_are_learned_from_all_subspaces(name: str) -> None:
+    """Losses of the low budget mislead, and are not mixed with those of the high one."""
+    search = Search(name, bowl)
+    search.samplers = make_samplers(find_sampler(name, 100, budgets=[1.0, 3.0]), search.subspaces, (0,))
+    for place in range(60):
+        subspace = search.subspaces[place % 3]
+        (params,) = search.ask(subspace)
+        budget = 1.0 if place < 20 else 3.0
+        loss = (float(params["rate"]) - (3.0 if budget == 3.0 else -3.0)) ** 2
+        outcome = Outcome(state=TrialState.COMPLETE, loss=loss, seconds=60.0)
+        trial = Trial(
+            number=place, subspace=subspace.name, params=params, budget=budget, state=outcome.state, outcome=outcome
+        )
+        search.samplers[subspace.name].tell([trial])
+    assert search.whole.budget == 3.0
+    asked = [params for subspace in search.subspaces for params in search.ask(subspace, 6)]
+    assert np.median([abs(float(params["rate"]) - 3.0) for params in asked]) < 1.7
 
 
 def test_pending_trials_of_other_subspaces_are_not_points_of_a_finite_one() -> None:

@@ -224,6 +224,18 @@ def test_a_leaf_under_two_branches_is_a_leaf_of_both() -> None:
     assert tuple(second.domains) == ("both", "z")
 
 
+def test_a_trial_has_the_labels_of_one_option_of_each_choice() -> None:
+    inner = hp.choice("inner", [{"a": leaf("a"), "b": leaf("b"), "c": leaf("c")}, {"d": leaf("d")}])
+    space = {"x": leaf("x"), "outer": hp.choice("outer", [{"e": leaf("e"), "in": inner}, {"f": leaf("f")}, 0])}
+    (all_of_it,) = subspaces_of(space, limit=1)
+    # x, outer, e, inner and three of the first inner option
+    assert all_of_it.most_drawn == 7
+    assert [each.most_drawn for each in subspaces_of(space)] == [5, 3, 2, 1]
+    shared = leaf("x")
+    (twice,) = subspaces_of({"x": shared, "m": hp.choice("m", [{"x": shared}, 0])}, limit=1)
+    assert twice.most_drawn == 2
+
+
 def test_a_choice_that_stands_in_two_places_is_pinned_once() -> None:
     shared = hp.choice("shared", [{"x": leaf("x")}, {"y": leaf("y")}])
     expression = [hp.choice("a", [{"s": shared}, leaf("p")]), hp.choice("b", [{"s": shared}, leaf("q")])]
