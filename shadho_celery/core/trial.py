@@ -215,7 +215,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: seed for the objective's own random draws, the same in every attempt
     seed: int = 0
     #: budget of the trial; None for the full fidelity
-    budget: Finite | None = None
+    budget: Annotated[float, Meta(ge=0, le=sys.float_info.max)] | None = None
     #: number of slots of one class that the trial uses at the same time
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
     #: names of the workers on which the trial has failed; they must not run it again

@@ -285,8 +285,8 @@ def record_row(key: str, record: SessionRecord | MachineRecord) -> dict[str, obj
 
 def _params(text: str | None) -> dict[str, Any]:
     params = _object(text)
-    if any(isinstance(value, (dict, list)) for value in params.values()):
-        raise ValueError("a label's value is neither a number nor a text")
+    if any(isinstance(value, (dict, list, str)) for value in params.values()):
+        raise ValueError("a label's value is not a number")
     return params
 
 
