@@ -64,7 +64,7 @@ MISSING = "DELETE FROM trials WHERE number = 2"
 UNREADABLE = {
     "missing": MISSING,
     "params": "UPDATE trials SET params = '[1, 2]' WHERE number = 2",
-    "param": "UPDATE trials SET params = '{\"x\": \"high\"}' WHERE number = 2",
+    "param": 'UPDATE trials SET params = \'{"x": "high"}\' WHERE number = 2',
     "budget": "UPDATE trials SET budget = -1.0 WHERE number = 2",
     "state": "UPDATE trials SET state = 'DONE' WHERE number = 2",
     "loss": "UPDATE trials SET loss = NULL WHERE number = 2",
