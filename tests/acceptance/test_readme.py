@@ -68,6 +68,7 @@ RUN_BY = {
     "placement.py": "test_the_placement_benchmark",
     "run my_gang": "test_the_gang_of_the_training_readme",
     "tasks.sync_sgd": "test_training_in_several_slots",
+    "-m tasks.": "test_a_task_alone_compares_methods",
     "--trials 2": "test_the_other_tasks",
     "backup_sgd.py": "test_every_goal_of_backup_workers_is_reached",
     "modes.py": "test_the_benchmarks_of_training",
@@ -94,7 +95,7 @@ def test_a_document_is_narrow_and_its_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.sample
 def test_the_readme_is_short() -> None:
-    assert len(TEXTS[ROOT / "README.md"].splitlines()) <= 140
+    assert len(TEXTS[ROOT / "README.md"].splitlines()) < 140
 
 
 def test_the_main_job(desk: Desk) -> None:
