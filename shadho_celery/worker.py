@@ -62,8 +62,9 @@ def main(
     """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     if imports:
-        check_modules(imports)
-        os.environ["SHADHO_IMPORTS"] = ",".join(imports)
+        modules = [name for each in imports for name in each.split(",")]
+        check_modules(modules)
+        os.environ["SHADHO_IMPORTS"] = ",".join(modules)
     if accept_code:
         os.environ["SHADHO_ACCEPT_CODE"] = "1"
     machine = hardware.detect()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,19 +102,34 @@ def load(module: str) -> StudyFile:
 
 
 def check_modules(names: Iterable[str]) -> None:
-    """Raise UsageError for a module that does not exist. Nothing is imported."""
+    """Raise UsageError for a module that does not exist. Nothing is imported: a worker reports what fails then."""
     for name in map(module_name, names):
         _refuse_no_module(name)
-        if _found(name) is None:
+        if not _exists(name):
             raise no_module(name)
+
+
+def _exists(name: str) -> bool:
+    """Return whether a module's file is there. Unlike `_found`, this does not import the packages that hold it."""
+    package, *parts = name.split(".")
+    spec = _spec(package)
+    for part in parts:
+        if not part or spec is None or spec.submodule_search_locations is None:
+            return False
+        package = f"{package}.{part}"
+        spec = PathFinder.find_spec(package, spec.submodule_search_locations)
+    return spec is not None
 
 
 def no_module(name: str) -> UsageError:
     """Return the error for a module that does not exist, with one of a similar name in its folder if there is one."""
     package = name.rpartition(".")[0]
     files = Path.cwd().joinpath(*package.split(".")).glob("*.py")
-    near = guess(name, (f"{package}.{file.stem}".lstrip(".") for file in islice(files, MOST_FILES)))
-    return UsageError(f"there is no module {name} here; {near}run from the folder that holds it, or set PYTHONPATH")
+    known = {f"{package}.{file.stem}".lstrip(".") for file in islice(files, MOST_FILES)} - {name}
+    return UsageError(
+        f"there is no module {name} here; {guess(name, sorted(known))}run from the folder that holds it, or set "
+        "PYTHONPATH"
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from shadho_celery.core.settings import SETTINGS, StudySettings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective.study_file import (
     WITHIN,
+    check_modules,
     cores_per_trial,
     is_program,
     literal_settings,
@@ -227,6 +228,17 @@ def test_a_module_of_a_similar_name_is_suggested(write: Callable[..., str]) -> N
     write("SPACE = 1\n", "digits_study")
     assert "there is no module digit_study here; did you mean digits_study?" in refusal("digit_study")
     assert "did you mean" not in refusal("elsewhere")
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError", "import no_such_library", "raise SystemExit"])
+def test_a_worker_gets_a_module_whose_package_fails_at_its_import(write: Callable[..., str], text: str) -> None:
+    """The worker reports the failure, and tries again after an edit; it is no missing module."""
+    write(text, "a_folder_of_mine.__init__")
+    check_modules([write(GOOD, "a_folder_of_mine.study"), "a_folder_of_mine/study.py"])
+    assert "a_folder_of_mine" not in sys.modules
+    for name in ("a_folder_of_mine.studdy", "a_folder_of_mine.study.part", "a_folder_of_mine..study"):
+        with pytest.raises(UsageError, match="there is no module"):
+            check_modules([name])
 
 
 @pytest.mark.parametrize("name", ["no_such_study", "tasks.no_such_study", "no.such.study", "no_such_study.py", "", "."])
