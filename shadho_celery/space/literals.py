@@ -27,8 +27,9 @@ MAX_LEVELS = 20
 _PLAIN = "biufcmMSU"
 #: quoted texts within a repr
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
-#: makes a repr depend on the process: an address, the order of a set, lines that depend on the terminal's width
-_VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|\{[^:{}]+\}|\n|\A<|\A\Z")
+#: makes a repr depend on the process: an address, the order of a set, lines that depend on the terminal's width. Braces
+#: are a set unless they are empty or begin with a plain key and a colon: members such as <Kind.A: 1> have colons too.
+_VARYING = re.compile(r"0x[0-9a-fA-F]{5,}|\{(?!\}|[^:{}()<>\[\],]+:)|\n|\A<|\A\Z")
 
 
 def digest(content: str | bytes) -> str:

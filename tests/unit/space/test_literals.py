@@ -52,6 +52,11 @@ class Named:
         pass
 
 
+class Tone(enum.Enum):
+    HIGH = "high"
+    LOW = "low"
+
+
 class Lines:
     """An object whose repr has several lines, as those of torch's modules and scikit-learn's pipelines."""
 
@@ -150,6 +155,24 @@ def test_a_text_is_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {1},
+        {"a", "b"},
+        frozenset({1}),
+        {(1, "a")},
+        {Tone.HIGH, Tone.LOW},
+        {"a": {Tone.HIGH, Tone.LOW}},
+        {1: [{Tone.LOW}]},
+    ],
+)
+def test_the_order_of_a_set_within_an_object_is_no_part_of_its_text(members: Any) -> None:
+    """The hash of an enum's member is that of its name."""
+    assert literal_text(Lines(members)) == literal_text(Lines({0}))
+    assert literal_text(Lines({"a": "{1}", 2: {}, "b": {3: Decimal(1)}})) != literal_text(Lines({0}))
 
 
 @pytest.mark.parametrize("value", [10**5000, -(10**5000), 2**14_000], ids=["long", "negative", "just too long"])
