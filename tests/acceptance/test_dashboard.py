@@ -181,6 +181,28 @@ def test_a_page_that_is_cut_off_says_so_and_recovers(desk: Desk, browser: Any) -
         until(lambda: ended.inner_text() == "12" and not line.inner_text(), 60, line.inner_text)
 
 
+OPTION = """async ([least, most]) => {
+  const { optionOf } = await import("/pages/draw.js");
+  const axes = ["linear", "log"].map((scale) => ({ name: scale, scale, unit: "", categories: [] }));
+  const columns = { x: [1, 2], y: [least, most] };
+  const series = [{ name: "s", mark: "points", colour: "c", form: "filled", columns }];
+  const theme = { colourOf: () => "black", symbolOf: () => "circle" };
+  const { min, max } = optionOf({ axes, series }, theme, 800).yAxis;
+  return [min, max];
+}"""
+
+
+def test_a_logarithmic_axis_has_finite_ends_whatever_the_losses(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        for least, most in [(1e-300, 1e300), (0.1, 1.7e308), (5e-324, 1.0), (1.0, 1e4), (0.5, 7e4)]:
+            low, high = opened.page.evaluate(OPTION, [least, most])
+            assert 0 < low <= max(least, 1e-306), (least, most)
+            assert min(most, 1e306) <= high < float("inf"), (least, most)
+
+
 def test_a_page_that_does_not_exist_leads_to_those_that_do(desk: Desk, browser: Any) -> None:
     make_store(desk)
     _, address = started(desk)

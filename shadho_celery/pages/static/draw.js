@@ -17,6 +17,8 @@ const FAR = 1e290;
 // Ratio of the ends of a logarithmic axis above which it has whole decades, and its number of intervals at most.
 const DECADES = 1e4;
 const INTERVALS = 5;
+// Powers of ten beyond this are 0 or infinite.
+const LAST_DECADE = 307;
 
 // Return the option for a figure that is `width` pixels wide.
 export function optionOf(chart, theme, width) {
@@ -106,8 +108,8 @@ function logExtent(least, most) {
     const decades = Math.ceil((last - first) / INTERVALS);
     return {
       logBase: 10 ** decades,
-      min: 10 ** (decades * Math.floor(first / decades)),
-      max: 10 ** (decades * Math.ceil(last / decades)),
+      min: 10 ** Math.max(-LAST_DECADE, decades * Math.floor(first / decades)),
+      max: 10 ** Math.min(LAST_DECADE, decades * Math.ceil(last / decades)),
     };
   }
   const steps = [1, 2, 5, 10];
