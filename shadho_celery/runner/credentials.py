@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 _OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
 #: exceptions that trials get: addresses of gangs, and settings of the studies in tasks/
 _ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
+#: variables that each program may know, and that a password such as postgres may equal by chance
+_PUBLIC = frozenset({"USER", "LOGNAME", "USERNAME", "HOSTNAME", "HOST", "HOME", "PATH", "SHELL", "LANG", "TERM"})
 #: a password in a connection string, such as "host=db password=secret", or in the query of a URL
 _KEYWORD = re.compile(r"\b(?:password|passwd|pwd)\s*=\s*['\"]?([^\s;&'\"]+)", re.IGNORECASE)
 #: variable that names further variables for trials, joined by commas
@@ -41,11 +43,11 @@ def without_passwords(urls: Iterable[str], environment: Mapping[str, str]) -> di
 
 
 def _without(secrets: set[str], environment: Mapping[str, str], kept: Collection[str]) -> dict[str, str]:
-    """Return the environment without the variables that contain a secret, except those named in `kept`."""
+    """Return the environment without the variables that contain a secret, except those in `kept` and `_PUBLIC`."""
     return {
         name: value
         for name, value in environment.items()
-        if name in kept or not (value in secrets or secrets.intersection(_passwords("", value)))
+        if name in kept or name in _PUBLIC or not (value in secrets or secrets.intersection(_passwords("", value)))
     }
 
 

@@ -867,6 +867,8 @@ def test_a_trial_finds_no_credential_and_what_is_its_users_own(
         "CACHE_PASS": "of-the-encoded",
     }
     own = {"WANDB_API_KEY": "own-key", "MLFLOW_TRACKING_URI": "http://me:own-password@host", "SHADHO_LISTEN": "0.0.0.0"}
+    # A password may be the name of a user by chance.
+    secrets["PGPASSWORD_OF_ANOTHER"] = own["USER"] = "postgres"
     for name, value in {**secrets, **own, "PGUSER": "own-user", "SHADHO_PASS": "PGUSER, PGPORT"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
