@@ -164,11 +164,15 @@ def _other(value: object) -> str:
     """Return an object's repr, with its type's name in front unless it begins with it; else its name and attributes."""
     kind = type(value)
     text = repr(value) if kind.__repr__ is not object.__repr__ else ""
+    lines = text.split("\n")
     if text.startswith(f"{kind.__name__}(") and text.endswith(")"):
         # The lines of a call, such as those of a torch module, do not depend on the terminal.
-        text = " ".join(line.strip() for line in text.split("\n"))
+        text = " ".join(line.strip() for line in lines)
     if _VARYING.search(_QUOTED.sub("''", text)):
         return _attributes(value) or _object(value)
+    if len(lines) > 1 and "..." in text:
+        # scikit-learn and XGBoost leave out the middle of a long repr.
+        text = f"{text} {_attributes(value)}"
     begins = text.startswith((f"{kind.__name__}(", f"{kind.__module__.partition('.')[0]}."))
     return text if begins else f"{_name(kind)}: {text}"
 

@@ -67,6 +67,16 @@ class Lines:
         return "\n".join(["Lines(", *(f"  {part!r}," for part in self._parts), ")"])
 
 
+class Abbreviated:
+    """An object whose repr leaves out its middle, as that of XGBoost's models."""
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+    def __repr__(self) -> str:
+        return "Abbreviated(first='a,\n            ...\n            last='b')"
+
+
 class Bare:
     """An object whose repr has its address."""
 
@@ -115,6 +125,7 @@ VALUES: list[list[Any]] = [
     [Bare(1), Bare(2), Bare(1.0), Bare((1, None)), Bare(Level.LOW), Bare(dict), Bare(1).__init__, Bare(2).__init__],
     [Bare({"a": 1}), Bare({"a": 2}), Bare({1}), Bare({2}), Lines(1), Lines(2), Lines("a  b"), Lines("a b"), Lines({})],
     [Lines({"a": 1, "b": 2}), Lines({"a": 1, "b": 3}), Lines(Lines(1), 2), Lines(Lines(2), 2)],
+    [Abbreviated(depth=1), Abbreviated(depth=2), Abbreviated(depth={1}), Abbreviated()],
     [Named("a"), Named("b"), Named("a").method, Named("b").method, Named],
     [len, max, math.sqrt, np.tanh, np.sin, str.upper, "a".upper, "b".upper, list, list[int], dict[str, int]],
     [operator.itemgetter(1), operator.itemgetter(2), np.dtype("float32"), np.dtype("float64")],
