@@ -135,11 +135,11 @@ def importance(trials: TrialColumns) -> Chart:
 
 def _lacking(bars: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
     """Yield sentences on the bars that are not there yet."""
-    takes = {"loss": f"{2 * LEAST_TRIALS} completed trials", "seconds": f"{NEEDED} completed trials of one subspace"}
+    needs = {"loss": f"{2 * LEAST_TRIALS} completed trials", "seconds": f"{NEEDED} completed trials of one subspace"}
     for name, values in bars.items():
         if lacking := sum(value is None for value in values):
             which = "Bars" if lacking == len(values) else "Missing bars"
-            yield f"{which} for the {name} take {takes[name]} in which the label is active."
+            yield f"{which} for the {name} need {needs[name]} in which the label is active."
 
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:

@@ -57,7 +57,7 @@ def test_importance_says_what_is_missing_for_the_seconds_of_few_trials() -> None
         row["subspace"] = "all"
     chart = importance(trials(rows))
     assert [series.name for series in chart.series] == ["loss"]
-    assert f"Bars for the seconds take {NEEDED} completed trials of one subspace" in chart.note
+    assert f"Bars for the seconds need {NEEDED} completed trials of one subspace" in chart.note
     assert "seconds" not in chart.title
     chart = importance(trials(searched()[:9]))
     assert "10 completed trials" in chart.empty
