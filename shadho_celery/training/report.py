@@ -121,8 +121,8 @@ class Report:
         dropped = self.log.dropped_batches
         if (share := dropped / max(1, dropped + self.log.accepted.total())) > MANY_DROPPED:
             warnings.append(
-                f"{share:.0%} of the batches never counted, because others were faster; examples that make a batch "
-                "slow count too little: use fewer backups"
+                f"{share:.0%} of the batches never counted, because others were faster or replicas were missing; "
+                "examples that make a batch slow may count too little: use fewer backups"
             )
         return warnings
 

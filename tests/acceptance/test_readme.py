@@ -70,7 +70,7 @@ RUN_BY = {
     "tasks.sync_sgd": "test_training_in_several_slots",
     "-m tasks.": "test_a_task_alone_compares_methods",
     "--trials 2": "test_the_other_tasks",
-    "backup_sgd.py": "test_every_goal_of_backup_workers_is_reached",
+    "backup_sgd.py": "test_every_goal_of_played_gangs_is_reached",
     "modes.py": "test_the_benchmarks_of_training",
     "adsaga.py": "test_the_benchmarks_of_training",
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,6 +79,53 @@ def objective(params, context):
     (first, a), (second, b) = trained(context, 10.0), trained(context, -10.0)
     return {"loss": params["x"], "biases": [first, second], "replay_difference": max(a, b)}
 """
+
+
+#: A cosine over 40 steps with warm-up and clipping, in two processes; it kills itself at the step that it is given.
+COSINE = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from shadho_celery.context import LocalContext
+from shadho_celery.training import gang
+
+X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+rates = []
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[0].sum(dim=1, keepdim=True)).square().mean()
+
+def look(step, value):
+    rates.append(optimizer.param_groups[0]["lr"])
+    if step == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.manual_seed(1)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+with gang(LocalContext(checkpoints=Path(sys.argv[1])), replicas=2) as g:
+    g.fit(model, optimizer, (X,), loss, steps=40, batch=16, checkpoint_every=20, on_step=look,
+          schedule=CosineAnnealingLR(optimizer, T_max=40), warmup=5, clip=0.5)
+print(g.log.resumed_from, rates[-11], model.weight.tolist(), model.bias.tolist())
+"""
+
+
+def test_a_cosine_that_is_killed_and_resumed_equals_an_uninterrupted_one_to_the_bit(tmp_path: Path) -> None:
+    script = tmp_path / "cosine.py"
+    script.write_text(COSINE)
+
+    def run(folder: str, killed_at: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(tmp_path / folder), str(killed_at)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    whole = run("whole", 0).stdout.split()
+    assert run("killed", 25).returncode == -signal.SIGKILL
+    resumed = run("killed", 0).stdout.split()
+    assert (whole[0], resumed[0]) == ("None", "20")
+    assert whole[1:] == resumed[1:]
+    assert float(whole[1]) == pytest.approx(0.05 * (1 + math.cos(math.pi * 30 / 40)) / 2, rel=0.2)
 
 
 def steps(fleet: Fleet) -> int:

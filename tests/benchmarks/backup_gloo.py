@@ -21,7 +21,6 @@ from backup_replicas import (
     mean_loss,
     network,
     pictures,
-    straggling,
 )
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -67,7 +66,7 @@ def _replica(answers: Any, rank: int, rendezvous: str, replicas: int, law: Strag
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=replicas, timeout=timedelta(seconds=120))
     model = DistributedDataParallel(network(seed))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    (x, y), order, delay = pictures(), np.random.default_rng([seed, rank]), straggling(law, seed)
+    (x, y), order, delay = pictures(), np.random.default_rng([seed, rank]), law.delay(seed)
     ends, accuracies = [time.perf_counter()], []
     for step in range(steps):
         chosen = torch.from_numpy(order.integers(0, len(x), BATCH))

@@ -6,40 +6,50 @@ luck. All workers are played by one process, so a training takes much less time 
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 from services.played_gang import PlayedGang
 
+from shadho_celery.training.coordinator.update import Diverged
+from shadho_celery.training.replica.batches import Batches, Draws
 from shadho_celery.training.replica.replica import Delay
-from shadho_celery.training.report import Report
-from shadho_celery.training.strategies import Sync
-
-#: seconds of an ordinary gradient
-SECONDS = 0.05
+from shadho_celery.training.report import Log, Report
+from shadho_celery.training.strategies import Strategy, Sync
 
 Floats = NDArray[np.floating[Any]]
+
+#: test accuracy that counts as trained
+TARGET = 0.955
+#: pictures that the network is never trained on
+TEST = 360
+#: accuracy of guessing, which a training that diverged counts with
+GUESSED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers:
-    """Seconds of a gradient: `seconds` and some jitter, and with a small probability 4 P times that, P Pareto."""
+    """Seconds of a gradient: `seconds` with some jitter, and sometimes `factor` P times that, P Pareto."""
 
     #: seconds of an ordinary gradient
-    seconds: float = SECONDS
+    seconds: float = 0.050
     #: an ordinary gradient takes up to this fraction longer (uniform)
     jitter: float = 0.0
     #: chance that one is slow
     probability: float = 0.05
+    factor: float = 4.0
     #: of Pareto's law with x_m = 1
     alpha: float = 2.0
 
@@ -47,28 +57,217 @@ class Stragglers:
         """Seconds of `size` gradients. Always takes 3 `size` draws, so that two runs of one seed meet the same luck."""
         slow = generator.random(size) < self.probability
         pareto = (1 - generator.random(size)) ** (-1 / self.alpha)
-        return self.seconds * np.where(slow, 4 * pareto, 1.0) * (1 + self.jitter * generator.random(size))
+        return self.seconds * np.where(slow, self.factor * pareto, 1.0) * (1 + self.jitter * generator.random(size))
 
     def delay(self, seed: int) -> Delay:
         """Seconds by place and step."""
         return lambda place, step: float(self.draw(np.random.default_rng([seed, place, step]), 1)[0])
 
 
-CALM, PARETO = Stragglers(probability=0.0, jitter=0.02), Stragglers(jitter=0.02)
+#: Arrivals as Chen et al. have them on 100 workers: nearly 80 % of the 98th gradients come within 2 s, and 30 % of the
+#: last. The numbers were fixed before anything was trained.
+CROWDED = Stragglers(seconds=1.15, jitter=0.4, probability=0.014, factor=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training of the digits network."""
+
+    strategy: Strategy
+    law: Stragglers
+    #: learning rate of a step
+    rate: float
+    seed: int
+    #: pictures of a gradient
+    batch: int
+    momentum: float = 0.0
+    #: virtual seconds, and steps, after which it ends
+    seconds: float = math.inf
+    steps: int = 10**9
+    #: it ends when the test accuracy has reached TARGET
+    until: bool = False
+    #: steps from one look at the test accuracy to the next
+    look_every: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What came of one training."""
+
+    #: virtual seconds of all steps, and their number; in the asynchronous mode they are gradients
+    seconds: float
+    steps: int
+    #: virtual seconds until the test accuracy first reached TARGET; None where it never did
+    reached: float | None
+    #: mean test accuracy over the last tenth of the run
+    accuracy: float
+    #: virtual seconds and test accuracies
+    course: Sequence[tuple[float, float]]
+    #: mean staleness of the gradients
+    staleness: float
+
+
+@cache
+def digits() -> tuple[Floats, NDArray[np.integer[Any]]]:
+    """Pictures in [0, 1] and their digits, in an order of their own; the last TEST are for testing."""
+    from sklearn.datasets import load_digits
+
+    pictures, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return (pictures[order] / 16).astype(np.float32), labels[order]
+
+
+def network(seed: int) -> nn.Module:
+    """One hidden layer of rectified units."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def pictures() -> tuple[Tensor, Tensor]:
+    """Pictures to train on, and their digits."""
+    x, y = digits()
+    return torch.from_numpy(x[:-TEST]), torch.from_numpy(y[:-TEST])
+
+
+def held_out_accuracy(model: nn.Module) -> float:
+    """Share of the test pictures that are classified correctly."""
+    x, y = digits()
+    with torch.no_grad():
+        return float((model(torch.from_numpy(x[-TEST:])).argmax(1) == torch.from_numpy(y[-TEST:])).float().mean())
+
+
+def mean_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def last_tenth(accuracies: Sequence[float]) -> float:
+    """Mean over the last tenth of a run."""
+    return float(np.mean(accuracies[-max(1, len(accuracies) // 10) :]))
+
+
+def train(job: Job) -> Trained:
+    """Play one training."""
+    torch.set_num_threads(1)
+    model = network(job.seed)
+    course: list[tuple[float, float]] = []
+    reached: list[float] = []
+
+    def look(gang: PlayedGang, step: int) -> None:
+        if step % job.look_every == 0 and gang.now < job.seconds:
+            course.append((gang.now, held_out_accuracy(model)))
+            if course[-1][1] >= TARGET and not reached:
+                reached.append(gang.now)
+
+    gang = PlayedGang(
+        job.strategy,
+        model,
+        lambda model: torch.optim.SGD(model.parameters(), lr=job.rate, momentum=job.momentum),
+        pictures(),
+        mean_loss,
+        seconds=job.law.delay(job.seed),
+        steps=job.steps,
+        batch=job.batch,
+        seed=job.seed,
+        on_step=look,
+        stop=lambda gang: gang.now >= job.seconds or bool(job.until and reached),
+    )
+    try:
+        report = gang.train()
+    except Diverged:
+        return Trained(seconds=gang.now, steps=0, reached=None, accuracy=GUESSED, course=course, staleness=0.0)
+    return Trained(
+        seconds=gang.now,
+        steps=report.steps,
+        reached=reached[0] if reached else None,
+        accuracy=last_tenth([accuracy for _, accuracy in course]),
+        course=course,
+        staleness=report.staleness(),
+    )
+
+
+def evolve(job: Job, **changes: Any) -> Job:
+    """Return the job with other settings."""
+    return replace(job, **changes)
 
 
 def seconds_a_step(law: Stragglers, replicas: int, backups: Any, *, steps: int, seed: int) -> Report:
     """Train on so little that only the time matters."""
+    return _trifle(law, replicas, backups, steps=steps, seed=seed, examples=64).train()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """What came of a training in which some examples make their batch slow."""
+
+    #: share of these examples in what counted
+    share: float
+    #: steps a second
+    rate: float
+    #: share of the batches that never counted
+    lost: float
+
+
+def with_slow_examples(replicas: int, backups: int, *, epochs: int, seed: int, returns: bool) -> Slow:
+    """Play `epochs` in which a tenth of the examples make a gradient four times slower; a batch is one example."""
+    places = replicas + backups
+    examples = 100 * places
+    slow = np.random.default_rng([seed, 7]).random(examples) < 0.1
+    gang = _trifle(
+        Stragglers(probability=0.0, jitter=0.02),
+        replicas,
+        backups,
+        steps=epochs * examples // replicas,
+        seed=seed,
+        examples=examples,
+        slowness=lambda chosen: 4.0 if slow[chosen.numpy()].any() else 1.0,
+        returns=returns,
+    )
+    report = gang.train()
+    counted = examples_that_counted(report.log, examples, seed=seed, returns=returns)
+    log = report.log
+    lost = log.dropped_batches if returns else sum(log.cancelled.values())
+    return Slow(
+        share=float(slow[counted].mean()) / float(slow.mean()) * 0.1,
+        rate=report.steps / report.seconds,
+        lost=lost / (lost + len(counted)),
+    )
+
+
+def examples_that_counted(log: Log, examples: int, *, seed: int, returns: bool) -> NDArray[np.int64]:
+    """Return the examples of all gradients that counted, where a batch is one example."""
+    batches = Batches((torch.empty(examples),), batch=1, seed=seed, places=log.places)
+    draws = Draws(log.places, batch=1, examples=examples if returns else 0)
+    counted: list[int] = []
+    for step in log.steps:
+        numbers = draws.numbers
+        counted += [int(batches.indices(*divmod(numbers[place], log.places))[0]) for place in step.accepted]
+        draws.end_step(step.accepted)
+    return np.array(counted)
+
+
+def _trifle(
+    law: Stragglers,
+    replicas: int,
+    backups: Any,
+    *,
+    steps: int,
+    seed: int,
+    examples: int,
+    slowness: Callable[[Tensor], float] | None = None,
+    returns: bool = True,
+) -> PlayedGang:
+    """Return a gang that learns next to nothing."""
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    data = (torch.randn(64, 2), torch.randn(64, 1))
-    gang = PlayedGang(
+    return PlayedGang(
         Sync(replicas=replicas, backups=backups),
         nn.Linear(2, 1),
         lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
-        data,
+        (torch.randn(examples, 2), torch.randn(examples, 1)),
         lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
         seconds=law.delay(seed),
         steps=steps,
         seed=seed,
+        slowness=slowness,
+        returns=returns,
     )
-    return gang.train()

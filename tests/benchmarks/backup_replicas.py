@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from backup_played import Stragglers
-from backup_simulation import TARGET, TEST, digits, last_tenth
-from torch import Tensor, nn
+from backup_played import TARGET, Stragglers, held_out_accuracy, last_tenth, mean_loss, network, pictures
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import LocalContext, ReplicaDone
@@ -69,33 +67,6 @@ class Course:
         return last_tenth(self.accuracies)
 
 
-def network(seed: int) -> nn.Module:
-    """The simulation's network, in torch."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def pictures() -> tuple[Tensor, Tensor]:
-    """Pictures to train on, and their digits."""
-    x, y = digits()
-    return torch.from_numpy(x[:-TEST]), torch.from_numpy(y[:-TEST])
-
-
-def held_out_accuracy(model: nn.Module) -> float:
-    x, y = digits()
-    with torch.no_grad():
-        return float((model(torch.from_numpy(x[-TEST:])).argmax(1) == torch.from_numpy(y[-TEST:])).float().mean())
-
-
-def mean_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def straggling(law: Stragglers, seed: int) -> Delay:
-    """Seconds by place and step, by the law."""
-    return lambda place, step: float(law.draw(np.random.default_rng([seed, place, step]), 1)[0])
-
-
 def even(seed: int) -> Delay:
     """Seconds by place and step, none of them slow."""
     return lambda place, step: float(np.random.default_rng([seed, place, step]).uniform(*EVEN))
@@ -111,7 +82,7 @@ def train(strategy: Strategy, law: Stragglers, *, steps: int, seed: int) -> Cour
         if step % each == 0:
             accuracies.append(held_out_accuracy(model))
 
-    with local(strategy, straggling(law, seed)) as g:
+    with local(strategy, law.delay(seed)) as g:
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE / each)
         report = g.fit(
             model, optimizer, pictures(), mean_loss, batch=BATCH, steps=steps * each, seed=seed, on_step=look
@@ -295,7 +266,7 @@ def replayed(law: Stragglers, *, steps: int, seed: int) -> tuple[float, bool]:
     strategy = Sync(replicas=4, backups=2)
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with local(strategy, straggling(law, seed)) as g:
+    with local(strategy, law.delay(seed)) as g:
 
         def look(step: int, loss: float) -> None:
             if step == steps // 2:

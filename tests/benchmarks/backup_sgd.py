@@ -8,10 +8,13 @@ Each part prints its figures and says pass or fail; the exit code is 1 where one
    numbers of backups, with and without cancelling, for asynchronous SGD, and for torch's DDP over gloo.
 4. A run is computed again in one process from its log.
 5. One replica without backups against a plain training loop.
-6. The same as in 3 on simulated workers with a virtual clock.
+The other parts are played by the product's coordinator, strategies and tuner on a virtual clock; gradients are real:
 
+``a``: test error against the staleness of gradients.
+``b``: seconds to a test accuracy against the number of backups, 50 workers in all.
+``c``: N = 16 and b = 4 against b = 0 and against asynchronous SGD, each with its best learning rate.
+``slow``: the share of examples that make their batch slow in what counts.
 ``auto``: b = "auto" without stragglers and with them, on a virtual clock, beside each fixed b.
-``curve``: seconds to the test accuracy against the number of backups, 100 simulated workers in all.
 ``bus``: bytes a second of the bus beside those of a bare socket.
 
 Stragglers sleep rather than compute, so that many replicas fit on few cores.
@@ -29,32 +32,41 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import backup_gloo
 import backup_replicas
 import backup_wire
 import click
+import numpy as np
 import torch
-from backup_played import Stragglers, seconds_a_step
+from backup_played import (
+    CROWDED,
+    TARGET,
+    Job,
+    Stragglers,
+    Trained,
+    evolve,
+    seconds_a_step,
+    train,
+    with_slow_examples,
+)
 from backup_replicas import Course, Trial, join_late
-from backup_simulation import TARGET, Cluster, Trained, asynchronous, steps_per_second, synchronous
-from figures import goal
+from figures import goal, interval
 from rich.console import Console
 from rich.table import Table
 
+from shadho_celery.training.coordinator.backups import simulate
+from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS
 from shadho_celery.training.strategies import Async, Strategy, Sync
 
-#: learning rate of a step over all simulated workers, in proportion to N (linear scaling): the best for every mode of
-#: 0.4, 0.8 and 1.6. An asynchronous gradient gets the share that it has in a synchronous step's mean.
-LEARNING_RATE = 0.8
-#: of the simulated part: workers, virtual seconds, pictures a gradient
-WORKERS, SECONDS, BATCH = 20, 60.0, 8
+K = TypeVar("K", bound=Hashable)
+
 #: of the real stragglers: replicas that a step takes, and steps
 REPLICAS, STEPS = 8, 160
 #: what is compared, with every seed: the luck of one run moves its rate by a tenth
@@ -68,9 +80,6 @@ VECTORS = {1_000_000: 20, 10_000_000: 10, 25_000_000: 10}
 #: the bus, in clear and as with a signing key, and the least share of a bare socket's rate that each must reach
 BUSES = {"bus": 0.7, "encrypted bus": 0.45}
 WAYS = tuple(f"{name} {to}" for to in ("out", "in") for name in ("raw", *BUSES))
-#: of the curve: workers, pictures a gradient, seeds, and backups tried
-MANY, MANY_BATCH, MANY_SEEDS = 100, 2, 8
-BACKUPS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 50, 60, 70, 80)
 
 
 @dataclass
@@ -88,14 +97,14 @@ class Settings:
     """What the command line says."""
 
     console: Console
-    #: of the simulated part, and of those real stragglers that are compared
+    #: of the real stragglers that are compared
     seeds: int
     #: fewer seeds and steps
     quick: bool
-    #: processes that play gangs at the same time
-    processes: int
-    #: where the curve is drawn to; None for nowhere
-    picture: Path | None
+    #: processes that play gangs
+    pool: ProcessPoolExecutor
+    #: folder to draw (a), (b) and (c) in; None for nowhere
+    pictures: Path | None
 
 
 def deaths(settings: Settings) -> Outcome:
@@ -111,7 +120,8 @@ def deaths(settings: Settings) -> Outcome:
         "longest after",
     )
     outcome = Outcome()
-    for backups, repeats in DEATHS.items():
+    for backups, most in DEATHS.items():
+        repeats = most // 5 if settings.quick else most
         seen = [backup_replicas.kill_one(FEW, backups, steps=SHORT, seed=seed) for seed in range(repeats)]
         worst = max(death.longest_after / death.allowed for death in seen)
         row = {
@@ -209,7 +219,15 @@ def _mean(runs: Sequence[Course]) -> dict[str, float | None]:
 def _expected(strategy: Sync | None, law: Stragglers) -> float:
     """Steps a second by the renewal simulation, where communication takes no time; DDP is b = 0."""
     backups, cancel = (int(strategy.backups), strategy.cancel) if strategy else (0, True)
-    return steps_per_second(Cluster(REPLICAS, backups, law, 0, cancel), 20_000)
+    prediction = simulate(
+        lambda generator, runs, n: law.draw(generator, runs * n).reshape(runs, n),
+        REPLICAS,
+        backups,
+        cancel_seconds=CANCEL_SECONDS if cancel else None,
+        generator=np.random.default_rng(0),
+        runs=200,
+    )
+    return 1 / prediction.step_seconds
 
 
 def replays(settings: Settings) -> Outcome:
@@ -255,78 +273,208 @@ def wire(settings: Settings) -> Outcome:
     return outcome
 
 
-def simulated(settings: Settings) -> Outcome:
-    """Digits on 20 simulated workers, the backups among them."""
-    law, seeds = Stragglers(), range(settings.seeds)
+#: seeds of (a), (b) and (c): those that tune and those that judge have none in common
+TUNING, JUDGING = range(1000, 1004), range(12)
+#: of (a): replicas of the asynchronous training, whose staleness is one less if none is slow; learning rates; steps
+STALE, STALE_RATES, STALE_STEPS, STALE_BATCH = (1, 2, 4, 8), (0.0125, 0.025, 0.05, 0.1, 0.2), 500, 16
+MOMENTUM, STALE_RATE = 0.9, 0.05
+#: of (b): workers in all, numbers of backups, pictures of a gradient, and the learning rate if all workers counted
+WORKERS, BACKUPS, BATCH, LEARNING_RATE = 50, (0, 1, 2, 4, 8, 16, 25, 35, 44), 2, 0.8
+#: of (c): replicas N, backups b, pictures of a gradient, virtual seconds, and learning rates of N gradients
+WIDE, SPARE, WIDE_BATCH, WIDE_SECONDS, WIDE_RATES = 16, 4, 8, 40.0, (0.2, 0.4, 0.8, 1.6)
 
-    def sync(backups: int, cancel: bool) -> list[Trained]:
-        replicas = WORKERS - backups
-        rate = LEARNING_RATE * replicas / WORKERS
-        clusters = (Cluster(replicas, backups, law, seed, cancel) for seed in seeds)
-        return [synchronous(each, batch=BATCH, learning_rate=rate, seconds=SECONDS) for each in clusters]
 
-    runs = {f"b = {b}": sync(b, cancel=True) for b in (0, 1, 2, 4)}
-    runs["b = 4, no cancel"] = sync(4, cancel=False)
-    rate = LEARNING_RATE / WORKERS
-    runs["async"] = [
-        asynchronous(WORKERS, law, seed, batch=BATCH, learning_rate=rate, seconds=SECONDS) for seed in seeds
-    ]
-    table = _table(f"{WORKERS} simulated workers, {SECONDS:g} s", "mode", "steps/s", f"s to {TARGET}", "accuracy")
+def staleness(settings: Settings) -> Outcome:
+    """(a) Test error against the staleness of gradients, with momentum: at one rate, and at the best rate for each."""
+    calm = Stragglers(probability=0.0)
+
+    def job(replicas: int, rate: float) -> Job:
+        return Job(
+            strategy=Async(replicas=replicas),
+            law=calm,
+            rate=rate,
+            momentum=MOMENTUM,
+            seed=0,
+            batch=STALE_BATCH,
+            steps=STALE_STEPS,
+            look_every=10,
+        )
+
+    best = _tuned(
+        settings,
+        {n: {rate: job(n, rate) for rate in STALE_RATES} for n in STALE},
+        lambda run: -run.accuracy,
+    )
+    tuned = _judged(settings, {n: job(n, best[n]) for n in STALE})
+    fixed = _judged(settings, {n: job(n, STALE_RATE) for n in STALE})
+    table = _table(f"test error, {STALE_STEPS} gradients", "staleness", f"rate {STALE_RATE}", "tuned", "rate")
     outcome = Outcome()
-    for name, trained in runs.items():
-        # An asynchronous step is one gradient: WORKERS of them do the work of one synchronous step.
-        steps = statistics.mean(run.rate for run in trained) / (WORKERS if name == "async" else 1)
-        reached, accuracy = _reached(trained, SECONDS), statistics.mean(run.accuracy for run in trained)
-        spread = (max(run.accuracy for run in trained) - min(run.accuracy for run in trained)) / 2
-        table.add_row(name, f"{steps:.2f}", f"{reached:.1f}", f"{accuracy:.4f} ± {spread:.4f}")
-        outcome.figures[name] = {"steps_per_second": steps, "reached": reached, "accuracy": accuracy}
+    for n in STALE:
+        errors = [[100 * (1 - run.accuracy) for run in runs[n]] for runs in (fixed, tuned)]
+        table.add_row(
+            f"{statistics.mean(run.staleness for run in tuned[n]):.2f}",
+            *(f"{statistics.mean(each):.1f} %" for each in errors),
+            f"{best[n]:g}",
+        )
+        outcome.figures[f"{n} replicas"] = {
+            "staleness": statistics.mean(run.staleness for run in tuned[n]),
+            "rate": best[n],
+            "error_at_one_rate": errors[0],
+            "error_tuned": errors[1],
+        }
     settings.console.print(table)
-    none, four, stale = (outcome.figures[name] for name in ("b = 0", "b = 4", "async"))
-    outcome.goals = {
-        f"time to {TARGET}, b = 4 / b = 0": goal(four["reached"] / none["reached"], at_most=0.5),
-        "the same without cancel": goal(outcome.figures["b = 4, no cancel"]["reached"] / none["reached"], at_most=0.5),
-        "accuracy at the end, b = 4 - async": goal(four["accuracy"] - stale["accuracy"], at_least=0.0),
-    }
+    rises = [100 * (one.accuracy - many.accuracy) for one, many in zip(fixed[STALE[0]], fixed[STALE[-1]], strict=True)]
+    outcome.goals["points of test error at staleness 7 over those at 0, at one rate"] = goal(rises, at_least=20.0)
+    _draw(settings, "staleness", outcome.figures)
     return outcome
 
 
 def curve(settings: Settings) -> Outcome:
-    """Seconds to the target against the number of backups, N + b = 100."""
-    laws = {"1 of 20 is slow": Stragglers(), "1 of 100 is slow": Stragglers(probability=0.01)}
-    lines = {(law, cancel): _line(laws[law], cancel) for law in laws for cancel in (True, False)}
-    names = [f"{law}{'' if cancel else ', no cancel'}" for law, cancel in lines]
-    table = _table(f"seconds to {TARGET}, {MANY} simulated workers", "backups", *names)
-    for row, backups in enumerate(BACKUPS):
-        table.add_row(str(backups), *(f"{line[row]:.2f}" for line in lines.values()))
-    settings.console.print(table)
-    outcome = Outcome(figures={name: list(line) for name, line in zip(names, lines.values(), strict=True)})
-    outcome.figures["backups"] = list(BACKUPS)
-    for name, line in zip(names, lines.values(), strict=True):
-        best = min(range(len(line)), key=lambda row: line[row])
-        ends = min(line[0], line[-1]) / line[best]
-        outcome.goals[f"{name}: least at b = {BACKUPS[best]}; the ends over it"] = goal(ends, at_least=1.5)
-    if settings.picture is not None:
-        from backup_pictures import chart
+    """(b) Seconds to the target against the number of backups b, with N + b fixed."""
 
-        chart(BACKUPS, dict(zip(names, lines.values(), strict=True)), settings.picture)
+    def job(backups: int) -> Job:
+        replicas = WORKERS - backups
+        return Job(
+            strategy=Sync(replicas=replicas, backups=backups),
+            law=CROWDED,
+            rate=LEARNING_RATE * replicas / WORKERS,
+            seed=0,
+            batch=BATCH,
+            until=True,
+        )
+
+    runs = _judged(settings, {b: job(b) for b in BACKUPS})
+    seconds = {b: [run.seconds for run in each] for b, each in runs.items()}
+    table = _table(f"seconds to {TARGET}, {WORKERS} workers in all", "backups", "seconds", "interval", "steps")
+    for b, each in seconds.items():
+        low, high = interval(each)
+        steps = statistics.mean(run.steps for run in runs[b])
+        table.add_row(str(b), f"{statistics.mean(each):.1f}", f"{low:.1f} to {high:.1f}", f"{steps:.0f}")
+    settings.console.print(table)
+    means = {b: statistics.mean(each) for b, each in seconds.items()}
+    least = min(means, key=lambda b: means[b])
+    outcome = Outcome(figures={"backups": list(BACKUPS), "seconds": list(seconds.values()), "least": least})
+    for end in (BACKUPS[0], BACKUPS[-1]):
+        ratios = [one / other for one, other in zip(seconds[end], seconds[least], strict=True)]
+        outcome.goals[f"seconds at b = {end} / those at b = {least}, the least"] = goal(ratios, at_least=1.5)
+    _draw(settings, "backups", outcome.figures)
     return outcome
 
 
-def _line(law: Stragglers, cancel: bool) -> list[float]:
-    """Mean seconds to the target for each number of backups."""
-    line = []
-    for backups in BACKUPS:
-        replicas = MANY - backups
-        rate = LEARNING_RATE * replicas / MANY
-        clusters = (Cluster(replicas, backups, law, seed, cancel) for seed in range(MANY_SEEDS))
-        runs = [synchronous(c, batch=MANY_BATCH, learning_rate=rate, seconds=1e4, until=True) for c in clusters]
-        line.append(_reached(runs, 1e4))
-    return line
+def against(settings: Settings) -> Outcome:
+    """(c) N = 16 and b = 4 against no backups and against asynchronous SGD, on the same workers, each tuned."""
+    strategies: dict[str, tuple[Strategy, float]] = {
+        # The learning rate of one gradient is the share that it has in a step's mean.
+        "b = 4": (Sync(replicas=WIDE, backups=SPARE), 1.0),
+        "b = 0": (Sync(replicas=WIDE + SPARE), 1.0),
+        "async": (Async(replicas=WIDE + SPARE), 1 / WIDE),
+    }
+
+    def job(name: str, rate: float) -> Job:
+        strategy, share = strategies[name]
+        return Job(
+            strategy=strategy,
+            law=Stragglers(),
+            rate=rate * share,
+            seed=0,
+            batch=WIDE_BATCH,
+            seconds=WIDE_SECONDS,
+            look_every=1 if strategy.lockstep else strategy.replicas,
+        )
+
+    candidates = {name: {rate: evolve(job(name, rate), until=True) for rate in WIDE_RATES} for name in strategies}
+    best = _tuned(settings, candidates, lambda run: run.reached or WIDE_SECONDS)
+    runs = _judged(settings, {name: job(name, best[name]) for name in strategies})
+    table = _table(f"{WIDE + SPARE} workers, {WIDE_SECONDS:g} s", "mode", "rate", f"s to {TARGET}", "accuracy", "stale")
+    outcome = Outcome()
+    for name, each in runs.items():
+        reached = [run.reached or WIDE_SECONDS for run in each]
+        accuracy = [run.accuracy for run in each]
+        stale = statistics.mean(run.staleness for run in each)
+        table.add_row(
+            name,
+            f"{best[name]:g}",
+            f"{statistics.mean(reached):.1f}",
+            f"{statistics.mean(accuracy):.4f}",
+            f"{stale:.1f}",
+        )
+        outcome.figures[name] = {"rate": best[name], "reached": reached, "accuracy": accuracy, "staleness": stale}
+    settings.console.print(table)
+    four, none, stale_ones = (outcome.figures[name] for name in ("b = 4", "b = 0", "async"))
+
+    def ratio(other: Mapping[str, Any]) -> list[float]:
+        return [a / b for a, b in zip(four["reached"], other["reached"], strict=True)]
+
+    gains = [a - b for a, b in zip(four["accuracy"], stale_ones["accuracy"], strict=True)]
+    outcome.goals = {
+        f"seconds to {TARGET}, b = 4 / b = 0": goal(ratio(none), at_most=0.6),
+        f"seconds to {TARGET}, b = 4 / async": goal(ratio(stale_ones), at_most=1.0),
+        "accuracy at the end, b = 4 - async": goal(gains, at_least=0.0),
+    }
+    courses = {name: [run.course for run in each] for name, each in runs.items()}
+    _draw(settings, "against", courses)
+    return outcome
 
 
-def _reached(runs: Sequence[Trained], most: float) -> float:
-    """Mean seconds to the target; a run that never got there counts with all of its seconds."""
-    return statistics.mean(run.reached if run.reached is not None else most for run in runs)
+def _tuned(
+    settings: Settings, jobs: Mapping[K, Mapping[float, Job]], score: Callable[[Trained], float]
+) -> dict[K, float]:
+    """Return the learning rate of each setting with the least mean score over the seeds for tuning."""
+    seeds = TUNING[:1] if settings.quick else TUNING
+    runs = {
+        (name, rate): [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds]
+        for name, rates in jobs.items()
+        for rate, job in rates.items()
+    }
+    scores = {key: statistics.mean(score(run.result()) for run in each) for key, each in runs.items()}
+    return {name: min(rates, key=lambda rate: scores[name, rate]) for name, rates in jobs.items()}
+
+
+def _judged(settings: Settings, jobs: Mapping[K, Job]) -> dict[K, list[Trained]]:
+    """Return trainings with each of the seeds for judging."""
+    seeds = JUDGING[:3] if settings.quick else JUDGING
+    runs = {name: [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds] for name, job in jobs.items()}
+    return {name: [run.result() for run in each] for name, each in runs.items()}
+
+
+def _draw(settings: Settings, name: str, figures: Mapping[str, Any]) -> None:
+    if settings.pictures is not None:
+        import backup_pictures
+
+        backup_pictures.DRAWN[name](figures, settings.pictures / f"{name}.png")
+
+
+#: of the slow examples: replicas, numbers of backups, epochs, and seeds
+SLOW_REPLICAS, SLOW_BACKUPS, SLOW_EPOCHS, SLOW_SEEDS = 40, (2, 4), 4, 3
+
+
+def slow_examples(settings: Settings) -> Outcome:
+    """A tenth of the examples make their batch four times slower: their share in what counted."""
+    seeds = range(1 if settings.quick else SLOW_SEEDS)
+    runs = {
+        (b, returns): [
+            settings.pool.submit(with_slow_examples, SLOW_REPLICAS, b, epochs=SLOW_EPOCHS, seed=seed, returns=returns)
+            for seed in seeds
+        ]
+        for b in SLOW_BACKUPS
+        for returns in (False, True)
+    }
+    table = _table(f"N = {SLOW_REPLICAS}, a tenth is slow", "backups", "share", "steps/s", "never counted")
+    outcome = Outcome()
+    for (b, returns), each in runs.items():
+        found = [run.result() for run in each]
+        share, rate, lost = (statistics.mean(getattr(run, name) for run in found) for name in ("share", "rate", "lost"))
+        name = f"b = {b}" if returns else f"b = {b}, dropped for good"
+        table.add_row(name, f"{share:.3f}", f"{rate:.2f}", f"{lost:.1%}")
+        outcome.figures[name] = {"share": share, "steps_per_second": rate, "never_counted": lost}
+    settings.console.print(table)
+    for b in SLOW_BACKUPS:
+        with_returns, without = outcome.figures[f"b = {b}"], outcome.figures[f"b = {b}, dropped for good"]
+        off = abs(with_returns["share"] - 0.099)
+        outcome.goals[f"b = {b}: distance of their share from .099"] = goal(off, at_most=0.01)
+        fewer = 1 - with_returns["steps_per_second"] / without["steps_per_second"]
+        outcome.goals[f"b = {b}: fewer steps a second than without returns"] = goal(fewer, at_most=0.15)
+    return outcome
 
 
 #: of `auto`: replicas, the b that it starts with, steps, the first steps in which b is not chosen yet, and seeds
@@ -346,16 +494,15 @@ def auto(settings: Settings) -> Outcome:
     table = _table(
         f"N = {AUTO_REPLICAS}, milliseconds a step", "law", *map(str, tries[SLOW]), "kept", "predicted", "true"
     )
-    with ProcessPoolExecutor(settings.processes, get_context("spawn")) as pool:
-        runs = {
-            (law, b): [
-                pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed)
-                for seed in range(seeds)
-            ]
-            for law in laws
-            for b in tries[law]
-        }
-        reports = {key: [run.result() for run in each] for key, each in runs.items()}
+    runs = {
+        (law, b): [
+            settings.pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed)
+            for seed in range(seeds)
+        ]
+        for law in laws
+        for b in tries[law]
+    }
+    reports = {key: [run.result() for run in each] for key, each in runs.items()}
     for law, drawn in laws.items():
         tuned = reports[law, "auto"]
         seconds = {b: [report.seconds / report.steps for report in reports[law, b]] for b in tries[law]}
@@ -394,23 +541,27 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
     "3": stragglers,
     "4": replays,
     "5": alone,
-    "6": simulated,
+    "a": staleness,
+    "b": curve,
+    "c": against,
+    "slow": slow_examples,
     "auto": auto,
-    "curve": curve,
     "bus": wire,
 }
 
 
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="this part; may be given again")
-@click.option("--seeds", default=3, show_default=True, help="of the simulated part and the real stragglers")
-@click.option("--picture", type=click.Path(path_type=Path), help="draw the curve to this file")
+@click.option("--seeds", default=3, show_default=True, help="of the real stragglers")
+@click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
 @click.option("--quick", is_flag=True, help="fewer seeds, less exact")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout, the tables on stderr")
-def main(only: Sequence[str], seeds: int, picture: Path | None, quick: bool, as_json: bool) -> None:
+def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool, as_json: bool) -> None:
     torch.set_num_threads(1)
-    processes = min(2, os.cpu_count() or 1)
-    settings = Settings(console=Console(stderr=as_json), seeds=seeds, quick=quick, processes=processes, picture=picture)
+    pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))
+    settings = Settings(
+        console=Console(stderr=as_json), seeds=1 if quick else seeds, quick=quick, pool=pool, pictures=pictures
+    )
     outcomes: dict[str, Outcome] = {}
     # Ten processes that wake together need the cores for themselves: with others at work, (1) and (3) measure those.
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"

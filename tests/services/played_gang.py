@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.core.clock import ManualClock
@@ -28,7 +28,7 @@ from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight
+from shadho_celery.training.replica.batches import Batches, Data, Loss, Result, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Strategy, Sync, Vector
@@ -177,6 +177,26 @@ class PlayedReplica:
         self.world.put(Arrived(peer=self, header=unpack(frame.head), payload=payload, at=self.world.clock.now()))
 
 
+class Played(ConnectedReplica):
+    """A replica that computes a gradient only once it knows that the gradient is not abandoned."""
+
+    #: factor on the seconds of a gradient, by its examples
+    slowness: Callable[[Tensor], float] | None = None
+
+    def _backward(
+        self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0
+    ) -> Result | None:
+        def abandoned() -> bool:
+            self._client.raise_if_ended()
+            return abandon is not None and abandon()
+
+        assert self._workload.delay is not None
+        factor = 1.0 if self.slowness is None else self.slowness(self._batches.indices(step, place))
+        if self._client.pause(factor * self._workload.delay(self.place, draw), abandoned):
+            return None
+        return self._computer.backward(step, place, loss_scale=loss_scale)
+
+
 class PlayedGang:
     """One training of a gang on a virtual clock."""
 
@@ -194,6 +214,8 @@ class PlayedGang:
         seed: int = 0,
         codec: Codec | None = None,
         weight: Weight | None = None,
+        slowness: Callable[[Tensor], float] | None = None,
+        returns: bool = True,
         on_step: Callable[[PlayedGang, int], None] | None = None,
         stop: Callable[[PlayedGang], bool] = lambda gang: False,
     ) -> None:
@@ -210,7 +232,7 @@ class PlayedGang:
             report_every=steps,
             on_step=None if on_step is None else lambda step, loss: on_step(self, step),
         )
-        examples = Batches(data, batch=batch, seed=seed).size if isinstance(strategy, Sync) else 0
+        examples = Batches(data, batch=batch, seed=seed).size if returns and isinstance(strategy, Sync) else 0
         context = LocalContext(checkpoints=Path(), stopped=lambda: stop(self))
         self.run = Run(plan, centre, context, digest="", places=places, examples=examples, now=now)
         self.coordinator = Coordinator(
@@ -235,7 +257,7 @@ class PlayedGang:
                 delay=seconds,
             )
             client: Any = replica
-            connected = ConnectedReplica(
+            connected = Played(
                 workload,
                 shape,
                 layout=Layout(shape, workload.codec, places),
@@ -244,6 +266,7 @@ class PlayedGang:
                 welcome=Welcome(place=replica.place, places=places, seed=seed, batch=batch, micro_batches=1),
                 now=now,
             )
+            connected.slowness = slowness
             replica.start(connected, strategy)
             self.world.put(Joined(peer=replica))
 

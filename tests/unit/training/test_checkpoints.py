@@ -10,11 +10,14 @@ import pytest
 import torch
 from services.training import DATA, PIXELS, descent, loss, network, same
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Report, gang, replay
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
+from shadho_celery.training.coordinator.run import Plan, Run
 
 
 class Killed(BaseException):
@@ -32,6 +35,12 @@ def fit(
     with gang(context, replicas=1) as g:
         chosen = {"data": DATA, "steps": 30, "batch": 10, "checkpoint_every": 5, **settings}
         return g.fit(model, optimizer or descent(model), loss=loss, **chosen)
+
+
+def scheduled(model: nn.Module, steps: int) -> dict[str, Any]:
+    """Return an optimizer and a schedule for it."""
+    optimizer = descent(model)
+    return {"optimizer": optimizer, "schedule": CosineAnnealingLR(optimizer, T_max=steps)}
 
 
 @pytest.fixture
@@ -93,8 +102,11 @@ def test_the_second_training_of_a_trial_does_not_resume_from_the_first(tmp_path:
         lambda model: {"batch": 20},
         lambda model: {"seed": 6},
         lambda model: {"data": (PIXELS, 1 - DATA[1])},
+        lambda model: {"clip": 0.5},
+        lambda model: {"warmup": 3},
+        lambda model: scheduled(model, 30),
     ],
-    ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed", "labels"],
+    ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed", "labels", "clip", "warm-up", "schedule"],
 )
 def test_a_training_with_other_settings_or_data_starts_from_the_first_step(
     attempt: Callable[[], LocalContext], change: Any
@@ -106,6 +118,25 @@ def test_a_training_with_other_settings_or_data_starts_from_the_first_step(
     with pytest.raises(Killed):
         fit(attempt(), network(), seed=7, on_step=die)
     assert fit(attempt(), network(), seed=7).log.resumed_from == 15
+
+
+def test_a_training_resumes_with_the_dropped_batches_that_wait(tmp_path: Path) -> None:
+    def make() -> Run:
+        model = network()
+        centre = ModelCentre(model, descent(model))
+        plan = Plan(steps=100, batch=10)
+        return Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=3, examples=200)
+
+    first = make()
+    first.claim()
+    for _ in range(61):
+        first.record_step((0, 1), 1.0)
+    first.save()
+    second = make()
+    second.claim()
+    assert second.draws.numbers == first.draws.numbers
+    assert second.draws.waiting == first.draws.waiting > 0
+    assert second.draws.lost == first.draws.lost > 0
 
 
 def test_a_training_does_not_resume_from_an_unfinished_one_before_it_in_the_trial(

@@ -23,6 +23,7 @@ from shadho_celery.training.coordinator.listener import (
     Left,
     Listener,
     Peer,
+    Rejected,
     Terms,
     listen,
 )
@@ -182,6 +183,26 @@ def test_a_replica_with_another_model_ends_with_one_clear_error(make: Callable[.
     hub = make(digest="another")
     with pytest.raises(Refused, match="model, data or settings differ"):
         hub.client().connect()
+
+
+def test_a_replica_with_fewer_examples_is_refused_with_both_numbers(make: Callable[..., Hub]) -> None:
+    hub = make(digest="same-100")
+    wrong = Client(hub.seat(), "same-90", (np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)), stop=lambda: False)
+    with pytest.raises(Refused, match="its data have 90 examples, the coordinator's 100"):
+        wrong.connect()
+    event = hub.event()
+    assert isinstance(event, Rejected)
+    assert "90 examples" in event.reason
+
+
+def test_a_replica_can_say_that_an_error_of_the_users_code_ended_it(make: Callable[..., Hub]) -> None:
+    hub = make()
+    client = hub.client()
+    client.connect()
+    hub.joined()
+    client.send_quit("UsageError: no such file", error=True)
+    assert hub.left().is_error
+    client.close()
 
 
 def test_a_replica_of_another_version_gets_the_reason_and_is_refused(make: Callable[..., Hub]) -> None:
