@@ -44,6 +44,23 @@ def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
     assert made().warnings() == ["replica 2: only 10% of its gradients were used; it is too slow for this training"]
 
 
+def test_batches_that_never_counted_are_reported_and_warned_of_if_they_are_many() -> None:
+    report = made()
+    report.log.dropped_batches = 50
+    assert report.as_metrics()["dropped_batches"] == 50
+    assert report.warnings()[1].startswith("20% of the batches never counted")
+    report.log.dropped_batches = 10
+    assert len(report.warnings()) == 1
+
+
+def test_the_staleness_is_the_mean_over_what_counted() -> None:
+    report = made()
+    assert report.as_metrics()["staleness"] == 0.0
+    report.log.steps[0] = report.log.steps[0]._replace(staleness=7)
+    report.log.steps[1] = report.log.steps[1]._replace(staleness=9, accepted=())
+    assert report.staleness() == pytest.approx(7 / 99)
+
+
 def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
     metrics = json.loads(json.dumps(made().as_metrics(), allow_nan=False))
     assert metrics["step_seconds_p50"] == pytest.approx(0.03, abs=0.021)
