@@ -276,7 +276,7 @@ def wire(settings: Settings) -> Outcome:
 #: seeds of (a), (b) and (c): those that tune and those that judge have none in common
 TUNING, JUDGING = range(1000, 1004), range(12)
 #: of (a): replicas of the asynchronous training, whose staleness is one less if none is slow; learning rates; steps
-STALE, STALE_RATES, STALE_STEPS, STALE_BATCH = (1, 2, 4, 8), (0.0125, 0.025, 0.05, 0.1, 0.2), 500, 16
+STALE, STALE_RATES, STALE_STEPS, STALE_BATCH = (1, 2, 4, 8), (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1), 500, 16
 MOMENTUM, STALE_RATE = 0.9, 0.05
 #: of (b): workers in all, numbers of backups, pictures of a gradient, and the learning rate if all workers counted
 WORKERS, BACKUPS, BATCH, LEARNING_RATE = 50, (0, 1, 2, 4, 8, 16, 25, 35, 44), 2, 0.8
