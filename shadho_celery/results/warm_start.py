@@ -416,9 +416,11 @@ class _Reader:
         if drawn is None and cell in options.shared:
             return None
         place = options.of_cell(cell, is_export=drawn is not None)
-        if place is None and drawn is not None:
-            # A table written with --plain looks like one with apostrophes if all of its apostrophes could be such.
-            place = options.of_cell(quoted(cell), is_export=True)
+        if drawn is not None:
+            # A table written with --plain looks like one with apostrophes if all of its apostrophes could be such. A
+            # table to which rows were added by hand may have texts of both kinds.
+            others = (options.of_cell(text, is_export=True) for text in (quoted(cell), unquoted(cell)))
+            place = next((other for other in (place, *others) if other is not None), None)
         if place is None and drawn is None and isinstance(index, int) and 0 <= index < options.count:
             self._indexed[label] += 1
             return index
@@ -463,7 +465,9 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _column(label: str, names: Sequence[str]) -> str | None:
     """Return the name of a label's column, or None. `export` gives it a prefix if the label is the name of a fact."""
     taken = {*FACTS, *MOMENTS}
-    return next((name for name in (f"param.{label}", label) if name in names and name not in taken), None)
+    # Last the name with an apostrophe, for a table of `export` that is taken for a plain one because of a cell.
+    known = (f"param.{label}", label, quoted(label))
+    return next((name for name in known if name in names and name not in taken), None)
 
 
 def _note(space: Space, names: Sequence[str]) -> str:

@@ -172,6 +172,19 @@ def test_a_table_of_export_teaches_its_own_options(options: list[Any], *, plain:
     assert [lesson.point["c"] for lesson in found.trials] == [trial.params["c"] for trial in study.trials]
 
 
+def test_rows_without_apostrophes_may_be_added_to_a_table_of_export() -> None:
+    """A person who adds a row writes the text of the option as it is."""
+    space = hp.choice("-c", ["a", "-b", "=x", "@"])
+    study = minimize(lambda values: 1.0, space, trials=20, seed=0, sampler="random", progress=False)
+    with Path("own.csv").open("w", encoding="utf-8", newline="") as file:
+        study.write_csv(file)
+    lines = Path("own.csv").read_text().splitlines()
+    quoted_row = next(line for line in lines if ",'-b," in line)
+    Path("own.csv").write_text("\n".join([*lines, quoted_row.replace(",'-b,", ",-b,")]) + "\n")
+    found = of_table(Path("own.csv"), compile_space(space))
+    assert [lesson.point["-c"] for lesson in found.trials] == [*(trial.params["-c"] for trial in study.trials), 1]
+
+
 def test_a_cell_that_no_option_has_as_its_text_is_an_index_and_that_is_said() -> None:
     found, words = read(["01", "02", "03"], ["02", "0", "2"])
     assert found == ["02", "01", "03"]
