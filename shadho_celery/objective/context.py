@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -126,7 +127,7 @@ class Thinning:
         self._stride = 1
         #: latest report whose loss is a whole number; number of signs of exchanged arguments; the first such report
         self._last: tuple[Any, Any] | None = None
-        self._signs = 0
+        self._signs = 0.0
         self._swapped: str | None = None
 
     def keeps_next(self) -> bool:
@@ -145,6 +146,9 @@ class Thinning:
         if isinstance(loss, Integral) and isinstance(step, Real):
             last_step, last_loss = self._last or (step, loss)
             is_counting = loss == last_loss + 1 and step <= last_step
+            if self._last and loss <= last_loss:
+                # Steps rise, so this is a loss: the arguments are in order, whatever follows.
+                self._signs, self._swapped = -math.inf, None
             self._signs += _SWAPPED if not isinstance(step, Integral) else is_counting
             if self._signs >= _SWAPPED and self._swapped is None:
                 self._swapped = f"report({short(step)}, {short(loss)})"

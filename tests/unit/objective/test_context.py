@@ -834,6 +834,7 @@ def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
         ([(1, 1), (2, 2), (3, 3)], False),
         ([(0, 4), (1, 3), (0, 4), (1, 5)], False),
         ([(3.0, 1.0), (np.int64(4), np.float64(2))], False),
+        ([(0.0, 3), (1.0, 3), (2.0, 4), (3.0, 2)], False),
     ],
 )
 def test_reports_in_the_order_of_optuna_are_noticed(reports: list[Any], *, is_said: bool) -> None:
