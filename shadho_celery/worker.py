@@ -62,7 +62,7 @@ def main(
     """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     if imports:
-        modules = [name for each in imports for name in each.split(",")]
+        modules = [name for each in imports for name in each.split(",") if name]
         check_modules(modules)
         os.environ["SHADHO_IMPORTS"] = ",".join(modules)
     if accept_code:

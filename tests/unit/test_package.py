@@ -77,7 +77,7 @@ def test_a_file_that_hides_a_library_is_named_in_one_line_however_it_is_met(
 def test_a_worker_for_a_module_that_does_not_exist_ends_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "my_study.py").write_text("")
     environment = {**os.environ, "PYTHONPATH": str(Path(shadho_celery.__file__).parents[1])}
-    words = [sys.executable, "-m", "shadho_celery.worker", "--import", "my_study,my_studdy"]
+    words = [sys.executable, "-m", "shadho_celery.worker", "--import", "my_study,,my_studdy"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
