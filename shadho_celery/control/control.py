@@ -184,6 +184,8 @@ class Control:
                 return ServiceError(
                     f"the scheduler of study {record.name} runs on {holder}; {_other_key(refused) or where}"
                 )
+            if record.is_simulated:
+                return UsageError(f"study {record.name} was simulated, so there is nothing to steer")
             return UsageError(
                 f"study {record.name} does not run: it has ended or was interrupted; shadho-celery resume "
                 f"{record.name} continues it"

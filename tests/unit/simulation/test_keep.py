@@ -90,6 +90,9 @@ def test_a_simulated_study_says_so_and_cannot_continue(
     assert shown.exit_code == 0
     assert "simulated: its trials ran on no machine" in shown.stdout
     assert "resume=True" not in shown.stdout
+    assert "simulated" in CliRunner().invoke(commands, ["studies", "--store", store.safe_url]).stdout.split()
+    steered = CliRunner().invoke(commands, ["stop", record.name, "--store", store.safe_url])
+    assert (steered.exit_code, "was simulated, so there is nothing to steer" in steered.stderr) == (2, True)
     refused = CliRunner().invoke(commands, ["resume", record.name, "--store", store.safe_url])
     assert refused.exit_code == 2
     assert f"study {record.name} was simulated, and cannot continue" in refused.stderr
