@@ -166,6 +166,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_memory: Bytes | None = None
     #: kind of memory that ran out, if the trial FAILED because of this; the trial may succeed on another compute class
     out_of_memory: Memory | None = None
+    #: True if the trial FAILED because a rank of its process group was lost; it is tried again
+    rank_lost: bool = False
     #: message to the user about a trial that ended well, for example about a dropped metric
     warning: str | None = None
     #: last lines of the output with time stamps, if the trial FAILED
@@ -353,6 +355,8 @@ class Retry(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     #: name of the worker on which the trial has failed; it must not run the trial again
     failed_on: str | None = None
+    #: True if the attempt counts as lost, of which a trial may have only a few
+    is_loss: bool = False
 
 
 class Result(_Event, frozen=True, kw_only=True):

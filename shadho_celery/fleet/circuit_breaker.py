@@ -70,7 +70,7 @@ class CircuitBreaker:
     def judge(self, result: Result, able: Set[str]) -> Result:
         """Return the result. If one of the other `able` workers should try the trial, the result asks for a retry."""
         outcome = result.outcome
-        if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or not result.worker:
+        if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or outcome.rank_lost or not result.worker:
             return result
         self._ended[result.worker] += 1
         if outcome.state is not TrialState.FAILED:

@@ -15,7 +15,7 @@ from shadho_celery.core.checks import accepts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import exhausted
 from shadho_celery.objective.result import Unreadable, read
 
@@ -87,7 +87,13 @@ def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outc
         text = f"{text.rstrip()}; {OTHER_SPACE}"
     if context.timed_out():
         text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
-    return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=exhausted(error))
+    return Outcome(
+        state=TrialState.FAILED,
+        error=text,
+        seconds=seconds,
+        out_of_memory=exhausted(error),
+        rank_lost=isinstance(error, RankLost),
+    )
 
 
 def joined(*warnings: str | None) -> str | None:

@@ -13,6 +13,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.result import Unreadable, number, scalar
 
 #: number of reports up to which all reports of an attempt are sent; with more, they are thinned out
@@ -35,6 +36,10 @@ class TrialStopped(BaseException):
 
 class ReplicaDone(BaseException):
     """The work of this replica is done. Raised to leave the objective, and caught by its caller."""
+
+
+class RankLost(ShadhoError):
+    """A rank of the trial's process group was lost; the trial is tried again from its checkpoint."""
 
 
 class Context(Protocol):

@@ -10,8 +10,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
-from shadho_celery.core.trial import WELL, Attempt, Event, Report, Result, Trial, TrialState
+from shadho_celery.core.trial import WELL, Attempt, Event, Report, Result, Retry, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
@@ -308,10 +309,13 @@ class Scheduler:
             self.on_trial(trial)
 
     def _with_retry(self, result: Result) -> Result:
-        """Return the result. If its trial ran out of memory and should be tried on another class, it has a `retry`.
+        """Return the result. If its trial ran out of memory and should be tried on another class, or has lost a rank of
+        its process group, the result has a `retry`.
 
         A trial that ended well on a class of the last resort gets a warning.
         """
+        if result.outcome.rank_lost:
+            return replace(result, retry=Retry(reason=headline(result.outcome.error), is_loss=True))
         trial = self.study.find_open(result.number)
         if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
             return result

@@ -558,9 +558,11 @@ class StudyState(StudyTrials):
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
             return None
-        if sent.is_claimed and retry is None and trial.step is None:
+        is_loss = retry is None or retry.is_loss
+        if sent.is_claimed and is_loss and trial.step is None:
             self.losses.append((sent.attempt, reason))
-        trial = replace(trial, lost=trial.lost + (isinstance(event, Lost) and event.claimed))
+        is_counted = event.claimed if isinstance(event, Lost) else is_loss
+        trial = replace(trial, lost=trial.lost + is_counted)
         if retry is not None and retry.outgrown is not None:
             trial = replace(
                 trial,

@@ -18,9 +18,23 @@ except ModuleNotFoundError as error:
     ) from error
 
 from shadho_celery.training.gang import Gang, gang
+from shadho_celery.training.process_group import ProcessGroup, process_group
 from shadho_celery.training.replay import replay
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Async, Average, Elastic, Sync
 from shadho_celery.training.wire.codecs import Quantize, Raw
 
-__all__ = ["Async", "Average", "Elastic", "Gang", "Quantize", "Raw", "Report", "Sync", "gang", "replay"]
+__all__ = [
+    "Async",
+    "Average",
+    "Elastic",
+    "Gang",
+    "ProcessGroup",
+    "Quantize",
+    "Raw",
+    "Report",
+    "Sync",
+    "gang",
+    "process_group",
+    "replay",
+]

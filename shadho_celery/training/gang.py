@@ -341,7 +341,7 @@ class Gang:
         token = claim.token if claim else make_token()
         epoch = claim.epoch if claim else 1
         host = (self._host or os.environ.get(HOST_VARIABLE) or own_address()) if self._calls else LOOPBACK
-        self._server = self._listen(_listening_address(host) if self._calls else host, claim.port if claim else 0)
+        self._server = self._listen(listening_address(host) if self._calls else host, claim.port if claim else 0)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
@@ -411,7 +411,7 @@ class Gang:
 gang = Gang
 
 
-def _listening_address(host: str) -> str:
+def listening_address(host: str) -> str:
     """Return the address to listen on: SHADHO_LISTEN, else `host`, by which replicas reach this machine.
 
     Raises UsageError if this machine resolves `host` to a loopback address.

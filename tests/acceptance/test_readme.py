@@ -67,6 +67,8 @@ RUN_BY = {
     "picture.py": "test_the_picture_of_the_dashboard",
     "placement.py": "test_the_placement_benchmark",
     "run my_gang": "test_the_gang_of_the_training_readme",
+    "run my_ranks": "test_the_process_group_of_the_training_readme",
+    "tasks.ddp": "test_a_process_group_is_searched",
     "tasks.sync_sgd": "test_training_in_several_slots",
     "-m tasks.": "test_a_task_alone_compares_methods",
     "--trials 2": "test_the_other_tasks",

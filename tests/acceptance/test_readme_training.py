@@ -43,8 +43,29 @@ def test_the_loop_of_ones_own(desk: Desk) -> None:
     assert {trial["slots"] for trial in desk.trials()} == {2}
 
 
+def test_the_process_group_of_the_training_readme(desk: Desk) -> None:
+    """The example of a process group is a study file; its loss falls."""
+    desk.write("my_ranks.py", next(text for text in blocks(TRAINING, "python") if "process_group" in text))
+    command = next(line for line in COMMANDS if "run my_ranks" in line)
+    assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 0")
+    assert {trial["slots"] for trial in desk.trials()} == {2}
+    assert min(trial["loss"] for trial in desk.trials()) < 0.1
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "tasks.ddp" in line])
+def test_a_process_group_is_searched(desk: Desk, command: str) -> None:
+    """Alone, its ranks are processes of one slot. In a study they come from the queue."""
+    if "--trials" not in command:
+        accuracy = re.search(r"accuracy (\S+) of 3 ranks", shell(desk, command))
+        assert accuracy
+        assert float(accuracy[1]) > 0.9
+        return
+    assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 0")
+    assert min(trial["slots"] for trial in desk.trials()) > 1
+
+
 @pytest.mark.parametrize(
-    "command", [line for line in COMMANDS if re.search(r"run tasks\.(?!sync_sgd).* --trials 2$", line)]
+    "command", [line for line in COMMANDS if re.search(r"run tasks\.(?!sync_sgd|ddp).* --trials 2$", line)]
 )
 def test_the_other_tasks(desk: Desk, command: str) -> None:
     """Each of the other tasks of training is a study file; the seed keeps to learning rates that do not diverge."""

@@ -1,0 +1,377 @@
+"""Process group: torch.distributed over the slots of a trial, for DistributedDataParallel and any other loop.
+
+::
+
+    with process_group(context) as pg:
+        model = DistributedDataParallel(model.to(pg.device))
+        ...
+
+The objective runs in every rank. A trial with several slots calls the other ranks through its queue, where other
+workers run the same objective. A trial with one slot forks them at the beginning of the block. Ranks other than 0 leave
+the objective at the end of the block, so that only rank 0 returns a loss.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
+
+from shadho_celery.core.files import replacing
+from shadho_celery.core.hardware import own_address
+from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
+from shadho_celery.training.coordinator.listener import listen
+from shadho_celery.training.gang import HOST_VARIABLE, LOOPBACK, listening_address
+from shadho_celery.training.ranks.forks import Forks
+from shadho_celery.training.ranks.rendezvous import (
+    REQUEST,
+    Card,
+    End,
+    Rendezvous,
+    describe,
+    interface_of,
+    reach,
+    version_of,
+)
+from shadho_celery.training.ranks.watch import Watch, sockets
+from shadho_celery.training.wire.handshake import make_token
+
+logger = logging.getLogger(__name__)
+
+#: seconds after rank 0 has left its block in which the other ranks leave theirs
+LEAVE_SECONDS = 30.0
+#: name of the checkpoint within the trial's folder
+CHECKPOINT = "process-group.pt"
+#: messages of gloo and NCCL about lost connections; torch raises RuntimeError for those of gloo
+_OF_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
+
+
+class ProcessGroup:
+    """torch's default process group over the slots of a trial. Use it as a context manager.
+
+    A trial with several slots has a rank in each. A trial with one slot has `ranks` ranks, by default one for each of
+    its GPUs. `backend` is by default NCCL if each rank has a GPU of its own, else gloo on the CPU.
+
+    Rank 0 waits `start_seconds` for the others: by default a minute, or an hour in a trial with several slots, whose
+    scheduler takes an incomplete gang back earlier. A collective may take `timeout_seconds`. A rank whose heartbeat is
+    missing for `deadline_seconds` counts as lost; then every rank ends, and the trial is tried again.
+
+    torch does not authenticate the connections. On a fleet with a signing key, several slots therefore need
+    ``plain=True``. Raises UsageError for arguments that are not valid.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        ranks: int | None = None,
+        *,
+        backend: Literal["nccl", "gloo"] | None = None,
+        plain: bool = False,
+        start_seconds: float | None = None,
+        timeout_seconds: float = 1800.0,
+        deadline_seconds: float = 15.0,
+    ) -> None:
+        self.context = context
+        #: True if the ranks come from the trial's queue
+        self._calls = context.slots > 1
+        if backend not in (None, "nccl", "gloo"):
+            raise UsageError(f"backend is {backend!r}; it must be 'nccl', 'gloo' or None")
+        for name, seconds in (("start", start_seconds), ("timeout", timeout_seconds), ("deadline", deadline_seconds)):
+            if seconds is not None and not 0 < seconds < 1e6:
+                raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")
+        if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
+            raise UsageError(f"ranks is {ranks!r}; give a whole number from 1 up")
+        if self._calls and ranks not in (None, context.slots):
+            raise UsageError(f"ranks is {ranks}, but the trial has {context.slots} slots, each with one rank")
+        if self._calls and context.encrypted and not plain:
+            raise UsageError(
+                "the fleet has a signing key, but torch neither authenticates nor encrypts the connections of a "
+                "process group; give plain=True if you trust the network between the workers, or use a gang"
+            )
+        if dist.is_initialized():
+            raise UsageError("torch.distributed is in use already; end the group before the next one")
+        gpus = torch.cuda.device_count() if context.device == "cuda" else 0
+        #: rank of this process, from 0
+        self.rank = 0 if context.replica is None else context.replica.rank
+        #: number of ranks
+        self.size = context.slots if self._calls else ranks or max(1, gpus)
+        #: device of this rank: its GPU with NCCL, else the CPU
+        self.device = torch.device("cpu")
+        self._wanted, self._timeout, self._deadline = backend, timeout_seconds, deadline_seconds
+        self._start_seconds = start_seconds or (3600.0 if self._calls else 60.0)
+        self._version = version_of(sys._getframe(1).f_code)
+        self._forks: Forks | None = None
+        self._is_fork = False
+        self._rendezvous: Rendezvous | None = None
+        self._watch: Watch | None = None
+        self._environment: dict[str, str | None] = {}
+
+    def __enter__(self) -> ProcessGroup:
+        seat = self.context.replica
+        self.context.gangs += 1
+        if seat is not None and self.context.gangs < seat.call:
+            raise UsageError(
+                "a process group cannot be followed by another group or gang in the same trial, because its ranks "
+                "cannot skip the first block; put both trainings into one block"
+            )
+        try:
+            if seat is not None:
+                self._join(seat)
+            elif self._calls:
+                self._call()
+            else:
+                self._fork()
+        except BaseException as error:
+            self._leave(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)
+
+    def should_stop(self) -> bool:
+        """Return ``context.should_stop()`` of rank 0. Each rank must call this at the same step."""
+        flag = torch.tensor([self.rank == 0 and self.context.should_stop()], dtype=torch.uint8)
+        dist.broadcast(flag, 0)
+        return bool(flag.item())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the trial's checkpoint, in rank 0. `state` has tensors, numbers, texts, and dicts and lists of them.
+
+        The other ranks, and a copy of the trial beside another attempt, save nothing.
+        """
+        if self.rank == 0 and not self.context.is_copy:
+            with replacing(self.context.checkpoint_dir / CHECKPOINT, mode=0o600) as file:
+                torch.save(state, file)
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the state that rank 0 has saved last, in every rank; None if there is none. Each rank must call this.
+
+        Only rank 0 needs the file. Raises ShadhoError in every rank if it cannot be read.
+        """
+        path = self.context.checkpoint_dir / CHECKPOINT
+        content = b""
+        if self.rank == 0 and path.exists():
+            content = path.read_bytes()
+        length = torch.tensor([len(content)])
+        dist.broadcast(length, 0)
+        if not length.item():
+            return None
+        data = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
+        dist.broadcast(data, 0)
+        try:
+            state: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
+        except Exception as error:
+            raise ShadhoError(
+                f"the checkpoint {path} cannot be read: it is damaged, or contains more than tensors, numbers, "
+                "texts, lists and dicts; remove it to start from the first step"
+            ) from error
+        return state
+
+    def _fork(self) -> None:
+        """Become rank 0 of several processes on this machine, or one of them."""
+        token = make_token()
+        server = listen(LOOPBACK)
+        port = server.getsockname()[1]
+        if self.size > 1:
+            self._forks = Forks()
+            self.rank = self._forks.start(self.size)
+        if not self.rank:
+            self._meet(self._serve(server, LOOPBACK), token, LOOPBACK)
+            return
+        self._is_fork = True
+        server.close()
+        self.context.replica = ReplicaSeat(address=f"{LOOPBACK}:{port}", token=token, rank=self.rank)
+        if hasattr(self.context, "on_report"):
+            # The trial's reports are those of rank 0, which has the connection to the worker.
+            self.context.on_report = lambda step, loss: None
+        self._meet(_connect(LOOPBACK, port), token, LOOPBACK)
+
+    def _call(self) -> None:
+        """Become rank 0 of a trial with several slots, and call the other ranks."""
+        host = os.environ.get(HOST_VARIABLE) or own_address()
+        server = listen(listening_address(host))
+        token, port = make_token(), server.getsockname()[1]
+        store = self._serve(server, host)
+        self.context.call_replicas(f"{host}:{port}", token, 0)
+        self._meet(store, token, host)
+        self.context.gang_assembled()
+
+    def _join(self, seat: ReplicaSeat) -> None:
+        """Become the rank of this seat."""
+        master, _, port = seat.address.rpartition(":")
+        host = os.environ.get(HOST_VARIABLE) or own_address(master)
+        reach(f"rank {self.rank}", host, "rank 0", seat.address)
+        self._meet(_connect(master, int(port)), seat.token, host)
+
+    def _serve(self, server: socket.socket, host: str) -> TCPStore:
+        """Return the store, which takes the listening socket over."""
+        port = server.getsockname()[1]
+        return TCPStore(host, port, None, True, REQUEST, wait_for_workers=False, master_listen_fd=server.detach())
+
+    def _meet(self, store: TCPStore, token: str, host: str) -> None:
+        """Join the other ranks in the store, and initialise torch's process group."""
+        self._rendezvous = meeting = Rendezvous(store, token, self.rank, self.size, self._stop_waiting)
+        meeting.take_place()
+        self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
+        local = self.rank if self._is_fork else 0
+        card = Card(address=f"{host}:0", version=self._version, size=self.size, gpu=self._gpu(local))
+        terms = meeting.meet(card, self._wanted, self._start_seconds, host)
+        self._set_environment(host=store.host, port=store.port, local=local)
+        if terms.backend == "nccl":
+            self.device = torch.device("cuda", local)
+            torch.cuda.set_device(self.device)
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(host)) is not None:
+            # By default gloo uses the address of the machine's own name, which may be a loopback address.
+            self._set("GLOO_SOCKET_IFNAME", interface)
+        before = sockets()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if terms.backend == "nccl" else "gloo",
+            store=meeting.store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=self._timeout),
+        )
+        self._watch.sockets = {inode: number for inode, number in sockets().items() if inode not in before}
+
+    def _gpu(self, local: int) -> str | None:
+        """Return the name of this rank's own GPU, or None."""
+        if self.context.device != "cuda" and self._wanted != "nccl":
+            return None
+        if local >= torch.cuda.device_count():
+            return None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return f"{socket.gethostname()}/{visible}/{local}"
+
+    def _stop_waiting(self) -> None:
+        """Raise if the trial was stopped while it waits for its ranks."""
+        if self.context.should_stop():
+            raise TrialStopped("the trial was stopped while its ranks joined") if self.rank == 0 else ReplicaDone
+
+    def _set_environment(self, host: str, port: int, local: int) -> None:
+        """Set the variables that other libraries read."""
+        # NCCL's own watchdog would end the process.
+        self._set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        for name, value in (
+            ("RANK", self.rank),
+            ("WORLD_SIZE", self.size),
+            ("LOCAL_RANK", local),
+            ("MASTER_ADDR", host),
+            ("MASTER_PORT", port),
+        ):
+            self._set(name, str(value))
+
+    def _set(self, name: str, value: str) -> None:
+        self._environment.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Leave the group. A rank other than 0 does not return: it exits, or raises ReplicaDone or its own error.
+
+        Rank 0 returns, or raises what has ended the group if that is not `error`.
+        """
+        if self._watch is not None:
+            self._watch.pacify()
+        end = self._end_of(error)
+        if self._is_fork:
+            self._exit(error, end)
+        try:
+            if self.rank == 0 and error is None and self._rendezvous is not None:
+                self._await_others(self._rendezvous)
+        finally:
+            self._close(is_broken=error is not None)
+        if self.rank and (error is None or end is not None):
+            raise ReplicaDone from None
+        if self.rank == 0 and end is not None:
+            if end.is_loss:
+                raise RankLost(f"{end.reason}; the trial is tried again") from error
+            raise ShadhoError(end.reason) from error
+
+    def _end_of(self, error: BaseException | None) -> End | None:
+        """Return what has ended the group, if it is not this rank's own `error`. Tell the others if it is."""
+        meeting, watch = self._rendezvous, self._watch
+        if meeting is None or watch is None:
+            return None
+        try:
+            if error is None:
+                if self.rank:
+                    meeting.leave()
+                return None
+            if isinstance(error, RankLost):
+                return watch.end or End(reason=str(error), is_loss=True)
+            end = watch.end
+            if end is None and _is_of_connection(error):
+                # A connection was lost. The heartbeats will show whose.
+                end = watch.wait(self._deadline + 3.0)
+                if end is None:
+                    lost = f"rank {self.rank} has lost its connection to another rank: {describe(error)}"
+                    end = meeting.end(End(reason=lost, is_loss=True))
+            if end is None and not isinstance(error, ReplicaDone):
+                meeting.end(End(reason=f"rank {self.rank} failed: {describe(error)}", is_loss=False))
+        except RuntimeError as gone:
+            # The store is rank 0's, which has ended.
+            return End(reason=f"rank 0 has ended ({describe(gone)})", is_loss=True)
+        return end
+
+    def _exit(self, error: BaseException | None, end: End | None) -> None:
+        """End a forked process: it must not run the rest of the objective."""
+        has_failed = error is not None and end is None
+        if has_failed:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(has_failed))
+
+    def _await_others(self, meeting: Rendezvous) -> None:
+        """Wait until the other ranks have left their blocks. What happens to them no longer matters to the trial."""
+        until = time.monotonic() + LEAVE_SECONDS
+        rest = set(range(1, self.size))
+        while rest and time.monotonic() < until and (self._watch is None or self._watch.end is None):
+            rest = {rank for rank in rest if not meeting.has_left(rank)}
+            time.sleep(0.02)
+        if rest:
+            logger.warning("ranks %s did not leave the block of the process group with rank 0", sorted(rest))
+
+    def _close(self, *, is_broken: bool) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
+            dist.destroy_process_group()
+        if self._forks is not None:
+            self._forks.close(2.0)
+        # The store ends with its last reference.
+        self._rendezvous = self._watch = None
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+#: the name with which objectives create a process group
+process_group = ProcessGroup
+
+
+def _connect(host: str, port: int) -> TCPStore:
+    return TCPStore(host, port, None, False, REQUEST, wait_for_workers=False)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    is_of_torch = isinstance(error, dist.DistError) or type(error) is RuntimeError
+    return is_of_torch and (isinstance(error, dist.DistError) or bool(_OF_CONNECTION.search(str(error))))

@@ -1,0 +1,253 @@
+"""Rendezvous of a process group: all ranks join, tell their versions and addresses, and check that they are reachable.
+
+Rank 0 has a TCPStore, which the ranks also use for torch's own rendezvous. Its keys begin with the token of the gang,
+so that a rank of an earlier attempt cannot be taken for one of this attempt. torch does not authenticate connections.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from types import CodeType
+from typing import Literal
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of them
+
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import RankLost
+from shadho_celery.training.coordinator.listener import close_socket, listen
+
+#: seconds between two looks into the store
+TICK = 0.1
+#: seconds in which a machine must accept a connection
+REACH_SECONDS = 10.0
+#: time limit of one request to the store
+REQUEST = timedelta(seconds=60)
+
+Backend = Literal["nccl", "gloo"]
+
+
+class End(Struct, frozen=True, kw_only=True):
+    """End of a process group before its ranks have left it."""
+
+    reason: str
+    #: True if a rank was lost, and False if one has failed
+    is_loss: bool
+
+
+class Card(Struct, frozen=True, kw_only=True):
+    """What a rank says of itself when it joins."""
+
+    #: address at which the other ranks connect to it once, as ``host:port``
+    address: str
+    #: versions of Python, torch and the calling code, which must be equal
+    version: str
+    #: number of ranks that it expects
+    size: int
+    #: name of its own GPU; None if it has no GPU, or shares it
+    gpu: str | None = None
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What rank 0 says once all ranks have joined."""
+
+    addresses: list[str]
+    backend: Backend
+
+
+def version_of(code: CodeType) -> str:
+    """Return the versions that all ranks must share; the last one is a digest of `code`."""
+    import hashlib
+
+    digest = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:12]
+    python = ".".join(map(str, sys.version_info[:2]))
+    return f"Python {python}, torch {torch.__version__.partition('+')[0]}, code {digest}"
+
+
+class Rendezvous:
+    """One rank's view of the store.
+
+    `stop` is called while the rank waits, and may raise. All methods raise torch's errors if rank 0 has ended.
+    """
+
+    def __init__(self, store: TCPStore, token: str, rank: int, size: int, stop: Callable[[], None]) -> None:
+        self.rank, self.size = rank, size
+        self._stop = stop
+        #: store for torch's own rendezvous
+        self.store = PrefixStore(token, store)
+        self._plain, self._token = store, token
+
+    def copy(self) -> Rendezvous:
+        """Return a view over another connection, for another thread. A request blocks the connection of its thread."""
+        store = self._plain.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+        return Rendezvous(store, self._token, self.rank, self.size, self._stop)
+
+    def end(self, end: End) -> End:
+        """Record the end of the group, unless it is recorded already. Return the recorded end."""
+        first = self.store.compare_set("end", "", msgspec.json.encode(end).decode())
+        return msgspec.json.decode(first, type=End)
+
+    def ended(self) -> End | None:
+        """Return the recorded end of the group, or None."""
+        return msgspec.json.decode(self.store.get("end"), type=End) if self.store.check(["end"]) else None
+
+    def beat(self) -> None:
+        """Record that this rank is alive."""
+        self.store.add(f"beat/{self.rank}", 1)
+
+    def beats(self, rank: int) -> int:
+        """Return a number that increases while a rank is alive."""
+        return self.store.add(f"beat/{rank}", 0)
+
+    def leave(self) -> None:
+        """Record that this rank has left its block."""
+        self.store.set(f"left/{self.rank}", "1")
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has left its block."""
+        return self.store.check([f"left/{rank}"])
+
+    def take_place(self) -> None:
+        """Take the rank's place in the group. Raises ShadhoError if another process has taken it."""
+        if self.store.add(f"joined/{self.rank}", 1) > 1:
+            raise ShadhoError(
+                f"rank {self.rank} has joined twice; its first process keeps the place, because torch cannot replace a "
+                "rank in a group"
+            )
+
+    def meet(self, card: Card, wanted: Backend | None, seconds: float, host: str) -> Terms:
+        """Wait until all ranks have joined and reach one another. Return the terms, which are equal in all ranks.
+
+        `host` is the host of this rank's address, to listen on. Raises ShadhoError if a rank never joins, or two ranks
+        cannot reach one another; UsageError if their versions differ or NCCL is not possible.
+        """
+        listening = os.environ.get("SHADHO_LISTEN") if not host.startswith("127.") else None
+        server = listen(listening or host)
+        try:
+            card = msgspec.structs.replace(card, address=f"{host}:{server.getsockname()[1]}")
+            self.store.set(f"card/{self.rank}", msgspec.json.encode(card).decode())
+            if self.rank == 0:
+                terms = self._terms(card, wanted, seconds)
+                self.store.set("terms", msgspec.json.encode(terms).decode())
+            else:
+                self._wait(lambda: self.store.check(["terms"]))
+                terms = msgspec.json.decode(self.store.get("terms"), type=Terms)
+            self._reach(terms.addresses)
+            self.store.add("reached", 1)
+            # Nobody closes a server that another rank has not reached yet.
+            self._wait(lambda: self.store.add("reached", 0) >= self.size)
+        finally:
+            close_socket(server)
+        return terms
+
+    def _terms(self, own: Card, wanted: Backend | None, seconds: float) -> Terms:
+        cards = {0: own}
+        until = time.monotonic() + seconds
+
+        def complete() -> bool:
+            for rank in range(1, self.size):
+                if rank not in cards and self.store.check([f"card/{rank}"]):
+                    cards[rank] = msgspec.json.decode(self.store.get(f"card/{rank}"), type=Card)
+                    _check_card(rank, cards[rank], own)
+            if len(cards) < self.size and time.monotonic() > until:
+                missing = [rank for rank in range(self.size) if rank not in cards]
+                raise ShadhoError(
+                    f"{_ranks(missing)} of {self.size} did not join within {seconds:g} s; look for an error in the "
+                    f"output of the others, check that workers are free and reach {own.address.rpartition(':')[0]}, "
+                    "or give a larger start_seconds"
+                )
+            return len(cards) == self.size
+
+        self._wait(complete)
+        ordered = [cards[rank] for rank in range(self.size)]
+        return Terms(addresses=[card.address for card in ordered], backend=_backend(ordered, wanted))
+
+    def _reach(self, addresses: Sequence[str]) -> None:
+        """Connect to every other rank once. Raises ShadhoError with both addresses if that fails."""
+        for rank, address in enumerate(addresses):
+            if rank != self.rank:
+                self._stop()
+                reach(f"rank {self.rank}", addresses[self.rank], f"rank {rank}", address)
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait for a condition. Raises ShadhoError if the group ends instead."""
+        while not ready():
+            self._stop()
+            if (end := self.ended()) is not None:
+                raise RankLost(end.reason) if end.is_loss else ShadhoError(end.reason)
+            time.sleep(TICK)
+
+
+def reach(whose: str, own: str, other: str, address: str) -> None:
+    """Connect to the address of another rank once. Raises ShadhoError with both addresses if that fails."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise ShadhoError(
+            f"{whose} at {own} cannot reach {other} at {address} ({error}); open the ports between these machines, or "
+            "set SHADHO_HOST there to the address by which others reach it"
+        ) from error
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface with this address, or None if that is not known."""
+    with suppress(OSError, ImportError):
+        import fcntl
+
+        address = socket.inet_aton(socket.gethostbyname(host))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):
+                    request = name.encode()[:15].ljust(256, b"\0")
+                    # SIOCGIFADDR of Linux
+                    if fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24] == address:
+                        return name
+            if address[0] == 127:
+                return "lo" if sys.platform == "linux" else None
+    return None
+
+
+def _check_card(rank: int, card: Card, own: Card) -> None:
+    if card.version != own.version:
+        raise UsageError(
+            f"rank {rank} at {card.address} is of another version than rank 0: {card.version}, not {own.version}; "
+            "install the same versions and start its worker again"
+        )
+    if card.size != own.size:
+        raise UsageError(f"rank {rank} at {card.address} expects {card.size} ranks, but rank 0 expects {own.size}")
+
+
+def _backend(cards: Sequence[Card], wanted: Backend | None) -> Backend:
+    """Return the backend: NCCL if each rank has a GPU of its own, else gloo. Raises UsageError if it cannot be used."""
+    gpus = [card.gpu for card in cards]
+    without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
+    is_possible = dist.is_nccl_available() and not without and len({*gpus}) == len(gpus)
+    if wanted == "nccl" and not is_possible:
+        if not dist.is_nccl_available():
+            cause = "this torch is built without NCCL"
+        elif without:
+            cause = f"{_ranks(without)} of {len(cards)} " + ("has none" if len(without) == 1 else "have none")
+        else:
+            cause = "two ranks share one GPU"
+        raise UsageError(f"NCCL needs a GPU of its own for each rank, but {cause}; leave backend out, or give 'gloo'")
+    return wanted or ("nccl" if is_possible else "gloo")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one short line, for the other ranks."""
+    return json.dumps(f"{type(error).__name__}: {error}"[:500])[1:-1]

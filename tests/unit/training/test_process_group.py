@@ -1,0 +1,175 @@
+"""A process group in the slot of one trial: real processes, real gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.training import process_group
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def total(value: float = 1.0) -> float:
+    """Return the sum of a number of each rank."""
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def test_every_rank_takes_part_and_only_rank_0_leaves_the_block_and_reports(tmp_path: Path) -> None:
+    reports: list[tuple[int, float]] = []
+    context = LocalContext(checkpoints=tmp_path, on_report=lambda step, loss: reports.append((step, loss)))
+    with process_group(context, ranks=3) as pg:
+        inside = os.getpid()
+        ranks, variables = total(pg.rank), total(int(os.environ["RANK"]) + 10 * int(os.environ["WORLD_SIZE"]))
+        context.report(1, float(pg.rank))
+        (tmp_path / f"rank-{pg.rank}").write_text(f"{inside} {pg.size} {pg.device}")
+    assert (pg.rank, pg.size, ranks, variables) == (0, 3, 3.0, 93.0)
+    assert inside == os.getpid()
+    assert reports == [(1, 0.0)]
+    assert len({(tmp_path / f"rank-{rank}").read_text() for rank in range(3)}) == 3
+    assert "RANK" not in os.environ
+    assert not dist.is_initialized()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_trial_may_open_one_group_after_the_other_in_one_slot(tmp_path: Path) -> None:
+    context = LocalContext(checkpoints=tmp_path)
+    sums = []
+    for ranks in (1, 2):
+        with process_group(context, ranks=ranks):
+            sums.append(total())
+    assert sums == [1.0, 2.0]
+
+
+def hang() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise ArithmeticError("no such file")
+
+
+def train(folder: Path, ranks: int, culprit: int, end: Callable[[], None], rest: Callable[[], object] = total) -> None:
+    """Train until one rank, the culprit, ends in some way. The others go on with the rest."""
+    with process_group(LocalContext(checkpoints=folder), ranks=ranks, deadline_seconds=3) as pg:
+        (folder / f"pid-{pg.rank}").write_text(str(os.getpid()))
+        total()
+        if pg.rank == culprit:
+            end()
+        rest()
+
+
+def compute() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [(die, "rank 2 was ended by signal SIGKILL"), (hang, "rank 2 was silent for 3 s")],
+    ids=["killed", "stopped"],
+)
+@pytest.mark.parametrize("rest", [total, compute])
+def test_a_lost_rank_ends_every_other_one(
+    tmp_path: Path, end: Callable[[], None], says: str, rest: Callable[[], object]
+) -> None:
+    """It ends those that wait for it in a collective, and those that compute."""
+    began = time.monotonic()
+    with pytest.raises(RankLost, match=f"{says}; the trial is tried again"):
+        train(tmp_path, 3, 2, end, rest)
+    assert time.monotonic() - began < 30, "the limit that the document names"
+    for rank in (1, 2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_error_of_a_rank_is_the_error_of_the_trial(
+    tmp_path: Path, rank: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = "^no such file$" if rank == 0 else "^rank 1 failed: ArithmeticError: no such file$"
+    kind = ArithmeticError if rank == 0 else ShadhoError
+    with pytest.raises(kind, match=says):
+        train(tmp_path, 3, rank, fail)
+    assert ("ArithmeticError: no such file" in capfd.readouterr().err) == (rank == 1), "its traceback is shown"
+
+
+def test_pruning_reaches_all_ranks_at_one_step(tmp_path: Path) -> None:
+    """Rank 0 alone is told. Every rank does the same number of steps, or its last sum would wait for ever."""
+    steps = 0
+    context = LocalContext(checkpoints=tmp_path, stopped=lambda: steps >= 5)
+    with process_group(context, ranks=3) as pg:
+        while not pg.should_stop():
+            steps += 1
+            total()
+        (tmp_path / f"steps-{pg.rank}").write_text(str(steps))
+        total()
+    assert [(tmp_path / f"steps-{rank}").read_text() for rank in range(3)] == ["5", "5", "5"]
+
+
+def test_every_rank_loads_what_rank_0_saved(tmp_path: Path) -> None:
+    for attempt in range(2):
+        with process_group(LocalContext(checkpoints=tmp_path), ranks=2) as pg:
+            state = pg.load()
+            found = -1.0 if state is None else float(state["numbers"].sum())
+            assert total(found) == 2 * found
+            pg.save({"numbers": torch.full((4,), float(pg.rank + 1)), "epoch": attempt})
+        assert found == (-1.0, 4.0)[attempt]
+
+
+def test_a_copy_of_a_trial_and_a_damaged_checkpoint(tmp_path: Path) -> None:
+    with process_group(LocalContext(checkpoints=tmp_path, is_copy=True)) as pg:
+        pg.save({"epoch": 1})
+        assert pg.load() is None
+    (tmp_path / "process-group.pt").write_bytes(b"damaged")
+    with (
+        pytest.raises(ShadhoError, match=r"process-group.pt cannot be read: it is damaged.*; remove it to start"),
+        process_group(LocalContext(checkpoints=tmp_path), ranks=2) as pg,
+    ):
+        pg.load()
+
+
+@pytest.mark.parametrize(
+    ("facts", "arguments", "says"),
+    [
+        ({}, {"ranks": 0}, "ranks is 0; give a whole number from 1 up"),
+        ({}, {"ranks": True}, "ranks is True"),
+        ({"slots": 2}, {"ranks": 3}, "ranks is 3, but the trial has 2 slots"),
+        ({}, {"backend": "mpi"}, "backend is 'mpi'; it must be 'nccl', 'gloo' or None"),
+        ({}, {"timeout_seconds": 0}, "timeout_seconds is 0; give a number of seconds above 0"),
+        ({}, {"deadline_seconds": float("nan")}, "deadline_seconds is nan"),
+        ({"slots": 2, "encrypted": True}, {}, "signing key, but torch neither authenticates.*plain=True"),
+        ({}, {"backend": "nccl", "ranks": 2}, "NCCL needs a GPU of its own for each rank, but"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    tmp_path: Path, facts: dict[str, object], arguments: dict[str, object], says: str
+) -> None:
+    with (
+        pytest.raises(UsageError, match=says) as caught,
+        process_group(LocalContext(checkpoints=tmp_path, **facts), **arguments),  # type: ignore[arg-type]
+    ):
+        pytest.fail("the block must not begin")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_group_within_the_first_is_refused(tmp_path: Path) -> None:
+    context = LocalContext(checkpoints=tmp_path)
+    with process_group(context, ranks=1), pytest.raises(UsageError, match=r"torch.distributed is in use already"):
+        process_group(context, ranks=1)

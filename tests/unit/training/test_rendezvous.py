@@ -1,0 +1,149 @@
+"""Ranks that join in a store: each in a thread, as another process would."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
+
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import RankLost
+from shadho_celery.training.ranks.rendezvous import (
+    REQUEST,
+    Card,
+    End,
+    Rendezvous,
+    Terms,
+    interface_of,
+    reach,
+    version_of,
+)
+
+LOOPBACK = "127.0.0.1"
+CARD = Card(address="", version="Python 3", size=2)
+
+
+@contextmanager
+def ranks(size: int) -> Iterator[list[Rendezvous]]:
+    """Yield each rank's view of one store."""
+    master = TCPStore(LOOPBACK, 0, None, True, REQUEST, wait_for_workers=False)
+    yield [Rendezvous(master.clone(), "token", rank, size, lambda: None) for rank in range(size)]
+
+
+def met(views: list[Rendezvous], *cards: Card, backend: Any = None, seconds: float = 30.0) -> list[Terms | Exception]:
+    """Let each rank that has a card meet the others. Return what each of them gets."""
+    got: dict[int, Terms | Exception] = {}
+
+    def meet(rank: int) -> None:
+        try:
+            got[rank] = views[rank].meet(cards[rank], backend, seconds, LOOPBACK)
+        except Exception as error:
+            got[rank] = error
+            views[rank].end(End(reason=str(error), is_loss=False))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(len(cards))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [got[rank] for rank in range(len(cards))]
+
+
+def test_all_ranks_get_the_same_terms() -> None:
+    with ranks(2) as views:
+        first, second = met(views, CARD, CARD)
+    assert isinstance(first, Terms)
+    assert first == second
+    assert first.backend == "gloo"
+    assert len({*first.addresses}) == 2
+
+
+def test_a_rank_that_never_joins_is_named() -> None:
+    with ranks(3) as views:
+        cards = [Card(address="", version="Python 3", size=3)] * 2
+        first, second = met(views, *cards, seconds=0.5)
+    for error in (first, second):
+        assert isinstance(error, ShadhoError)
+        assert "rank 2 of 3 did not join within 0.5 s; " in str(error)
+
+
+def test_a_rank_that_joins_twice_is_refused_and_the_first_one_stays() -> None:
+    with ranks(2) as views:
+        views[1].take_place()
+        with pytest.raises(ShadhoError, match="rank 1 has joined twice; its first process keeps the place"):
+            views[1].take_place()
+        assert views[0].ended() is None
+
+
+def test_a_rank_of_another_version_is_refused_with_both_versions() -> None:
+    with ranks(2) as views:
+        first, _ = met(views, CARD, Card(address="", version="Python 2", size=2))
+    assert isinstance(first, UsageError)
+    assert "is of another version than rank 0: Python 2, not Python 3; " in str(first)
+
+
+def test_the_version_depends_on_the_calling_code() -> None:
+    def one() -> int:
+        return len("x")
+
+    def other() -> int:
+        return sum([1])
+
+    assert version_of(one.__code__) == version_of(one.__code__) != version_of(other.__code__)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cause"),
+    [(("a", None), "rank 1 of 2 has none"), ((None, None), "ranks 0, 1 of 2 have none"), (("a", "a"), "share one GPU")],
+)
+def test_nccl_needs_a_gpu_for_each_rank(
+    gpus: tuple[str | None, ...], cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    cards = [Card(address="", version="Python 3", size=2, gpu=gpu) for gpu in gpus]
+    with ranks(2) as views:
+        first, _ = met(views, *cards, backend="nccl")
+    assert isinstance(first, UsageError)
+    assert cause in str(first)
+    with ranks(2) as views:
+        terms, _ = met(views, *cards)
+    assert isinstance(terms, Terms)
+    assert terms.backend == "gloo"
+
+
+def test_nccl_is_chosen_if_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    with ranks(2) as views:
+        terms, _ = met(views, *(Card(address="", version="Python 3", size=2, gpu=gpu) for gpu in "ab"))
+    assert isinstance(terms, Terms)
+    assert terms.backend == "nccl"
+
+
+def test_machines_that_cannot_reach_one_another_are_named_with_both_addresses() -> None:
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(
+        ShadhoError, match=rf"rank 1 at 10.0.0.1:5 cannot reach rank 0 at {LOOPBACK}:{port} \(.*refused"
+    ):
+        reach("rank 1", "10.0.0.1:5", "rank 0", f"{LOOPBACK}:{port}")
+
+
+def test_the_first_end_counts_and_ends_the_waiting_of_the_others() -> None:
+    with ranks(2) as views:
+        first = views[1].end(End(reason="rank 1 was lost", is_loss=True))
+        assert views[0].end(End(reason="something else", is_loss=False)) == first
+        [error] = met(views, CARD)
+    assert isinstance(error, RankLost)
+    assert str(error) == "rank 1 was lost"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the name is that of Linux")
+def test_the_interface_of_an_address() -> None:
+    assert interface_of(LOOPBACK) == "lo"
+    assert interface_of("192.0.2.1") is None
