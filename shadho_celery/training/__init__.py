@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         'shadho_celery.training needs torch; install it in the checkout: pip install -e ".[torch]"', name="torch"
     ) from error
 
+from shadho_celery.training.drop_compute import DropCompute
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.process_group import ProcessGroup, process_group
 from shadho_celery.training.replay import replay
@@ -27,6 +28,7 @@ from shadho_celery.training.wire.codecs import Quantize, Raw
 __all__ = [
     "Async",
     "Average",
+    "DropCompute",
     "Elastic",
     "Gang",
     "ProcessGroup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from textwrap import indent
 
 import pytest
 from acceptance.commands import Desk
@@ -50,6 +51,34 @@ def test_the_process_group_of_the_training_readme(desk: Desk) -> None:
     assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 0")
     assert {trial["slots"] for trial in desk.trials()} == {2}
     assert min(trial["loss"] for trial in desk.trials()) < 0.1
+
+
+#: What the document's loop with DropCompute needs around it.
+DROP = """
+import torch
+from torch.nn.functional import mse_loss
+from shadho_celery.context import LocalContext
+from shadho_celery.training import DropCompute, process_group
+
+def loss(model, part):
+    return mse_loss(model(part), part.sum(dim=1, keepdim=True))
+
+with process_group(LocalContext(), ranks=2) as pg:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = [torch.randn(4, 16, 4).unbind() for _ in range(60)]
+{loop}
+print("loss", loss(model, torch.ones(1, 4)).item(), "share", drop.share)
+"""
+
+
+def test_the_loop_with_drop_compute_learns(desk: Desk) -> None:
+    [loop] = [text for text in blocks(TRAINING, "python") if "drop.reduce()" in text]
+    desk.write("drop.py", DROP.format(loop=indent(loop, "    ")))
+    found = re.search(r"loss (\S+) share (\S+)", shell(desk, "python drop.py"))
+    assert found
+    assert float(found[1]) < 0.1
+    assert 0 < float(found[2]) <= 1
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "tasks.ddp" in line])

@@ -1,0 +1,148 @@
+"""DropCompute: the choice of a deadline by recorded times, and the mean over what ranks have computed until then."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shadho_celery.errors import UsageError
+from shadho_celery.objective.context import LocalContext
+from shadho_celery.training import DropCompute, process_group
+from shadho_celery.training.drop_compute import best_deadline
+
+pytestmark = pytest.mark.timeout(120)
+
+MICRO_BATCHES = 4
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def straggling(steps: int, ranks: int, seed: int) -> np.ndarray:
+    """Seconds at which micro-batches end: .05 s for four, and one rank in twenty takes four to many times as long."""
+    generator = np.random.default_rng(seed)
+    slow = generator.random((steps, ranks, 1)) < 0.05
+    factors = np.where(slow, 4 * (1 + generator.pareto(2, slow.shape)), 1.0)
+    return np.cumsum(np.broadcast_to(factors * 0.05 / MICRO_BATCHES, (steps, ranks, MICRO_BATCHES)), axis=-1)
+
+
+def outcome(ends: np.ndarray, deadline: float) -> tuple[float, float]:
+    """Return the share of micro-batches that a deadline keeps, and the seconds of all steps, by a plain loop."""
+    kept, seconds = 0, 0.0
+    for step in ends:
+        slowest = 0.0
+        for rank in step:
+            began = 0.0
+            for number, end in enumerate(rank):
+                if number and began >= deadline:
+                    break
+                kept, began = kept + 1, end
+            slowest = max(slowest, began)
+        seconds += slowest
+    return kept / ends.size, seconds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_deadline_keeps_its_share_also_of_times_that_it_has_not_seen_and_makes_steps_shorter(seed: int) -> None:
+    deadline = best_deadline(straggling(200, 8, seed), 0.0, 0.8)
+    later = straggling(200, 8, seed + 100)
+    share, seconds = outcome(later, deadline)
+    assert share > 0.78
+    assert seconds * 1.5 < later.max(axis=(1, 2)).sum()
+    assert outcome(straggling(200, 8, seed), deadline)[0] >= 0.8
+
+
+def test_equal_ranks_get_no_deadline() -> None:
+    ends = np.cumsum(np.full((20, 4, MICRO_BATCHES), 0.05), axis=-1)
+    assert best_deadline(ends, 0.01, 0.8) == math.inf
+    assert best_deadline(ends[..., :1], 0.01, 0.8) == math.inf, "a step of one micro-batch cannot be cut"
+
+
+def test_the_gradient_is_the_mean_over_the_micro_batches_of_all_ranks(tmp_path: Path) -> None:
+    """Rank 1 computes two of four micro-batches until the deadline. The parameters begin as those of rank 0."""
+    clock = Hands()
+    with process_group(LocalContext(checkpoints=tmp_path), ranks=2) as pg:
+        torch.manual_seed(pg.rank)
+        model = nn.Linear(1, 1)
+        inputs = [torch.full((1, 1), float(10 * pg.rank + number)) for number in range(MICRO_BATCHES)]
+        drop = DropCompute(pg, model, deadline=1.5, now=clock)
+        counted = []
+        for part in drop.parts(inputs):
+            model(part).sum().backward()
+            counted.append(part.item())
+            clock.time += 0.1 if pg.rank == 0 else 1.0
+        assert counted == ([0.0, 1.0, 2.0, 3.0] if pg.rank == 0 else [10.0, 11.0])
+        count = drop.reduce()
+        (tmp_path / f"weight-{pg.rank}").write_text(str(model.weight.item()))
+    assert count == 6
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == pytest.approx((0 + 1 + 2 + 3 + 10 + 11) / 6)
+    assert drop.share == 6 / 8
+    assert (tmp_path / "weight-0").read_text() == (tmp_path / "weight-1").read_text()
+
+
+def test_every_rank_chooses_the_same_deadline_and_chooses_again_when_it_keeps_too_few(tmp_path: Path) -> None:
+    """Also with DistributedDataParallel, which must not reduce the gradients itself."""
+    clock = Hands()
+    with process_group(LocalContext(checkpoints=tmp_path), ranks=2) as pg:
+        model = DistributedDataParallel(nn.Linear(1, 1))
+        drop = DropCompute(pg, model, record=4, now=clock)
+        deadlines, shares = [], []
+        for step in range(60):
+            # Each rank is slow in one step of four; from step 30 on, rank 1 is slow always.
+            is_slow = step % 4 == 2 * pg.rank or (step >= 30 and pg.rank == 1)
+            for number, _ in enumerate(drop.parts(range(MICRO_BATCHES))):
+                model(torch.ones(1, 1)).sum().backward()
+                clock.time += 3.0 if is_slow and number else 1.0
+            drop.reduce()
+            deadlines.append(drop.deadline)
+            shares.append(drop.share)
+        (tmp_path / f"deadlines-{pg.rank}").write_text(str(deadlines))
+    assert (tmp_path / "deadlines-0").read_text() == (tmp_path / "deadlines-1").read_text()
+    assert deadlines[:3] == [None, None, None]
+    assert deadlines[3] is not None
+    assert 3.0 < deadlines[3] < math.inf
+    assert shares[29] >= 0.8
+    assert None in deadlines[30:], "times were recorded again"
+
+
+def test_a_deadline_below_one_micro_batch_keeps_the_first_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Hands()
+    with process_group(LocalContext(checkpoints=tmp_path)) as pg:
+        drop = DropCompute(pg, nn.Linear(1, 1), deadline=0.001, now=clock)
+        for _ in range(3):
+            for _ in drop.parts(range(MICRO_BATCHES)):
+                clock.time += 1.0
+            assert drop.reduce() == 1
+    [said] = [record.getMessage() for record in caplog.records if "deadline" in record.getMessage()]
+    assert said.startswith("the deadline of 0.001 s is less than a micro-batch takes (1 s), so only the first one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"keep": 0}, "keep is 0; give the share"),
+        ({"keep": 1.5}, "keep is 1.5"),
+        ({"record": 0}, "record is 0; give a number of steps"),
+        ({"deadline": 0}, "deadline is 0; give a number of seconds above 0"),
+        ({"deadline": math.nan}, "deadline is nan"),
+    ],
+)
+def test_bad_arguments_are_one_line(tmp_path: Path, arguments: dict[str, float], says: str) -> None:
+    with process_group(LocalContext(checkpoints=tmp_path)) as pg, pytest.raises(UsageError, match=says):
+        DropCompute(pg, nn.Linear(1, 1), **arguments)  # type: ignore[arg-type]
