@@ -224,10 +224,8 @@ class PromiseShares(UniformShares):
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         self._outlook = outlook
-        gains = [0.0 if part.only_fails else outlook[name] for name, part in self._parts.items()]
-        # The square root makes shares less extreme: a model may be wrong about a subspace of which it has seen few
-        # trials.
-        wanted = self._even * np.sqrt(gains)
+        weights = np.array([0.0 if part.only_fails else outlook[name] for name, part in self._parts.items()])
+        wanted = self._even * (weights / (weights.max() or 1.0))
         wanted = wanted if wanted.any() else self._even
         self._use(LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum())
 

@@ -60,9 +60,9 @@ class WholeSampler(Protocol):
         """Learn from finished trials, as `Sampler.tell` does, in the order of their results."""
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return for each subspace how much its next trial is expected to gain, relative to the best one, which has 1.
+        """Return for each subspace the weight of its next trials beside its probability. The best one has 1.
 
-        `pending` is the number of unfinished trials. Until there are enough results, the only subspace with a gain is
+        `pending` is the number of unfinished trials. Until there are enough results, the only subspace with a weight is
         that of the next point of a sequence that covers the whole space. Returns the same object while nothing changes.
         """
 

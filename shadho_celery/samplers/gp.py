@@ -52,6 +52,9 @@ MOVED = 0.3
 LITTLE = 0.05
 #: deviations above the best loss beyond which the improvement has another formula, so that it does not vanish
 NEAR_Z = -1.0
+#: expected improvement of the best loss, in standard deviations of the losses, below which a half of the trials are
+#: divided by what each subspace may improve of its own best loss
+LITTLE_LEFT = 0.01
 #: mixed into the seed for the candidates of an outlook
 _OUTLOOK = 0x6F
 #: number of best candidates from which a local maximisation starts, and its maximum number of steps
@@ -232,6 +235,7 @@ class GpSampler(Learner):
 
     def _guess(self, generator: np.random.Generator, taken: set[Key], part: Subspace) -> Params:
         order, best = self._known()
+        best = self._to_improve(part, order, best)
         candidates, rows = self._candidates(generator, self._process.rows[self._nearest(order, part)], part)
         worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator, part)
         order = np.argsort(-worth, kind="stable")
@@ -247,7 +251,11 @@ class GpSampler(Learner):
         return self._spread(params, most, best, generator, part)
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return the expected improvement of each part's best candidate, relative to that of the best part."""
+        """Return the weights of the parts by the root of their best candidates' expected improvement.
+
+        When little is left to gain, what a part may improve of its own best loss counts, too. The process may be wrong
+        about a part of which it has seen few trials, such as one with good losses in a narrow valley.
+        """
         if not self._domains or not self.is_started:
             return self._sequence.outlook(parts, self._told + pending)
         if self._told != self._looked_at:
@@ -260,25 +268,48 @@ class GpSampler(Learner):
         self._learn_history()
         generator = np.random.default_rng([*self._entropy, _OUTLOOK, self._told])
         order, best = self._known()
-        values = []
+        found = []
         for part in parts:
             near = self._process.rows[self._nearest(order, part)]
             candidates, rows = self._candidates(generator, near, part, DRAWS // len(parts) + EACH)
-            worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator, part)
-            values.append(float(worth.max()))
-        gains = np.exp(np.array(values) - max(values)) if max(values) > -math.inf else np.ones(len(values))
-        return dict(zip((part.name for part in parts), gains.tolist(), strict=True))
+            avoiding = self._avoidance.weights(candidates, generator, part)
+            worths = self._worths(rows, (best, self._to_improve(part, order, best)))
+            found.append([float((worth + avoiding).max()) for worth in worths])
+        values, own = np.array(found).T
+        even = np.array([part.probability for part in parts])
+        left = math.exp(values.max())
+        of_own = LITTLE_LEFT / (LITTLE_LEFT + left)
+        weights = (1.0 - of_own) * _rooted(values, even) + of_own * _rooted(own, even)
+        return dict(zip((part.name for part in parts), (weights / weights.max()).tolist(), strict=True))
+
+    def _to_improve(self, part: Subspace, order: NDArray[np.intp], best: float | None) -> float | None:
+        """Return the loss to improve in a part of the space: that of its best trial, or of all if none is feasible.
+
+        `order` and `best` are as in `_known`.
+        """
+        if best is None or part is self._subspace:
+            return best
+        own = order[self._in(part, order)][:1]
+        row = self._process.rows[own]
+        if not own.size or (self._constraints.any and self._constraints.log_chances(row)[0] < LIKELY):
+            return best
+        return float(self._process.predict(row)[0][0])
 
     def _nearest(self, order: NDArray[np.intp], part: Subspace) -> NDArray[np.intp]:
         """Return the indexes of the rows near which candidates are drawn: the best of the part, and the best of all."""
         if part is self._subspace:
             return order[:NEAR]
+        own = self._in(part, order)
+        return np.concatenate([order[own][:NEAR], order[:NEAR][~own[:NEAR]]])
+
+    def _in(self, part: Subspace, order: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of the rows with these indexes belong to a part of the space."""
         rows = self._process.rows[order]
         own = np.ones(len(rows), dtype=bool)
         for column, label in enumerate(self._domains):
             if label in part.fixed:
                 own &= rows[:, column] == self._domains[label].to_unit([part.fixed[label]])[0]
-        return np.concatenate([order[own][:NEAR], order[:NEAR][~own[:NEAR]]])
+        return own
 
     def _spread(
         self, params: Params, value: float, best: float | None, generator: np.random.Generator, part: Subspace
@@ -315,15 +346,21 @@ class GpSampler(Learner):
         return np.lexsort((means, ~feasible)), float(means[feasible].min())
 
     def _worth(self, rows: Array, best: float | None) -> Array:
-        """Return the log of the expected improvement times the probability of being feasible.
+        """Return the log of the expected improvement of `best` times the probability of being feasible.
 
         If `best` is None, return the log of that probability alone.
         """
+        (worth,) = self._worths(rows, (best,))
+        return worth
+
+    def _worths(self, rows: Array, bests: Sequence[float | None]) -> list[Array]:
+        """Return the worth of the rows for each loss that may be improved."""
         chances = self._constraints.log_chances(rows)
-        if best is None:
-            return chances
         means, deviations = self._process.predict(rows)
-        return log_improvement((best - means) / deviations) + np.log(deviations) + chances
+        gains = (
+            0.0 if best is None else log_improvement((best - means) / deviations) + np.log(deviations) for best in bests
+        )
+        return [gain + chances for gain in gains]
 
     def _candidates(
         self, generator: np.random.Generator, best: Array, part: Subspace, draws: int | None = None
@@ -393,6 +430,15 @@ class GpSampler(Learner):
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
+
+
+def _rooted(values: Array, even: Array) -> Array:
+    """Return weights by the root of gains, of which `values` are the logs, so that the shares of trials sum to 1.
+
+    The root makes shares less extreme, because the process may be wrong. `even` are the shares by probability.
+    """
+    weights = np.exp(0.5 * (values - values.max())) if values.max() > -math.inf else np.ones(len(values))
+    return np.asarray(weights / (even * weights).sum())
 
 
 def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:

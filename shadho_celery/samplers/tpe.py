@@ -126,7 +126,10 @@ class TpeSampler(Learner):
         return [asked[index] for index in indices]
 
     def outlook(self, parts: Sequence[Subspace], pending: int) -> Mapping[str, float]:
-        """Return the expected improvement of draws from each part, [B], equation 3, relative to the best part's."""
+        """Return weights by the root of the expected improvement of draws from each part, [B], equation 3.
+
+        The root makes shares less extreme, because the densities may be wrong.
+        """
         if not self._axes or len(self._ranked) < self._random:
             return self._sequence.outlook(parts, self._told + pending)
         # A resumed study must have the same outlook, so that it depends on the first trials in fixed numbers.
@@ -145,7 +148,7 @@ class TpeSampler(Learner):
         ratios = (good.log_factors(candidates) - bad.log_factors(candidates)).sum(axis=1)
         means = ratios.reshape(len(parts), size).mean(axis=1)
         gains = -np.logaddexp(math.log(share), math.log(1.0 - share) - means)
-        return dict(zip((part.name for part in parts), np.exp(gains - gains.max()).tolist(), strict=True))
+        return dict(zip((part.name for part in parts), np.exp(0.5 * (gains - gains.max())).tolist(), strict=True))
 
     def _start(self, index: int, places: Iterable[int], part: Subspace, taken: Collection[Key] | None = None) -> Params:
         """Return the first point at these places of the quasi-random sequence, or with `taken`, the first new point.

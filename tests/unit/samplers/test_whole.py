@@ -103,7 +103,8 @@ def test_the_best_values_of_a_label_may_be_alike_shifted_or_opposed(name: str, b
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
 def test_the_outlook_of_the_best_subspace_is_the_best(name: str) -> None:
     search = Search(name, bowl)
-    for _ in range(10):
+    # After more of them, gp has found the best loss.
+    for _ in range(5):
         for subspace in search.subspaces:
             search.run(subspace, 1)
     outlook = search.whole.outlook(search.subspaces, 0)
@@ -111,6 +112,22 @@ def test_the_outlook_of_the_best_subspace_is_the_best(name: str) -> None:
     assert outlook[best] == max(outlook.values()) == 1.0
     assert min(outlook.values()) < 0.7
     assert search.whole.outlook(search.subspaces, 0) is outlook
+
+
+def test_a_worse_subspace_that_still_improves_gets_trials_once_the_best_one_has_converged() -> None:
+    """Its losses may fall below the best one later, although the process does not expect it of the next trial."""
+
+    def loss(params: Params) -> float:
+        if params["model"] == 2:
+            return 2.0 - 0.3 * float(params["own2"])
+        return 0.2 + 0.001 * (float(params["rate"]) - 3) ** 2
+
+    search = Search("gp", loss)
+    for subspace in search.subspaces:
+        search.run(subspace, 15)
+    outlook = search.whole.outlook(search.subspaces, 0)
+    # By the improvement of the best loss alone it is less than 1e-9.
+    assert outlook[search.subspaces[-1].name] > 0.05
 
 
 def test_the_first_trials_cover_the_structures_of_the_space() -> None:
@@ -422,8 +439,8 @@ def test_trials_are_divided_by_the_outlook_and_all_subspaces_keep_some() -> None
     made = shares()
     made.follow({"good": 1.0, "middle": 0.5, "bad": 0.0})
     counts = dealt(made, 600)
-    # The floor is divided by the probabilities, the rest by probability times the root of the outlook.
-    wanted = {"good": 0.9 * 0.586 + 0.025, "middle": 0.9 * 0.414 + 0.025, "bad": 0.05}
+    # The floor is divided by the probabilities, the rest by probability times the outlook.
+    wanted = {"good": 0.9 * 2 / 3 + 0.025, "middle": 0.9 / 3 + 0.025, "bad": 0.05}
     assert LED_FLOOR == 0.1
     for name, part in wanted.items():
         assert counts[name] / 600 == pytest.approx(part, abs=0.05)
