@@ -203,8 +203,8 @@ def test_a_failure_within_a_second_is_tried_elsewhere_however_short_the_trials_a
 
 @pytest.mark.parametrize(
     ("worker", "changes"),
-    [("w", {"out_of_memory": Memory.HOST}), ("w", {"state": S.CANCELLED}), ("", {})],
-    ids=["out of memory", "cancelled", "of an unknown worker"],
+    [("w", {"out_of_memory": Memory.HOST}), ("w", {"rank_lost": True}), ("w", {"state": S.CANCELLED}), ("", {})],
+    ids=["out of memory", "rank lost", "cancelled", "of an unknown worker"],
 )
 def test_other_ends_say_nothing_of_a_worker(judge: Judge, worker: str, changes: Mapping[str, Any]) -> None:
     for number in range(5):

@@ -394,6 +394,18 @@ def test_a_result_that_is_to_be_tried_again_takes_only_its_attempt_away() -> Non
     assert study.trial(0).outgrown == "cpu,gpu"
 
 
+def test_a_retry_after_a_loss_counts_as_a_lost_attempt_and_the_last_one_is_the_trials_failure() -> None:
+    study = begin()
+    trial = sent(study)
+    for number in range(MAX_LOST):
+        assert study.trial(0).lost == number
+        study.tell(result(trial, state=S.FAILED, retry=Retry(reason="rank 1 was lost", is_loss=True)))
+        if number < MAX_LOST - 1:
+            trial = study.send(study.trial(0), "cpu")
+    assert study.trial(0).state is S.FAILED
+    assert study.trial(0).outcome.error == f"{MAX_LOST} attempts were lost; the last one: rank 1 was lost"
+
+
 def test_a_trial_that_is_tried_again_for_another_reason_has_outgrown_nothing() -> None:
     study = begin()
     trial = sent(study)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hyperopt import hp
 from torch import distributed as dist
 
+from shadho_celery import minimize
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.objective.context import Context, LocalContext, RankLost
 from shadho_celery.training import process_group
 
 pytestmark = pytest.mark.timeout(120)
@@ -173,3 +175,26 @@ def test_a_second_group_within_the_first_is_refused(tmp_path: Path) -> None:
     context = LocalContext(checkpoints=tmp_path)
     with process_group(context, ranks=1), pytest.raises(UsageError, match=r"torch.distributed is in use already"):
         process_group(context, ranks=1)
+
+
+def test_a_trial_that_loses_a_rank_is_tried_again_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt of each trial loses a rank after its first checkpoint."""
+    monkeypatch.chdir(tmp_path)
+
+    def objective(params: dict[str, float], context: Context) -> dict[str, float]:
+        with process_group(context, ranks=2) as pg:
+            state = pg.load()
+            if state is None:
+                pg.save({"x": params["x"]})
+                total()
+                if pg.rank:
+                    die()
+                total()
+            found = -1.0 if state is None else state["x"]
+        return {"loss": found, "attempt": context.attempt}
+
+    study = minimize(objective, {"x": hp.uniform("x", 0, 1)}, trials=2, seed=0)
+    assert [trial.metrics["attempt"] for trial in study.trials] == [2, 2]
+    assert [trial.loss for trial in study.trials] == [trial.params["x"] for trial in study.trials]
