@@ -115,7 +115,9 @@ class DropCompute:
                 ends[0],
             )
         self._count = len(ends)
-        self._ends.append(ends)
+        if not self._ends or len(self._ends[0]) == len(ends):
+            # A shorter step, such as the last one of an epoch, is not recorded.
+            self._ends.append(ends)
 
     def reduce(self) -> int:
         """Replace each gradient by the mean over the micro-batches of all ranks. Return their number."""
@@ -130,6 +132,11 @@ class DropCompute:
         waited = self._now()
         dist.all_reduce(flat)
         kept, offered = (int(number) for number in numbers.tolist())
+        if offered != self._size * self._of:
+            raise UsageError(
+                f"the ranks have {offered} micro-batches in all, but this one has {self._of} and there are "
+                f"{self._size} ranks; give each rank the same number in each step"
+            )
         flat /= kept
         for gradient, mean in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))

@@ -75,6 +75,7 @@ RUN_BY = {
     "backup_sgd.py": "test_every_goal_of_played_gangs_is_reached",
     "modes.py": "test_the_benchmarks_of_training",
     "adsaga.py": "test_the_benchmarks_of_training",
+    "drop_compute.py": "test_the_benchmarks_of_training",
 }
 
 

@@ -158,6 +158,7 @@ def test_a_replay_and_a_gang_of_one_are_exact(desk: Desk) -> None:
     [
         ("modes.py", '--seeds 1 --only "sync, 2-bit"'),
         ("adsaga.py", "--simulated"),
+        ("drop_compute.py", "--seeds 1 --steps 30"),
     ],
 )
 def test_the_benchmarks_of_training(desk: Desk, script: str, options: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import DropCompute, process_group
 from shadho_celery.training.drop_compute import best_deadline
@@ -131,6 +131,31 @@ def test_a_deadline_below_one_micro_batch_keeps_the_first_and_says_so(
             assert drop.reduce() == 1
     [said] = [record.getMessage() for record in caplog.records if "deadline" in record.getMessage()]
     assert said.startswith("the deadline of 0.001 s is less than a micro-batch takes (1 s), so only the first one")
+
+
+def unequal(folder: Path) -> None:
+    with process_group(LocalContext(checkpoints=folder), ranks=2) as pg:
+        model = nn.Linear(1, 1)
+        drop = DropCompute(pg, model)
+        for _ in drop.parts(range(2 + pg.rank)):
+            model(torch.ones(1, 1)).sum().backward()
+        drop.reduce()
+
+
+def test_ranks_with_unequal_numbers_of_micro_batches_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShadhoError, match=r"have 5 micro-batches in all, but .* give each rank the same number"):
+        unequal(tmp_path)
+
+
+def test_a_shorter_step_is_not_recorded(tmp_path: Path) -> None:
+    """Such as the last one of an epoch."""
+    with process_group(LocalContext(checkpoints=tmp_path)) as pg:
+        drop = DropCompute(pg, nn.Linear(1, 1), record=3)
+        for count in (4, 2, 4, 4):
+            assert drop.deadline is None
+            list(drop.parts(range(count)))
+            assert drop.reduce() == count
+        assert drop.deadline is not None
 
 
 @pytest.mark.parametrize(
