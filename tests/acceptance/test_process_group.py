@@ -133,20 +133,6 @@ def test_the_process_of_a_rank_is_killed(fleet: Fleet) -> None:
     assert "attempt" in fleet.desk.said()
 
 
-def test_a_stop_reaches_both_ranks_at_one_step(fleet: Fleet) -> None:
-    (fleet.desk.folder / "hold").touch()
-    fleet.workers(2)
-    command = fleet.desk.launch("ranks", "--trials", "1", "--study", "ranks", "--allow-unsigned-control")
-    training(fleet)
-    fleet.desk.start("shadho-celery", "cancel", "ranks", "0").wait(30)
-    until(lambda: len([line for line in log(fleet) if line[0] == "stops"]) == 2, 60, fleet.desk.said)
-    (fleet.desk.folder / "hold").unlink()
-    command.wait(90)
-    assert [trial["state"] for trial in fleet.trials("ranks")] == ["CANCELLED", "COMPLETE"], fleet.desk.said()
-    [first, second] = [line[2] for line in log(fleet) if line[0] == "stops"]
-    assert first == second
-
-
 def test_the_task_is_searched_by_a_fleet(fleet: Fleet) -> None:
     fleet.workers(3)
     found = fleet.ended_well(fleet.launch("tasks.ddp", 2, name="digits"), "digits", 2, 120)
