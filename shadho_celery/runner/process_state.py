@@ -271,6 +271,15 @@ def _of_sklearn(sklearn: Any) -> Iterator[_Rule]:
 
 
 def _of_torch(torch: Any) -> Iterator[_Rule]:
+    def has_group() -> bool:
+        distributed = torch.distributed
+        return bool(distributed.is_available() and distributed.is_initialized())
+
+    def leave_group(before: object) -> None:
+        # NCCL might wait for the other ranks.
+        if not before and torch.distributed.get_backend() == "gloo":
+            torch.distributed.destroy_process_group()
+
     def default_device() -> object:
         # None unless a default device was set. torch loads this module when it is first set.
         return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
@@ -279,6 +288,7 @@ def _of_torch(torch: Any) -> Iterator[_Rule]:
         smallest = sys.float_info.min
         return smallest / 2 == 0.0
 
+    yield "process group of torch", has_group, leave_group
     yield "default dtype of torch", torch.get_default_dtype, torch.set_default_dtype
     yield "default device of torch", default_device, torch.set_default_device
     yield "grad mode of torch", torch.is_grad_enabled, torch.set_grad_enabled

@@ -349,10 +349,12 @@ class ProcessGroup:
             logger.warning("ranks %s did not leave the block of the process group with rank 0", sorted(rest))
 
     def _close(self, *, is_broken: bool) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
-            dist.destroy_process_group()
+        try:
+            if self._watch is not None:
+                self._watch.close()
+        finally:  # also if the trial is interrupted here
+            if dist.is_initialized() and not (is_broken and self.device.type == "cuda"):
+                dist.destroy_process_group()
         if self._forks is not None:
             self._forks.close(2.0)
         # The store ends with its last reference.

@@ -124,6 +124,10 @@ TORCH = {
     "default dtype of torch": ("torch.set_default_dtype(torch.float64)", "torch.zeros(1).dtype"),
     "default device of torch": ("torch.set_default_device('meta')", "torch.zeros(1).device"),
     "grad mode of torch": ("torch.set_grad_enabled(False)", "torch.is_grad_enabled()"),
+    "process group of torch": (
+        "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)",
+        "torch.distributed.is_initialized()",
+    ),
     "threads of torch": ("torch.set_num_threads(1)", "torch.get_num_threads()"),
     "deterministic mode of torch": (
         "torch.use_deterministic_algorithms(True)",
