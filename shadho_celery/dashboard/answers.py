@@ -61,6 +61,8 @@ def studies(cache: Cache) -> Json:
 
 def summary(cached: CachedStudy) -> Json:
     """Return the facts of a study that stand at the top of its page."""
+    # What is read after this number may be newer.
+    change = cached.refresh()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
     running_on, best = study.running_on, _best(cached, trials)
     counts = {name: len(places) for name, places in trials.state.places()}
@@ -85,7 +87,7 @@ def summary(cached: CachedStudy) -> Json:
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "sampler": study.in_force.get("sampler"),
         "settings": plain_json(study.settings),
-        "change": cached.change,
+        "change": change,
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 from acceptance.commands import Command, Desk, until
 from services.browser import SCHEMES, WIDTHS, Opened
 
+from shadho_celery.dashboard.cache import FRESH_SECONDS
 from shadho_celery.store.sql import SqlStore
 
 pytestmark = pytest.mark.timeout(240)
@@ -131,6 +132,23 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser
             return False
 
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
+
+
+def test_a_change_before_the_stream_of_events_is_open_is_not_missed(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    _, address = started(desk)
+
+    def change_first(route: Any) -> None:
+        add_trial(f"sqlite:///{desk.folder}/shadho.db", 10)
+        time.sleep(2 * FRESH_SECONDS)  # until then the dashboard may not have looked
+        route.continue_()
+
+    with Opened(browser, address) as opened:
+        opened.page.route("**/events", change_first, times=1)
+        opened.page.get_by_role("link", name="shown").click()
+        ended = opened.page.locator(".fact strong").nth(1)
+        until(lambda: ended.inner_text() == "11", 30, ended.inner_text)
 
 
 def test_a_chart_that_fails_says_so_and_stops_no_other(desk: Desk, browser: Any) -> None:

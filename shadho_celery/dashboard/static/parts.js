@@ -99,15 +99,16 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
 }
 
 // Calls the functions `parts` one after the other, and each again when the study has changed, until the reader goes on.
-// A part that takes long does not delay those before it. `ready` is called when there is something to read.
-export async function follow(name, { signal, ready }, ...parts) {
+// A part that takes long does not delay those before it. `ready` is called when there is something to read. `since` is
+// the change of the study at which the page began to read: a later one is not missed.
+export async function follow(name, { signal, ready, since }, ...parts) {
   const drawn = parts.map((renew) => new Part(renew, signal));
   const ending = new AbortController();
   signal.addEventListener("abort", () => ending.abort());
-  let last = null;
-  // Opened first, so that no change is missed while the page is drawn: the first event has the change until now.
+  let last = String(since);
+  // Opened first: its first event has the change until now.
   listen(name, ending.signal, (change) => {
-    if (change === null || (last !== null && change !== last)) {
+    if (change !== last) {
       drawn.forEach((part) => part.change());
     }
     last = change ?? last;

@@ -15,7 +15,7 @@ export async function showPlacement({ main, place, signal, ready }, name) {
     location.hash = `#/study/${encodeURIComponent(name)}/trial/${trial}`;
   };
   const drawn = CHARTS.map((chart) => chartPlace(charts, name, chart, { classes: facts.classes, onTrial, signal }));
-  await follow(name, { signal, ready }, async () => {
+  await follow(name, { signal, ready, since: facts.change }, async () => {
     for (const renew of drawn) {
       await renew();
     }

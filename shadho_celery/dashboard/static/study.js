@@ -51,7 +51,7 @@ export async function showStudy({ main, place, signal, ready }, name) {
       await renew();
     }
   };
-  await follow(name, { signal, ready }, head, rest);
+  await follow(name, { signal, ready, since: facts.change }, head, rest);
 }
 
 function headlines(name, facts) {

@@ -20,7 +20,7 @@ export async function showTrial({ main, place, signal, ready }, name, number_) {
   const drawn = first.attempts.map((each) =>
     chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt: each.attempt } }),
   );
-  await follow(name, { signal, ready }, async () => {
+  await follow(name, { signal, ready, since: facts.change }, async () => {
     const found = await get(ofStudy(name, `/trial/${number_}`));
     if (signal.aborted) {
       return;

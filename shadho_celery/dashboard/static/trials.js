@@ -32,7 +32,7 @@ export async function showTrials({ main, place, signal, ready }, name, query) {
   );
   const body = element("div");
   main.append(element("h1", `Trials of ${name}`), form, body);
-  await follow(name, { signal, ready }, async () => {
+  await follow(name, { signal, ready, since: facts.change }, async () => {
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
     if (!signal.aborted) {
       body.replaceChildren(...rows(name, found, go, ["state", "class", "search"].some((key) => asked[key])));

@@ -15,8 +15,8 @@ from shadho_celery.store.rows import BRIEF, FULL
 from shadho_celery.store.tables import trials
 from shadho_celery.study.trials import FinishedTrials
 
-#: fields that are no facts of a trial: `outcome` holds facts, `failed_on` and `out_of_memory` are for the scheduler
-OTHERS = {"outcome", "failed_on", "out_of_memory"}
+#: fields that are no facts of a trial: `outcome` holds facts, the others are for the scheduler
+OTHERS = {"outcome", "failed_on", "out_of_memory", "rank_lost"}
 
 #: a value of each kind of field that a study keeps
 OUTCOME = {"loss": 0.5, "losses": {"a": 0.5}, "constraints": {"c": -1.0}, "seconds": 2.0, "memory": 3, "gpu_memory": 4}
