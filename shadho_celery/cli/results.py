@@ -78,7 +78,7 @@ def studies(store: str, as_json: bool) -> None:
     table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
     for each in found:
         facts = (each.count(*COUNTED), each.count(TrialState.FAILED), _number(each.best_loss))
-        running_on, state = each.running_on, "simulated" if each.is_simulated else each.state
+        running_on, state = each.running_on, each.state
         state = f"{state} on {running_on}" if running_on else state
         table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
     _print(table)

@@ -10,6 +10,7 @@ from shadho_celery.cli.group import commands
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
+from shadho_celery.study.open import check_continues
 
 
 @click.command(
@@ -31,8 +32,7 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
     """
     with opened(store, name) as study:
         module, found = study.module, study.name
-        if study.is_simulated:
-            raise UsageError(f"study {found} was simulated, and cannot continue; simulate it for longer instead")
+        check_continues(found, is_simulated=study.is_simulated)
     if not module:
         raise UsageError(
             f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"

@@ -18,7 +18,6 @@ from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
 from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
-from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
@@ -45,7 +44,7 @@ def studies(cache: Cache) -> Json:
                 "module": record.module,
                 "created_at": record.created_at,
                 "running_on": study.running_on,
-                "state": state_of(study),
+                "state": study.state,
                 "counts": study.counts,
                 "asked": record.in_force.get("trials") or record.settings.get("trials"),
                 "loss": next(iter(record.objectives), "loss"),
@@ -71,7 +70,7 @@ def summary(cached: CachedStudy) -> Json:
         "name": study.name,
         "module": study.module,
         "running_on": running_on,
-        "state": state_of(study),
+        "state": study.state,
         "created_at": study.created_at,
         "store": study.store,
         "seed": study.seed,
@@ -89,11 +88,6 @@ def summary(cached: CachedStudy) -> Json:
         "settings": plain_json(study.settings),
         "change": change,
     }
-
-
-def state_of(study: StudyResults) -> str:
-    """Return what a study does, in a word."""
-    return "simulated" if study.is_simulated else study.state
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:

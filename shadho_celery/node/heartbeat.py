@@ -85,7 +85,7 @@ class Heartbeat:
 
     @property
     def is_drained(self) -> bool:
-        """True if this worker takes no messages until somebody undrains it."""
+        """True if this worker is drained: it takes no messages."""
         return self._obeyed is not None and self._obeyed.drain is not None
 
     def announce(self, consumer: Consumer | None = None) -> None:

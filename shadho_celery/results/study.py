@@ -100,7 +100,7 @@ class StudyResults:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
+        """True if its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
         return self._record.is_simulated
 
     @property
@@ -145,9 +145,12 @@ class StudyResults:
 
     @property
     def state(self) -> str:
-        """``"ended"``, ``"running"``, ``"paused"`` or ``"stopping"``. An interrupted study counts as ended."""
+        """``"ended"``, ``"simulated"``, ``"running"``, ``"paused"`` or ``"stopping"``.
+
+        An interrupted study counts as ended.
+        """
         if self.running_on is None:
-            return "ended"
+            return "simulated" if self.is_simulated else "ended"
         asked = self._store.steered(self.key)
         if "stop" in asked:
             return "stopping"

@@ -46,7 +46,7 @@ class StudyRecord:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its trials were simulated, so that it cannot continue."""
+        """True if its trials were simulated, so that it cannot continue."""
         return bool(self.in_force.get("simulated"))
 
     @property

@@ -75,8 +75,7 @@ def open_study(
         _check_name(name)
     if resume:
         record = store.find(name) if name else store.latest(module)
-        if record.is_simulated:
-            raise UsageError(f"study {record.name} was simulated, and cannot continue; simulate it for longer instead")
+        check_continues(record.name, is_simulated=record.is_simulated)
         _refuse_other_version(record, tree)
         _compare(record, space, module, seed)
         before, record = record, _settled(record, settings, settle, record.in_force)
@@ -166,6 +165,12 @@ def _check_name(name: str) -> None:
             name[:60],
             MAX_NAME,
         )
+
+
+def check_continues(name: str, *, is_simulated: bool) -> None:
+    """Raise UsageError for a simulated study, which has no trials that can continue."""
+    if is_simulated:
+        raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
 
 
 def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -> None:

@@ -22,7 +22,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Literal
 
-import numpy as np
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -173,19 +172,10 @@ class Gang:
         Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
         """
         self._begin(loss)
+        rate = float(self.strategy.replicas) if scale_with_replicas else 1.0
+        update = Update(optimizer, schedule, warmup=warmup, clip=clip, rate=rate)
         if not isinstance(self.strategy, Sync | Async):
-            given = {"scale_with_replicas": scale_with_replicas, "weight": weight, "scaler": scaler}
-            for name in (name for name, value in given.items() if value):
-                raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
-        update = Update(
-            optimizer,
-            schedule,
-            warmup=warmup,
-            clip=clip,
-            rate=float(self.strategy.replicas) if scale_with_replicas else 1.0,
-        )
-        if update.follows_loss and not isinstance(self.strategy, Sync | Async):
-            raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
+            _check_local_steps(update, scale_with_replicas=scale_with_replicas, weight=weight, scaler=scaler)
         plan = Plan(
             steps=steps,
             batch=batch,
@@ -246,7 +236,7 @@ class Gang:
     def _by_hand(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss, weight: Weight | None) -> Iterator[int]:
         for mean in self._train(plan, centre, data, loss, weight):
             if mean is not None:
-                centre.set_gradient(mean if centre.scale == 1.0 else mean * np.float32(centre.scale))
+                centre.set_scaled_gradient(mean)
             yield centre.update.done
 
     def _begin(self, loss: Loss) -> None:
@@ -409,6 +399,14 @@ class Gang:
 
 #: the name with which objectives create a gang
 gang = Gang
+
+
+def _check_local_steps(update: Update, **averaged: object) -> None:
+    """Raise UsageError for settings of `fit` that need the mean gradient, with a strategy that has local steps."""
+    for name in (name for name, value in averaged.items() if value):
+        raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
+    if update.follows_loss:
+        raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
 
 
 def listening_address(host: str) -> str:

@@ -375,5 +375,6 @@ def _connect(host: str, port: int) -> TCPStore:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    is_of_torch = isinstance(error, dist.DistError) or type(error) is RuntimeError
-    return is_of_torch and (isinstance(error, dist.DistError) or bool(_OF_CONNECTION.search(str(error))))
+    return isinstance(error, dist.DistError) or (
+        type(error) is RuntimeError and bool(_OF_CONNECTION.search(str(error)))
+    )

@@ -90,7 +90,7 @@ def _steps(
                 mean.take()
                 centre.scale = step.scale
                 if by_hand:
-                    centre.set_gradient(mean.vector if step.scale == 1.0 else mean.vector * np.float32(step.scale))
+                    centre.set_scaled_gradient(mean.vector)
                     yield step.step
                 else:
                     centre.descend(mean.vector)

@@ -145,6 +145,10 @@ class ModelCentre:
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
 
+    def set_scaled_gradient(self, gradient: Vector) -> None:
+        """Write `gradient` times `scale` to the parameters' gradients, for a loop that steps the optimizer itself."""
+        self.set_gradient(gradient if self.scale == 1.0 else gradient * np.float32(self.scale))
+
     def step(self) -> None:
         """Take one step of the optimizer along the parameters' gradients, with learning rates multiplied by `scale`."""
         self.update.apply(self.shape.parameters.tensors, self.scale)

@@ -6,7 +6,7 @@ so that a rank of an earlier attempt cannot be taken for one of this attempt. to
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import socket
 import sys
@@ -23,6 +23,7 @@ from msgspec import Struct
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of them
 
+from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
 from shadho_celery.training.coordinator.listener import close_socket, listen
@@ -67,8 +68,6 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 def version_of(code: CodeType) -> str:
     """Return the versions that all ranks must share; the last one is a digest of `code`."""
-    import hashlib
-
     digest = hashlib.sha256(code.co_code + repr(code.co_names).encode()).hexdigest()[:12]
     python = ".".join(map(str, sys.version_info[:2]))
     return f"Python {python}, torch {torch.__version__.partition('+')[0]}, code {digest}"
@@ -250,4 +249,4 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error in one short line, for the other ranks."""
-    return json.dumps(f"{type(error).__name__}: {error}"[:500])[1:-1]
+    return one_line(f"{type(error).__name__}: {error}", 500)

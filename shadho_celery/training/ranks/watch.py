@@ -39,6 +39,7 @@ class Watch:
         self.end: End | None = None
         self._ended = threading.Event()
         self._closing = threading.Event()
+        self._is_done = False
         #: held while an exception is raised in the main thread, and while that must not happen
         self._lock = threading.Lock()
         self._main = threading.get_ident()
@@ -61,21 +62,19 @@ class Watch:
     def close(self) -> None:
         """End the thread."""
         self.pacify()
-        self._done = True
+        self._is_done = True
         self._thread.join(BEAT_SECONDS + 1.0)
-
-    _done = False
 
     def _run(self) -> None:
         seen: dict[int, tuple[int, float]] = {}
-        while not self._done:
+        while not self._is_done:
             try:
                 self._rendezvous.beat()
                 end = self._rendezvous.ended() or (self._look(seen) if self._rendezvous.rank == 0 else None)
             except RuntimeError as error:
                 # Rank 0 has the store. If it has ended, nothing more is said.
                 end = End(reason=f"rank 0 has ended ({str(error).splitlines()[0][:200]})", is_loss=True)
-            if end is not None and not self._done:
+            if end is not None and not self._is_done:
                 self.end = end
                 self._ended.set()
                 self._break_off()

@@ -80,7 +80,7 @@ class Shape:
         return all(map(_all_finite, gradients))
 
     def divide_gradients(self, by: float) -> None:
-        """Divide the parameters' gradients by a power of two."""
+        """Divide the parameters' gradients by a number."""
         if by != 1.0:
             for parameter in self.parameters.tensors:
                 if parameter.grad is not None:

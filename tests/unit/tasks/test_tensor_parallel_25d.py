@@ -124,7 +124,7 @@ task.spread({"width": 64, "learning_rate": 2.0}, LocalContext(budget=10_000_000,
 
 
 def runs(process: int) -> bool:
-    """Whether it is there and no zombie."""
+    """Return True if the process exists and is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
