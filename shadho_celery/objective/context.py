@@ -119,11 +119,12 @@ CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Cont
 _SWAPPED = 2
 
 
-class Thinning:
-    """Checks an attempt's reports, and thins them out evenly: at first each is sent, then every second, every fourth.
+class Reports:
+    """Reports of an attempt so far.
 
-    The stride doubles whenever MAX_REPORTS of the sent reports fit it. Reports are sent at once and not withdrawn,
-    because a pruner needs them. Of a million reports, 6000 are sent.
+    They are thinned out evenly: at first each is sent, then every second, every fourth, and so on. The stride doubles
+    whenever MAX_REPORTS of the sent reports fit it. Reports are sent at once and not withdrawn, because a pruner needs
+    them. Of a million reports, 6000 are sent. Reports whose arguments look exchanged are noted for a warning.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class LocalContext:
     on_report: Callable[[int, float], None] = lambda step, loss: None
     #: directions of the study's losses by name; a report is a value of the first one, in its own direction
     objectives: Mapping[str, str] | None = None
-    thinning: Thinning = field(default_factory=Thinning)
+    reports: Reports = field(default_factory=Reports)
     stopped: Callable[[], bool] = lambda: False
     #: time limit of the trial in seconds; None for no limit
     timeout: float | None = None
@@ -230,10 +231,10 @@ class LocalContext:
         return self.checkpoints
 
     def report(self, step: int, loss: float) -> None:
-        self.thinning.look(step, loss)
+        self.reports.look(step, loss)
         # A report may be NaN: a pruner may learn that a training diverges.
         step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
-        if self.thinning.keeps_next():
+        if self.reports.keeps_next():
             self.on_report(step, turned_first(loss, self.objectives))
 
     def should_stop(self) -> bool:

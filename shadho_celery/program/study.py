@@ -22,7 +22,7 @@ from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreError, Surface, UsageError, told
 from shadho_celery.executors.inline import ByHandExecutor, InlineExecutor, record_process
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
-from shadho_celery.objective.context import LocalContext, Thinning
+from shadho_celery.objective.context import LocalContext, Reports
 from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
@@ -140,8 +140,8 @@ class Study(ShownStudy):
         super().__init__(opened.store, self._study.record, self._plan.space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
-        #: thinning of the reports of each trial that was asked for, by the trial's number
-        self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
+        #: reports of each trial that was asked for, by the trial's number
+        self._reports: defaultdict[int, Reports] = defaultdict(Reports)
         #: scheduler for `ask` and `tell`, created at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
@@ -234,15 +234,15 @@ class Study(ShownStudy):
                 return True
             try:
                 on_report = partial(self._by_hand.report, number)
-                thinning, objectives = self._thinnings[number], self._plan.settings.objectives
-                LocalContext(on_report=on_report, thinning=thinning, objectives=objectives).report(step, loss)
+                reports, objectives = self._reports[number], self._plan.settings.objectives
+                LocalContext(on_report=on_report, reports=reports, objectives=objectives).report(step, loss)
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
             self._scheduler().turn()
             if number not in self._by_hand.fetched:
                 self._scheduler().turn()
             if has_ended := number not in self._by_hand.fetched:
-                self._thinnings.pop(number, None)
+                self._reports.pop(number, None)
             return has_ended
 
     @told(Surface.PYTHON)
@@ -264,7 +264,7 @@ class Study(ShownStudy):
                 if (result is _NOTHING) == (error is None):
                     raise UsageError(f"tell trial {number} either a result or an error")
                 outcome = self._outcome(result, error)
-                thinned = self._thinnings.pop(number, Thinning()).warning
+                thinned = self._reports.pop(number, Reports()).warning
                 outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
                 self._by_hand.bring(number, outcome)
                 self._scheduler().turn()
