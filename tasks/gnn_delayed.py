@@ -7,8 +7,8 @@ The edges of a generated graph are divided among processes. A vertex with edges 
 with a partial sum of its neighbours. `delay` 0 adds up the copies' sums at once, in every layer, forward and backward.
 With `delay` r, one r-th of the shared vertices exchange in each epoch, and the result is used r epochs later. This
 sends one r-th of the bytes, and nothing waits for them. Md et al., "DistGNN", arXiv 2104.06700 (its cd-0 and cd-r).
-There sums travel along trees of copies; here one all-reduce carries the sums of all vertices of a turn. A trial takes
-about ten seconds, most of them for the start of the processes.
+There sums travel along trees of copies; here one all-reduce carries the sums of all vertices of a turn. The processes
+are the ranks of a process group in the trial's slot. A trial takes seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hyperopt import hp
 
-from tasks.local_group import processes, received
-
 # torch is imported where it is used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from torch import Tensor
 
     from shadho_celery.context import Context
@@ -252,6 +248,12 @@ class Network:
         """Bytes of sums and their gradients that this process has sent."""
         return sum(exchange.sent for exchange in self.sums + self.gradients)
 
+    def await_exchanges(self) -> None:
+        """Wait for the sums that are still being exchanged, which no epoch will use."""
+        for exchange in self.sums + self.gradients:
+            for each in exchange.under_way.values():
+                each.wait()
+
     def scores(self, hidden: Tensor, epoch: int) -> Tensor:
         """(copies, communities) from the copies' features."""
         for layer, weight in enumerate(self.weights):
@@ -265,50 +267,6 @@ class Network:
 def partial_gradient(exchange: Exchange, epoch: int) -> Callable[[Tensor], Tensor]:
     """The backward pass of an exchange: a copy's gradient, and those of the vertex's other copies."""
     return lambda gradient: gradient + exchange.others(gradient, epoch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the processes compute together."""
-
-    parts: int
-    width: int
-    rate: float
-    delay: int
-    seed: int
-    epochs: int
-
-
-def learn(rank: int, job: Job, pipe: Connection) -> None:
-    """The work of each process. The first one sends (part classified wrong, training loss) after every epoch; all send
-    their bytes, their vertices and these vertices' scores at the end.
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.nn.functional import cross_entropy
-
-    graph = stochastic_block_graph()
-    part = parts_of(graph, job.parts)[rank]
-    network = Network(part, width=job.width, delay=job.delay, seed=job.seed)
-    descent = torch.optim.Adam(network.weights, lr=job.rate)
-    vertex = part.vertex[part.root]
-    told, communities = graph.told[vertex], graph.communities[vertex]
-    for epoch in range(job.epochs):
-        descent.zero_grad()
-        scores = network.scores(graph.features[part.vertex], epoch)[part.root]
-        loss = cross_entropy(scores[told], communities[told], reduction="sum") / graph.told.sum()
-        loss.backward()
-        # Scores are computed before the step: a separate pass would exchange once more.
-        wrong = (scores.argmax(dim=1) != communities)[~told].sum() / (~graph.told).sum()
-        gradients = [weight.grad for weight in network.weights if weight.grad is not None]
-        summed = torch.cat([torch.stack([wrong, loss.detach()]), *(gradient.flatten() for gradient in gradients)])
-        dist.all_reduce(summed)
-        for gradient, total in zip(gradients, summed[2:].split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
-        descent.step()
-        if rank == 0:
-            pipe.send(summed[:2].tolist())
-    pipe.send((network.sent, vertex.numpy(), scores.detach().numpy()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,32 +284,51 @@ class Learned:
 
 
 def spread(params: dict[str, Any], context: Context, parts: int) -> Learned:
-    """Learn on `parts` processes until the last epoch, or until told to stop."""
+    """Learn with the graph in `parts` processes until the last epoch, or until told to stop."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+
+    from shadho_celery.training import process_group
+
+    torch.set_num_threads(1)  # there are enough processes
     count = int(context.budget or SETTINGS.epochs)
-    job = Job(
-        parts=parts,
-        width=params["width"],
-        rate=params["learning_rate"],
-        delay=params["delay"],
-        seed=context.seed,
-        epochs=count,
-    )
-    epochs: list[tuple[float, float]] = []
-    with processes(parts, learn, job) as pipes:
-        began = 0.0
-        for epoch in range(1, count + 1):
-            wrong, loss = received(pipes[0])
-            epochs.append((wrong, loss))
+    learned, epochs, began = Learned(epochs=[]), [], 0.0
+    with process_group(context, ranks=parts) as pg:
+        graph = stochastic_block_graph()
+        part = parts_of(graph, parts)[pg.rank]
+        network = Network(part, width=params["width"], delay=params["delay"], seed=context.seed)
+        descent = torch.optim.Adam(network.weights, lr=params["learning_rate"])
+        vertex = part.vertex[part.root]
+        told, communities = graph.told[vertex], graph.communities[vertex]
+        for epoch in range(count):
+            descent.zero_grad()
+            scores = network.scores(graph.features[part.vertex], epoch)[part.root]
+            loss = cross_entropy(scores[told], communities[told], reduction="sum") / graph.told.sum()
+            loss.backward()
+            # Scores are computed before the step: a separate pass would exchange once more.
+            wrong = (scores.argmax(dim=1) != communities)[~told].sum() / (~graph.told).sum()
+            gradients = [weight.grad for weight in network.weights if weight.grad is not None]
+            summed = torch.cat([torch.stack([wrong, loss.detach()]), *(gradient.flatten() for gradient in gradients)])
+            dist.all_reduce(summed)
+            for gradient, total in zip(gradients, summed[2:].split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(total.view_as(gradient))
+            descent.step()
+            epochs.append((summed[0].item(), summed[1].item()))
             began = began or time.perf_counter()
-            context.report(epoch, wrong)
-            if context.should_stop():
-                return Learned(epochs=epochs)
-        seconds = (time.perf_counter() - began) / max(count - 1, 1)
-        last = [received(pipe) for pipe in pipes]
-    scores = np.empty((SETTINGS.vertices, SETTINGS.communities), dtype=np.float32)
-    for _, vertex, own in last:
-        scores[vertex] = own
-    return Learned(epochs=epochs, sent=round(sum(sent for sent, _, _ in last)), seconds=seconds, scores=scores)
+            context.report(epoch + 1, epochs[-1][0])
+            if pg.should_stop():
+                learned = Learned(epochs=epochs)
+                break
+        else:
+            seconds = (time.perf_counter() - began) / max(count - 1, 1)
+            sent, whole = torch.tensor(network.sent), torch.zeros(SETTINGS.vertices, SETTINGS.communities)
+            whole[vertex] = scores.detach()
+            dist.all_reduce(sent)
+            dist.all_reduce(whole)
+            learned = Learned(epochs=epochs, sent=round(sent.item()), seconds=seconds, scores=whole.numpy())
+        network.await_exchanges()
+    return learned
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:

@@ -8,7 +8,7 @@ weights are split into q by q parts, with a copy for each depth. Products are co
 depth. The gradients of weights are summed over the depths (Wang et al., "Tesseract", arXiv 2105.14500). With one depth
 this is the 2-D method. In the 1-D method, the processes stand in a line: each has all rows, some of the hidden units,
 and the weights to and from these (Shoeybi et al., "Megatron-LM", arXiv 1909.08053). The network learns the output of
-another network. The processes communicate through torch's gloo, and end with the trial, which takes about ten seconds.
+another network. The processes are the ranks of a process group in the trial's slot. A trial takes seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hyperopt import hp
 
-from tasks.local_group import processes, received
-
 # torch is imported where it is used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from torch import Tensor
 
     from shadho_celery.context import Context
@@ -270,40 +266,6 @@ def linear(cube: Cube, x: Tensor, w: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the processes compute together."""
-
-    #: of the processes: (size,) for a line, (q, q, d) for a cube
-    shape: tuple[int, ...]
-    width: int
-    rate: float
-    seed: int
-    steps: int
-
-
-def learn(rank: int, job: Job, pipe: Connection) -> None:
-    """The work of each process: it sends its part of the loss at every step, and finally its bytes and its blocks."""
-    import torch
-
-    place = place_of(rank, job.shape)
-    whole = problem(job.width, job.seed)
-    own = place.parts(whole)
-    weights = [weight.requires_grad_() for weight in own.weights]
-    # On a line every process has the whole loss.
-    share = 1 / job.shape[0] if isinstance(place, Line) else 1.0
-    for _ in range(job.steps):
-        outputs = place.outputs(own.x, weights)
-        loss = (outputs - own.y).square().sum() / whole.y.numel()
-        gradients = torch.autograd.grad(loss, weights)
-        pipe.send(share * loss.item())
-        # Written by hand: importing torch.optim takes longer than a small trial.
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.data.sub_(gradient, alpha=job.rate)
-    held = sum(matrix.numel() for matrix in (own.x, outputs, *weights))
-    pipe.send((place.sent, held, [block.detach().numpy() for block in (outputs, *gradients, *weights)]))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Learned:
     """Result of learning: whole matrices."""
 
@@ -321,33 +283,68 @@ class Learned:
 
 
 def spread(params: dict[str, Any], context: Context, shape: tuple[int, ...] | None = None) -> Learned:
-    """Learn on processes of a `shape` (default: the cube of `Settings`) until the last step, or until told to stop."""
+    """Learn on processes of a `shape` until the last step, or until told to stop.
+
+    The shape is (size,) for a line and (q, q, d) for a cube, by default the cube of `Settings`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from shadho_celery.training import process_group
+
+    torch.set_num_threads(1)  # there are enough processes
     shape = shape or (SETTINGS.q, SETTINGS.q, SETTINGS.d)
     steps = int(context.budget or SETTINGS.steps)
-    losses: list[float] = []
-    job = Job(shape=shape, width=params["width"], rate=params["learning_rate"], seed=context.seed, steps=steps)
-    with processes(int(np.prod(shape)), learn, job) as pipes:
-        began = 0.0
+    learned, losses, began = Learned(losses=[]), [], 0.0
+    with process_group(context, ranks=int(np.prod(shape))) as pg:
+        place = place_of(pg.rank, shape)
+        whole = problem(params["width"], context.seed)
+        own = place.parts(whole)
+        weights = [weight.requires_grad_() for weight in own.weights]
+        # On a line every process has the whole loss.
+        share = 1 / pg.size if isinstance(place, Line) else 1.0
         for step in range(1, steps + 1):
-            losses.append(sum(received(pipe) for pipe in pipes))
+            outputs = place.outputs(own.x, weights)
+            loss = (outputs - own.y).square().sum() / whole.y.numel()
+            gradients = torch.autograd.grad(loss, weights)
+            # Written by hand: importing torch.optim takes longer than a small trial.
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.data.sub_(gradient, alpha=params["learning_rate"])
+            total = share * loss.detach()
+            dist.all_reduce(total)
+            losses.append(total.item())
             began = began or time.perf_counter()
             context.report(step, losses[-1])
-            if context.should_stop():
-                return Learned(losses=losses)
-        seconds = (time.perf_counter() - began) / max(steps - 1, 1)
-        told = [received(pipe) for pipe in pipes]
-    whole = place_of(0, shape).whole
-    outputs, *others = (whole(blocks, number) for number, blocks in enumerate(zip(*(t[2] for t in told), strict=True)))
-    half = len(others) // 2
-    return Learned(
-        losses=losses,
-        sent=sum(sent for sent, _, _ in told),
-        held=max(held for _, held, _ in told),
-        seconds=seconds,
-        outputs=outputs,
-        gradients=others[:half],
-        weights=others[half:],
-    )
+            if pg.should_stop():
+                learned = Learned(losses=losses)
+                break
+        else:
+            seconds = (time.perf_counter() - began) / max(steps - 1, 1)
+            sent = torch.tensor(place.sent)
+            dist.all_reduce(sent)
+            held = sum(matrix.numel() for matrix in (own.x, outputs, *weights))
+            blocks = [gathered(block.detach(), pg.size) for block in (outputs, *gradients, *weights)]
+            matrices = [place.whole(each, number) for number, each in enumerate(blocks)]
+            learned = Learned(
+                losses=losses,
+                sent=int(sent),
+                held=held,
+                seconds=seconds,
+                outputs=matrices[0],
+                gradients=matrices[1 : 1 + len(weights)],
+                weights=matrices[1 + len(weights) :],
+            )
+    return learned
+
+
+def gathered(block: Tensor, size: int) -> list[np.ndarray[Any, Any]]:
+    """The blocks of all processes, in the order of ranks."""
+    import torch
+    import torch.distributed as dist
+
+    blocks = [torch.empty_like(block, memory_format=torch.contiguous_format) for _ in range(size)]
+    dist.all_gather(blocks, block.contiguous())
+    return [each.numpy() for each in blocks]
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:

@@ -1,14 +1,8 @@
-"""The spread network: eight processes compute what one does, send what the formula says, and are gone at the end."""
+"""The spread network: eight processes compute what one does, and send what the formula says."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
-import sys
-import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,71 +81,7 @@ def test_a_process_of_a_cube_holds_an_eighth_of_the_rows_and_a_quarter_of_the_we
     assert spread((4,)).held == rows + weights // 4
 
 
-def test_no_process_is_left() -> None:
-    spread()
-    assert not multiprocessing.active_children()
-
-
 def test_it_stops_when_told_to() -> None:
     seen: list[int] = []
     context = LocalContext(on_report=lambda step, loss: seen.append(step), stopped=lambda: len(seen) >= 2)
     assert task.objective(PARAMS, context)["steps"] == 2
-    assert not multiprocessing.active_children()
-
-
-def test_the_death_of_one_ends_the_trial_with_a_reason_and_all_the_others() -> None:
-    def strike(step: int, loss: float) -> None:
-        if step == 1:
-            multiprocessing.active_children()[0].kill()
-
-    with pytest.raises(RuntimeError, match="ended early"):
-        task.spread(PARAMS, LocalContext(budget=100_000, on_report=strike))
-    assert not multiprocessing.active_children()
-
-
-#: learns without end, and says on its first step which processes it has
-ENDLESS = """
-import multiprocessing
-from shadho_celery.context import LocalContext
-from tasks import tensor_parallel_25d as task
-
-def tell(step, loss):
-    if step == 1:
-        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-
-task.spread({"width": 64, "learning_rate": 2.0}, LocalContext(budget=10_000_000, on_report=tell))
-"""
-
-
-def runs(process: int) -> bool:
-    """Return True if the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
-def test_they_end_and_leave_nothing_where_the_trials_process_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDLESS]
-    with subprocess.Popen(
-        command,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as parent:
-        assert parent.stdout
-        try:
-            children = [int(word) for word in parent.stdout.readline().split()]
-            assert len(children) == 8
-            assert all(map(runs, children))
-            assert list(tmp_path.glob("shadho-group-*"))
-        finally:
-            parent.kill()
-    deadline = time.monotonic() + 60
-    while any(map(runs, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(runs, children))
-    assert not list(tmp_path.glob("shadho-group-*"))

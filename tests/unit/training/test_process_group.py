@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +104,52 @@ def test_a_lost_rank_ends_every_other_one(
     for rank in (1, 2):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"pid-{rank}").read_text()), 0)
+
+
+#: trains without end; each rank tells its process
+ENDLESS = """
+import os
+import sys
+from pathlib import Path
+import torch
+from torch import distributed as dist
+from shadho_celery.context import LocalContext
+from shadho_celery.training import process_group
+
+with process_group(LocalContext(checkpoints=Path(sys.argv[1])), ranks=3) as pg:
+    Path(sys.argv[1], f"pid-{pg.rank}").write_text(str(os.getpid()))
+    while True:
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    """Return True if the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_ranks_end_where_the_trials_process_is_killed(tmp_path: Path) -> None:
+    files = [tmp_path / f"pid-{rank}" for rank in range(3)]
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, tmp_path], stderr=subprocess.DEVNULL) as parent:
+        try:
+            until(lambda: all(file.exists() and file.read_text() for file in files))
+            ranks = [int(file.read_text()) for file in files]
+            assert ranks[0] == parent.pid
+            assert all(map(runs, ranks))
+        finally:
+            parent.kill()
+    until(lambda: not any(map(runs, ranks)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
