@@ -10,7 +10,6 @@ from shadho_celery.cli.group import commands
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
-from shadho_celery.study.open import check_continues
 
 
 @click.command(
@@ -30,6 +29,8 @@ def resume(name: str, options: tuple[str, ...], store: str) -> None:
 
     A study that has reached its limit needs a new one, such as --trials 80.
     """
+    from shadho_celery.study.open import check_continues  # needs numpy and SQLAlchemy, and no help does
+
     with opened(store, name) as study:
         module, found = study.module, study.name
         check_continues(found, is_simulated=study.is_simulated)
