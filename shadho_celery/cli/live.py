@@ -35,6 +35,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.core.units import counted, duration
+from shadho_celery.fleet.gangs import Seated
 from shadho_celery.results.report import Overview, overview_of, placed_by_params
 from shadho_celery.results.trial import Values
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -58,6 +59,8 @@ class Fleet:
     workers: Callable[[], Mapping[str, Worker]] = dict
     #: module that the workers of the study need
     module: str = ""
+    #: returns the slots of each gang, by number and attempt
+    gangs: Callable[[], Mapping[tuple[int, int], Seated]] = dict
 
     def of(self, compute_class: str) -> list[Worker]:
         """Return the live workers of a class."""
@@ -178,7 +181,8 @@ class LiveView(_View):
         if study.clock.now() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = study.clock.now()
             self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
-        below = [*self._preferred, *choice_lines(known), *rung_lines(known), *running_lines(study, self._fleet)]
+        below = [*self._preferred, *choice_lines(known), *rung_lines(known), *waiting_lines(self._scheduler)]
+        below += running_lines(study, self._fleet)
         failed = failure_lines(study.failures.common())
         table = class_table(self._scheduler, self._fleet)
         return Group(
@@ -218,7 +222,8 @@ class PlainView(_View):
         if now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
-            self.note(f"{progress_line(self._scheduler, self._fleet)}; {pace}")
+            waiting = [*waiting_lines(self._scheduler), *waiting_gangs(self._scheduler.study, self._fleet)]
+            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace]))
 
     def note(self, text: str) -> None:
         """Print a line on standard error, because standard output is for results."""
@@ -269,20 +274,47 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
     return rate if math.isinf(shortest) else f"{rate}, about {duration(max(0.0, shortest))} left"
 
 
+def waiting_lines(scheduler: Scheduler) -> list[str]:
+    """Return a line for each trial that waits until enough slots of one class are free."""
+    return [
+        f"trial {trial.number} waits for {trial.slots} slots of {each.name}; {max(0, free)} free"
+        for trial, each, free in scheduler.reserved
+    ]
+
+
+def waiting_gangs(study: StudyState, fleet: Fleet) -> list[str]:
+    """Return text about each running trial whose gang is not complete."""
+    gangs = fleet.gangs()
+    return [
+        f"trial {attempt.number} {gang_text(gang)}"
+        for attempt in study.attempts
+        if (gang := gangs.get((attempt.number, attempt.attempt))) is not None and gang.waits
+    ]
+
+
+def gang_text(gang: Seated) -> str:
+    """Return text with the numbers of replicas and backup replicas that a gang has and wants."""
+    has = f"{gang.taken} of {counted(gang.slots, 'slot')}"
+    has += f" and {gang.backups_taken} of {counted(gang.backups, 'backup')}" if gang.backups else ""
+    return f"waits for its gang, which has {has}" if gang.waits else f"has {has}"
+
+
 def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:
     """Return a line for each of the first few running trials, and a line with the number of further ones."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
-    workers = fleet.workers()
-    lines = [_running_line(study, each, workers) for each in running[:RUNNING]]
+    workers, gangs = fleet.workers(), fleet.gangs()
+    lines = [_running_line(study, each, workers, gangs.get((each.number, each.attempt))) for each in running[:RUNNING]]
     more = len(running) - RUNNING
     return lines + [f"and {more} more {'runs' if more == 1 else 'run'}"] * (more > 0)
 
 
-def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker]) -> str:
-    """Return a line about a running trial: where it runs, for how long, and its last report."""
+def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker], gang: Seated | None) -> str:
+    """Return a line about a running trial: where it runs, for how long, its gang, and its last report."""
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
+    if gang is not None:
+        facts.append(gang_text(gang))
     report = study.last_report(attempt)
     if report is not None:
         name = one_line(next(iter(study.record.objectives), "loss"), NAME)

@@ -77,7 +77,8 @@ def _pages(options: RunOptions, view: View) -> AbstractContextManager[None]:
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
     """Return the view of a run: a picture in a terminal, otherwise a line every few seconds."""
-    fleet = Fleet(workers=lambda: session.executor.workers.announced, module=session.file.module)
+    executor = session.executor
+    fleet = Fleet(workers=lambda: executor.workers.announced, module=session.file.module, gangs=executor.gangs)
     if console.is_terminal and not session.options.silent:
         return LiveView(session.scheduler, session.plan.space, console, fleet)
     return PlainView(session.scheduler, fleet)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, Tr
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.dispatch import Dispatch, queue_of
-from shadho_celery.fleet.gangs import Gangs
+from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.study.recorder import Recorder
@@ -164,6 +164,10 @@ class QueueExecutor:
     def known_for(self) -> float:
         """Seconds for which all live workers have been known: since the start, or the last outage or loss of data."""
         return self.workers.known_for(self._clock.now())
+
+    def gangs(self) -> Mapping[tuple[int, int], Seated]:
+        """Return the slots of each gang, by number and attempt."""
+        return self._gangs.seated()
 
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""

@@ -40,6 +40,20 @@ MAX_PAUSE = 60.0
 READY_FACTOR = 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seated:
+    """Number of slots that a gang has, as the live view shows it."""
+
+    #: slots that its trial takes, and how many of them have a process of the gang, including the coordinator's
+    slots: int
+    taken: int
+    #: further slots that it wants for backup replicas, and how many of them it has
+    backups: int
+    backups_taken: int
+    #: True until its coordinator has reported that its replicas have arrived
+    waits: bool
+
+
 @dataclass
 class _Place:
     """A place for one replica of a gang: its state, and how often the message that offers it was published."""
@@ -87,7 +101,19 @@ class _Gang:
     @property
     def is_seated(self) -> bool:
         """Return whether all its seats, except those of backups, are taken."""
-        return all(place.state in ("taken", "done") for place in self.places if not place.is_backup)
+        return self.seated.taken == self.seated.slots
+
+    @property
+    def seated(self) -> Seated:
+        backups = [place.state in ("taken", "done") for place in self.places if place.is_backup]
+        others = [place.state in ("taken", "done") for place in self.places if not place.is_backup]
+        return Seated(
+            slots=1 + len(others),
+            taken=1 + sum(others),
+            backups=len(backups),
+            backups_taken=sum(backups),
+            waits=not self.is_complete,
+        )
 
 
 @dataclass
@@ -130,6 +156,10 @@ class Gangs:
                 gang.failure = text
         self._tended_at = -math.inf
         self.is_needed = True
+
+    def seated(self) -> dict[tuple[int, int], Seated]:
+        """Return the slots of each gang, by number and attempt, as of the last `tend`."""
+        return {key: gang.seated for key, gang in self._gangs.items()}
 
     def close(self, number: int, attempt: int | None = None) -> None:
         """Free the seats of an ended attempt, or of all attempts of its trial if `attempt` is not given."""

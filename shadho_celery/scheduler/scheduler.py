@@ -243,6 +243,13 @@ class Scheduler:
             self._finish([ended])
 
     @property
+    def reserved(self) -> list[tuple[Trial, ComputeClass, int]]:
+        """Waiting trials for which a class is reserved until enough of its slots are free, with the free ones."""
+        classes = {each.name: each for each in self.classes}
+        found = [(self.study.find_open(n), classes.get(name)) for name, n in self._reservations.reserved.items()]
+        return [(trial, c, self._reservations.free(c)) for trial, c in found if trial is not None and c is not None]
+
+    @property
     def state(self) -> str:
         """State of the study in one word: running, paused or stopping."""
         return "stopping" if self.stopping else "paused" if self.paused else "running"

@@ -10,12 +10,23 @@ import pytest
 from rich.style import Style
 from services.played import S, console, searched, two_models
 
-from shadho_celery.cli.live import Fleet, LiveView, class_rows, class_table, pace_line, progress_line, running_lines
+from shadho_celery.cli.live import (
+    Fleet,
+    LiveView,
+    class_rows,
+    class_table,
+    pace_line,
+    progress_line,
+    running_lines,
+    waiting_gangs,
+    waiting_lines,
+)
 from shadho_celery.cli.pace import LEAST_ENDED, PACE_SECONDS, Pace
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
+from shadho_celery.fleet.gangs import Seated
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
@@ -221,6 +232,31 @@ def test_running_trials_are_counted_beyond_the_first_and_tell_their_step_loss_an
     assert lines[1] == "trial 1 runs on h (gpu), 0 s, step 7, loss 0.12346, its worker is draining: model=net"
     assert "its worker is silent" in lines[2]
     assert lines[4] == "and 2 more run"
+
+
+def test_a_gang_tells_the_slots_that_it_has_and_wants_and_that_it_waits() -> None:
+    study, _ = running("a", "b")
+    gangs = {
+        (0, 1): Seated(slots=3, taken=1, backups=1, backups_taken=0, waits=True),
+        (1, 1): Seated(slots=3, taken=3, backups=2, backups_taken=1, waits=False),
+    }
+    known = Fleet(gangs=lambda: gangs)
+    assert [line.partition(", 0 s, ")[2] for line in running_lines(study, known)] == [
+        "waits for its gang, which has 1 of 3 slots and 0 of 1 backup: model=net",
+        "has 3 of 3 slots and 1 of 2 backups: model=net",
+    ]
+    assert waiting_gangs(study, known) == ["trial 0 waits for its gang, which has 1 of 3 slots and 0 of 1 backup"]
+
+
+def test_a_trial_that_waits_for_free_slots_tells_how_many_it_wants() -> None:
+    study, scheduler, _ = searched(turns=0)
+    study.send(study.add("model=net", {}, seed=1), "[/cpu]")
+    scheduler.enqueue([study.add("model=net", {}, seed=1, slots=2)])
+    scheduler.turn()
+    assert waiting_lines(scheduler) == ["trial 1 waits for 2 slots of [/cpu]; 1 free"]
+    screen, text = console()
+    screen.print(LiveView(scheduler, two_models(), screen).picture())
+    assert "trial 1 waits for 2 slots of [/cpu]" in text.getvalue()
 
 
 def test_lost_trials_are_named_until_they_run_again() -> None:

@@ -17,7 +17,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Called, GangCall, Lost, ReplicaFailed, ReplicaSeat
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.dispatch import RETRY_SECONDS, Dispatch
-from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs
+from shadho_celery.fleet.gangs import IDLE_SECONDS, MAX_PAUSE, Gangs, Seated
 from shadho_celery.transport.seats import SchedulerSeats, Seat
 
 
@@ -152,6 +152,19 @@ def test_each_seat_beside_the_coordinators_is_published_once(rig: Rig, table: Ta
         )
         for rank in (1, 2)
     ]
+
+
+def test_a_gang_counts_its_slots_and_those_of_its_backups(rig: Rig, table: Table) -> None:
+    rig.call(backups=2)
+    table.sit("taken", 1)
+    rig.tend(0)
+    assert rig.gangs.seated() == {(0, 1): Seated(slots=3, taken=2, backups=2, backups_taken=0, waits=True)}
+    rig.call(backups=2, assembled=True)
+    table.sit("taken", 2, 4)
+    rig.tend(5)
+    assert rig.gangs.seated() == {(0, 1): Seated(slots=3, taken=3, backups=2, backups_taken=1, waits=False)}
+    rig.end(0)
+    assert not rig.gangs.seated()
 
 
 def test_one_whose_trial_is_not_in_flight_has_no_seats(rig: Rig, table: Table) -> None:
