@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shadho_celery.runner.protocol import Interrupt
-from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
+from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat, WorkerSeats
@@ -130,8 +130,11 @@ class Leases:
 
         # If the trial has ended since the request to Redis, there is nothing to stop.
         if self._while_live(lease, ask):
-            interrupt = partial(lease.runner.stop_trial, Interrupt)
-            for seconds, act in ((INTERRUPT_SECONDS, interrupt), (STOP_SECONDS, lease.runner.replace)):
+            for seconds, act in (
+                (INTERRUPT_SECONDS, partial(lease.runner.stop_trial, Interrupt)),
+                (NEXT_SECONDS, lease.runner.start_next),
+                (STOP_SECONDS, lease.runner.replace),
+            ):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))
                 timer.daemon = True
                 timer.start()

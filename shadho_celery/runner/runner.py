@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[protocol.Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds after the stop flag at which a trial is interrupted, and at which its process is killed. With the time until
-#: the worker learns of it, a pruned trial's slot is free within about a second
-INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
+#: seconds after the stop flag at which a trial is interrupted, at which the slot's next process is started, and at
+#: which the trial's process is killed. With the time until the worker learns of it, a pruned trial's slot is free
+#: within about a second
+INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS = 0.25, 0.5, 0.7
 
 #: seconds for the import of the study modules; after that, the import counts as part of the trial
 IMPORT_SECONDS = 300.0
@@ -65,7 +66,10 @@ class Runner:
         self._modules = modules
         self._environment = dict(environment)
         self._complain = complain
+        #: process that runs the next order
         self._process: TrialProcess | None = None
+        #: process that runs an order now: the same, until the next one is started
+        self._running: TrialProcess | None = None
         #: folder of the shipped code that the process runs; "" for this machine's own modules
         self._folder = ""
         #: number of the running order, and of the last order that was sent
@@ -75,7 +79,6 @@ class Runner:
         self._ahead: deque[tuple[int, protocol.RunAttempt]] = deque()
         #: True if such orders were taken back and the process has not confirmed it yet; it may have started one of them
         self._is_recalled = False
-        self._is_running = False
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -119,7 +122,8 @@ class Runner:
                 return
             self._ahead.clear()
             self._is_recalled = True
-            process, current, is_running = self._process, self._current, self._is_running
+            process, current = self._process, self._current
+            is_running = self._running is process
         if is_running:
             process.send(protocol.Recall(order=current))
         else:
@@ -191,7 +195,7 @@ class Runner:
         with self._lock:
             if self._process is None or self._folder:
                 return {}
-            if not (self._is_running or self._ahead or self._process.codes):
+            if not (self._running or self._ahead or self._process.codes):
                 # No attempt runs, so nothing else reads from the pipe that the process is ready.
                 self._process.is_idle()
             return self._process.codes
@@ -207,23 +211,30 @@ class Runner:
     def stop_trial(self, how: type[protocol.Stop | protocol.Interrupt] = protocol.Stop) -> None:
         """Set the running trial's stop flag, or interrupt it."""
         with self._lock:
-            process, current = self._process, self._current
+            process, current = self._running, self._current
         if process is not None:
             process.send(how(order=current))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""
         with self._lock:
-            process, self._process = self._process, None
+            processes = {each for each in (self._process, self._running) if each is not None}
+            self._process = None
             self._ahead.clear()
-        if process is not None:
+        for process in processes:
             process.kill()
 
-    def replace(self) -> None:
-        """Kill the process and its process tree, and start the next one meanwhile."""
+    def start_next(self) -> None:
+        """Start the process for the next trial, because the running trial's process will probably be killed."""
         with self._lock:
-            process = self._process
-            self._start_next()
+            if self._running is not None and self._process is self._running:
+                self._start_next()
+
+    def replace(self) -> None:
+        """Kill the running trial's process and its process tree, and let the next trial have another process."""
+        self.start_next()
+        with self._lock:
+            process = self._running
         if process is not None:
             process.kill()
 
@@ -237,13 +248,13 @@ class Runner:
         """Send an order, unless it was sent ahead. Return its process, its number, and whether more were sent ahead."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
-                self._is_running = True
+                self._running = self._process
                 self._current, _ = self._ahead.popleft()
                 return self._process, self._current, bool(self._ahead)
         process = self._started(order.folder)
         with self._lock:
             self._last += 1
-            self._is_running, self._current, number = True, self._last, self._last
+            self._running, self._current, number = process, self._last, self._last
         process.send(replace(order, order=number))
         return process, number, False
 
@@ -258,19 +269,20 @@ class Runner:
             process.kill()
 
     def _end(self, process: TrialProcess, ended: protocol.Ended | protocol.Refused | None) -> None:
-        """Note the end of an order. Kill the process if it cannot run another order, or may run an order that was taken
-        back.
+        """Note the end of an order. Kill the process if it cannot run another order, may run an order that was taken
+        back, or has been replaced.
         """
         is_unfit = isinstance(ended, protocol.Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
-            self._is_running = False
+            self._running = None
             if ended is None or is_unfit:
                 # The orders that were sent ahead have not run, so `run` sends them again.
                 self._ahead.clear()
             elif isinstance(ended, protocol.Ended) and ended.is_recalled:
                 self._is_recalled = False
-            is_over = ended is not None and (is_unfit or self._is_recalled)
-            if (is_over or ended is None) and self._process is process:
+            is_replaced = self._process is not process
+            is_over = ended is not None and (is_unfit or self._is_recalled or is_replaced)
+            if (is_over or ended is None) and not is_replaced:
                 self._start_next()
         if is_over:
             process.kill()

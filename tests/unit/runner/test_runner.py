@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import services
 from msgspec.structs import replace
@@ -1077,6 +1078,31 @@ def test_a_stop_flag_before_the_first_process_or_between_trials_is_harmless(own:
     assert run(own, "plain").state is TrialState.COMPLETE
     own.stop_trial()
     assert run(own, "plain").state is TrialState.COMPLETE
+
+
+def test_the_next_process_starts_before_a_trial_that_ignores_its_stop_is_killed(own: Runner) -> None:
+    pid = run(own, "plain").metrics["pid"]
+
+    def replace_it() -> None:
+        own.start_next()
+        assert psutil.pid_exists(pid)
+        own.replace()
+
+    assert run_until_report(own, "stubborn", replace_it).state is TrialState.FAILED
+    assert not psutil.pid_exists(pid)
+    assert run(own, "plain").metrics["pid"] != pid
+
+
+def test_a_trial_that_stops_after_the_next_process_has_started_keeps_its_result(own: Runner) -> None:
+    pid = run(own, "plain").metrics["pid"]
+
+    def stop_late() -> None:
+        own.start_next()
+        own.stop_trial()
+
+    assert run_until_report(own, "obedient", stop_late).state is TrialState.CANCELLED
+    assert not psutil.pid_exists(pid)
+    assert run(own, "plain").metrics["pid"] != pid
 
 
 def test_kill_ends_the_trial_and_its_children_at_once(no_orphans: None, folder: Path) -> None:
