@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import click
 
+from shadho_celery.core.units import seconds_of
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as ``90s`` or ``4h``, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
 
 class Command(click.Command):
     """A command that refuses an option that is given twice; click would silently use the last value."""

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "drain": ("shadho_celery.cli.control", "drain", "Let a worker take no more trials."),
     "undrain": ("shadho_celery.cli.control", "undrain", "Let a drained worker take trials again."),
     "dashboard": ("shadho_celery.dashboard.command", "dashboard", "Show studies and machines on a web page."),
+    "doctor": ("shadho_celery.cli.doctor", "doctor", "Check servers, store, clocks, workers, queues and disks."),
     "status": ("shadho_celery.cli.status", "status", "Show what runs: studies, workers, queues."),
 }
 

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
+    from shadho_celery.transport.drains import Drain
     from shadho_celery.transport.registry import Progress, StudyWants, Worker
     from shadho_celery.transport.signing import Signer
 
@@ -74,7 +76,7 @@ def places_of(named: Mapping[str, str]) -> list[dict[str, Any]]:
     """
     if not urls.is_fleet(named):
         return _embedded()
-    with _overridden(named):
+    with overridden(named):
         return [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | _look()]
 
 
@@ -102,7 +104,7 @@ def _place(folder: Path) -> dict[str, Any]:
 
     place: dict[str, Any] = {"folder": str(folder)}
     try:
-        with reached(folder) as named, _overridden(named):
+        with reached(folder) as named, overridden(named):
             return place | _look(Signer(read_key(folder / CONTROL_KEY)))
     except UsageError as error:
         return place | {"trouble": str(error)}
@@ -114,7 +116,7 @@ def _place(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _overridden(named: Mapping[str, str]) -> Iterator[None]:
+def overridden(named: Mapping[str, str]) -> Iterator[None]:
     """Override variables of the environment meanwhile: a dashboard asks again and again, here and there."""
     before = {name: os.environ.get(name) for name in named}
     os.environ.update(named)
@@ -127,8 +129,28 @@ def _overridden(named: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _look(control: Signer | None = None) -> dict[str, Any]:
-    """Return the facts of the fleet at the URLs in the environment.
+@dataclass(frozen=True, kw_only=True)
+class FleetState:
+    """What workers and schedulers of a fleet announce, and what waits in its queues."""
+
+    #: live workers and running studies by name and by key
+    workers: Mapping[str, Worker]
+    studies: Mapping[str, StudyWants]
+    #: number of announcements that are malformed or not signed with this machine's key
+    refused: int
+    #: drained workers by place
+    drained: Mapping[str, Drain]
+    #: number of messages that wait in each queue, by compute class and by the queue's name; None without such a queue
+    depths: Mapping[str, Mapping[str, int | None]]
+
+    def waiting(self, name: str) -> int | None:
+        """Return the number of messages in the queues of a compute class, or None if it has no queue."""
+        known = [depth for depth in self.depths[name].values() if depth is not None]
+        return sum(known) if known else None
+
+
+def read_fleet(control: Signer | None = None) -> FleetState:
+    """Return the state of the fleet at the URLs in the environment. Raises ServiceError.
 
     `control` is the signer of drains, if it is another one than that of announcements.
     """
@@ -151,19 +173,20 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
     for worker in workers.values():
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
     waiting = depths({name for names in queues.values() for name in names})
-    # Queues that do not exist are ignored. A class without any queue has None.
-    known = {name: [waiting[each] for each in names if waiting[each] is not None] for name, names in queues.items()}
-    in_class = {name: sum(filter(None, found)) if found else None for name, found in known.items()}
-    facts = _facts(workers, in_class, studies, registry.refused + wanting.refused)
-    return facts | {"drained": [{"worker": place, **asdict(drain)} for place, drain in drained.items()]}
+    return FleetState(
+        workers=workers,
+        studies=studies,
+        refused=registry.refused + wanting.refused,
+        drained=drained,
+        depths={name: {each: waiting[each] for each in names} for name, names in queues.items()},
+    )
 
 
-def _facts(
-    workers: Mapping[str, Worker], queues: Mapping[str, int | None], studies: Mapping[str, StudyWants], refused: int
-) -> dict[str, Any]:
-    """Return the facts of the fleet: its studies by name, and its workers by class."""
+def _look(control: Signer | None = None) -> dict[str, Any]:
+    """Return the facts of the fleet at the URLs in the environment: its studies by name, and its workers by class."""
+    fleet = read_fleet(control)
     by_class: dict[str, list[Worker]] = defaultdict(list)
-    for worker in workers.values():
+    for worker in fleet.workers.values():
         by_class[worker.compute_class].append(worker)
     return {
         "studies": [
@@ -175,11 +198,11 @@ def _facts(
                 "trials": None if study.progress is None else _numbers(study.progress),
                 "wants": study.wants,
             }
-            for key, study in sorted(studies.items(), key=lambda each: (each[1].name, each[0]))
+            for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
-        "workers": [_worker(name, worker) for name, worker in sorted(workers.items())],
-        "refused": refused,
-        "codes": {module: found for module, found in _codes(workers).items() if len(found) > 1},
+        "workers": [_worker(name, worker) for name, worker in sorted(fleet.workers.items())],
+        "refused": fleet.refused,
+        "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},
         "classes": {
             name: {
                 "workers": len(by_class[name]),
@@ -187,13 +210,14 @@ def _facts(
                 "draining": sum(worker.draining for worker in by_class[name]),
                 "slots": sum(worker.slots for worker in by_class[name]),
                 "busy": sum(worker.busy for worker in by_class[name]),
-                "queue": waiting,
+                "queue": fleet.waiting(name),
                 "hosts": sorted({worker.machine.host for worker in by_class[name]}),
                 "imports": sorted({module for worker in by_class[name] for module in worker.imports}),
                 "accept_code": sum(worker.accepts_code for worker in by_class[name]),
             }
-            for name, waiting in queues.items()
+            for name in fleet.depths
         },
+        "drained": [{"worker": place, **asdict(drain)} for place, drain in fleet.drained.items()],
     }
 
 
@@ -234,7 +258,7 @@ def _state(worker: Worker) -> str:
     return "quarantined" if worker.quarantined else "serving"
 
 
-def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
+def codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
     """Return the hosts for each module and each version of its code. The version of a module that fails is ""."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker in workers.values():

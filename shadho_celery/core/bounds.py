@@ -22,6 +22,9 @@ REMOVAL_SECONDS = 3.0
 #: broker: half of the seconds of silence after which a worker closes its connection to RabbitMQ and opens another
 BROKER_HEARTBEAT_SECONDS = 30.0
 
+#: broker: an answer of rabbitmqctl to `doctor`; starting Erlang takes it some seconds
+RABBITMQCTL_SECONDS = 20.0
+
 #: Redis: opening of a connection; and each answer to a command that a person waits for
 REDIS_CONNECT_SECONDS = 3.0
 

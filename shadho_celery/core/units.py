@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import dropwhile
+
+#: seconds of each unit that people write in a duration
+UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(seconds: float) -> str:
@@ -12,6 +16,17 @@ def duration(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     parts = [*dropwhile(lambda part: not part[0], ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")))]
     return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as ``90s``, ``10m``, ``4h``, ``1.5h`` or ``2d``; a number alone is seconds.
+
+    Raises ValueError if it is not one, or not above 0.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d)?", text.strip(), re.ASCII)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text!r} is not a duration; write it as 90s, 10m, 4h or 2d")
+    return float(found[1]) * UNITS[found[2] or "s"]
 
 
 def took(seconds: float | None) -> str:

@@ -21,6 +21,7 @@ from shadho_celery.node.leases import Leases
 from shadho_celery.node.logs import tell
 from shadho_celery.transport.channel import Breaker, Quarantine
 from shadho_celery.transport.drains import Drains
+from shadho_celery.transport.redis import clock_offset
 from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -32,6 +33,9 @@ ANNOUNCE_EVERY = 5.0
 
 #: seconds between two checks whether the worker is drained
 DRAIN_EVERY = 2.0
+
+#: seconds between two comparisons of this machine's clock with that of the Redis server
+COMPARE_EVERY = 60.0
 
 #: milliseconds for which no other worker of a class starts to delete refused messages
 DROP_MS = 5000
@@ -76,7 +80,7 @@ class Heartbeat:
         self._is_draining = False
         #: number of trials that have ended on this worker
         self._ended = 0
-        self._announced_at = self._drain_read_at = clock.now()
+        self._announced_at = self._drain_read_at = self._compared_at = clock.now()
         #: receives the messages, once the worker is announced
         self.consumer: Consumer | None = None
         self._lock = threading.Lock()
@@ -105,6 +109,7 @@ class Heartbeat:
         """
         self._studies.living()
         self._follow_drain()
+        self._compare_clocks()
         self._meet_neighbours()
         self._workers.withdraw(self._name)
 
@@ -155,6 +160,8 @@ class Heartbeat:
         if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
             self._follow_drain()
             self._drain_read_at = self._clock.now()
+        if self._clock.now() - self._compared_at >= COMPARE_EVERY:
+            self._compare_clocks()
         if self.consumer is not None and has_free_slot:
             self.consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
         if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
@@ -225,6 +232,16 @@ class Heartbeat:
             (self.consumer.pause if self.is_drained else self.consumer.resume)("drain")
         if self._is_announced.is_set():
             self._announce_now()
+
+    def _compare_clocks(self) -> None:
+        """Announce from now on how far this machine's clock is ahead of that of the Redis server.
+
+        Whole seconds suffice, and an announcement that rarely changes is rarely decoded. Raises redis-py's errors.
+        """
+        self._compared_at = self._clock.now()
+        offset = round(clock_offset(self._client))
+        with self._lock:
+            self._worker = replace(self._worker, clock_offset=offset)
 
     def _meet_neighbours(self) -> None:
         """Look for other workers that share this worker's cores. If it is announced, make it visible to them.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
 import sqlite3
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,7 +30,7 @@ from shadho_celery.core.bounds import (
     READ_SECONDS,
     STATEMENT_SECONDS,
 )
-from shadho_celery.core.checks import mask
+from shadho_celery.core.checks import mask, one_line
 from shadho_celery.errors import StoreError
 
 #: file systems on which SQLite's locks and shared memory do not work between machines
@@ -56,6 +60,9 @@ CANCELLED, MAX_CANCELLED = "57014", 3
 
 #: suffixes of the files that SQLite opens beside a database
 JOURNALS = ("-journal", "-wal", "-shm")
+
+#: number of writes that `commit_seconds` measures, and the bytes of each on a disk
+COMMITS, PAGE_BYTES = 9, 4096
 
 #: name of the execution option that has the time limit of a statement, in seconds
 SECONDS = "shadho_seconds"
@@ -112,6 +119,14 @@ def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
 
     Raises StoreError with cause and remedy.
     """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)
+    return _postgresql_engine(parsed, {"postgresql_readonly": True, SECONDS: READ_SECONDS} if read_only else {})
+
+
+def _parsed(url: str) -> sa.URL:
+    """Return the URL of a database of a supported kind. Raises StoreError."""
     try:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
@@ -128,9 +143,7 @@ def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
             STORE,
             parsed.drivername,
         )
-    if parsed.get_backend_name() == "sqlite":
-        return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)
-    return _postgresql_engine(parsed, {"postgresql_readonly": True, SECONDS: READ_SECONDS} if read_only else {})
+    return parsed
 
 
 def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
@@ -293,11 +306,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
         )
     path = file_of(url)
-    kind = file_system(path)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise StoreError(
-            "%s lies on a network file system (%s) where SQLite loses data; choose another disk: %s", path, kind, STORE
-        )
+    _refuse_network(path)
     try:
         opened = _create(path)
     except OSError as error:
@@ -323,16 +332,68 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def _refuse_network(path: Path) -> None:
+    if (kind := file_system(path)) in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            "%s lies on a network file system (%s) where SQLite loses data; choose another disk: %s", path, kind, STORE
+        )
+
+
+def commit_seconds(url: str) -> float:
+    """Return the median of the seconds that the database at `url` takes to write a little for good.
+
+    The store itself is not changed: SQLite's disk gets a temporary file beside the store, PostgreSQL a temporary table.
+    Raises StoreError if it cannot be written, and SQLAlchemy's errors.
+    """
+    took = []
+    if _parsed(url).get_backend_name() == "sqlite":
+        path = _file_to_read(_parsed(url))
+        _refuse_network(path)
+        try:
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is not writable")
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                for _ in range(COMMITS):
+                    os.write(file.fileno(), bytes(PAGE_BYTES))
+                    took.append(_timed(partial(os.fsync, file.fileno())))
+        except OSError as error:
+            said = error.strerror or str(error)
+            raise StoreError("the store %s cannot be written: %s; %s", path, said, remedy(said)) from error
+        return median(took)
+    engine = make_engine(url)
+    try:
+        for _ in range(COMMITS):
+            with engine.connect() as connection:
+                connection.exec_driver_sql("CREATE TEMPORARY TABLE shadho_doctor (x int) ON COMMIT DROP")
+                took.append(_timed(connection.commit))
+    except sa.exc.DBAPIError as error:
+        said = one_line(error.orig)
+        raise StoreError("the store %s cannot be written: %s; %s", mask(url), said, remedy(said)) from error
+    finally:
+        engine.dispose()
+    return median(took)
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
 def _reading_engine(url: sa.URL) -> sa.Engine:
     """Return the engine of an SQLite file that is only read."""
-    if url.database in {None, "", ":memory:"}:
-        raise StoreError("a store in memory ends with the program that created it; give the URL of a database")
-    path = file_of(url)
+    path = _file_to_read(url)
     if not path.is_file():
         raise StoreError("there is no store %s; check %s, and the folder you are in", path, STORE)
     _refuse_pipes(path)
     creator = partial(_connect_to_read, path)
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
+
+
+def _file_to_read(url: sa.URL) -> Path:
+    if url.database in {None, "", ":memory:"}:
+        raise StoreError("a store in memory ends with the program that created it; give the URL of a database")
+    return file_of(url)
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
@@ -362,6 +423,13 @@ def _refuse_pipes(path: Path) -> None:
 def file_of(url: sa.URL) -> Path:
     """Return the absolute path of the file of an SQLite URL."""
     return Path(str(url.database).removeprefix("file:")).absolute()
+
+
+def folder_of(url: str) -> Path | None:
+    """Return the folder with the file of a store, or None for a store on a server or in memory."""
+    parsed = _parsed(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in {None, "", ":memory:"}
+    return file_of(parsed).parent if is_file else None
 
 
 def copy_file(connection: sa.Connection, path: Path) -> None:

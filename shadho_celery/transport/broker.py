@@ -187,7 +187,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
                     channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         if is_untrusted(error) or isinstance(error, _MISWRITTEN):
-            raise _unusable(url, error) from error
+            raise unusable(url, error) from error
         if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
             cause = one_line(mask_in(str(error), url))
             raise ServiceError(
@@ -206,7 +206,7 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
         with opened(connection):
             return depths_on(connection, names)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
-        raise _unusable(configuration()["broker_url"], error) from error
+        raise unusable(configuration()["broker_url"], error) from error
 
 
 def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
@@ -311,7 +311,7 @@ class Publisher:
         except self._failures as error:
             # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
             if self._is_blocked:
-                raise _unusable(self._url, error) from error
+                raise unusable(self._url, error) from error
             # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
             # fails, and the messages are not published again.
             self._drop()
@@ -321,7 +321,7 @@ class Publisher:
             except self._failures as again:
                 if not self._is_blocked:
                     self._drop()
-                raise _unusable(self._url, again) from again
+                raise unusable(self._url, again) from again
 
     def close(self) -> None:
         """Close the connection."""
@@ -350,7 +350,7 @@ class Publisher:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
         except self._failures + _MISWRITTEN as error:
-            raise _unusable(self._url, error) from error
+            raise unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
         if self._producer is None:
@@ -397,7 +397,8 @@ class Publisher:
             raise ConnectionError(BLOCKED)
 
 
-def _unusable(url: str, error: BaseException) -> ServiceError:
+def unusable(url: str, error: BaseException) -> ServiceError:
+    """Return a ServiceError for an error of the broker at `url`, with its remedy."""
     cause = one_line(mask_in(str(error), url)) or type(error).__name__
     # If the variable is not set and the URL is not the default, it comes from a celeryconfig.py.
     named = BROKER if os.environ.get(BROKER) or url == DEFAULTS[BROKER] else "broker_url of celeryconfig.py"

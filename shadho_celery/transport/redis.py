@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -165,6 +166,16 @@ def own_address(client: Redis) -> str:
     if "path" in place:
         return "127.0.0.1"
     return hardware.own_address(place.get("host", "localhost"), place.get("port", 6379))
+
+
+def clock_offset(client: Redis) -> float:
+    """Return by how many seconds this machine's clock is ahead of that of the Redis server.
+
+    The time of the answer's way is divided equally. Raises redis-py's errors.
+    """
+    before = time.time()
+    seconds, micros = client.time()
+    return (before + time.time()) / 2 - float(seconds + micros / 1e6)
 
 
 def flush(calls: list[Callable[[], object]]) -> None:

@@ -98,6 +98,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     versions: Annotated[dict[Name, Name], Meta(max_length=100)] = {}
     #: id of the storage of its checkpoints. Workers with equal ids share it; "" means unknown.
     storage: Name = ""
+    #: whole seconds by which its clock is ahead of that of the Redis server; None if it does not announce that
+    clock_offset: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None = None
     #: True if it takes no messages because its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
     #: True if it takes no messages because it is about to end, or is drained: it finishes the trials that it runs

@@ -52,6 +52,7 @@ RUN_BY = {
     "shadho-celery set": "test_steering_a_running_study",
     "shadho-celery stop": "test_steering_a_running_study",
     "shadho-celery logs": "test_the_output_of_a_trial",
+    "shadho-celery doctor": "test_the_doctor",
     "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
     "docker compose": "test_the_servers_of_the_compose_file",
@@ -180,6 +181,13 @@ def test_the_result_commands(first_study: Desk) -> None:
     assert "no fleet" in said["status"]
     assert "with 5 trials" in shell(first_study, f"yes | {last}")
     assert first_study.trials() == []
+
+
+def test_the_doctor(desk: Desk) -> None:
+    """It says whether something is wrong with a machine without a fleet."""
+    answer = desk.told(*shlex.split(next(line for line in COMMANDS if "doctor" in line))[1:])
+    assert answer.code == int("something wrong" in answer.out)
+    assert "store: sqlite:///shadho.db" in answer.out
 
 
 def test_the_dashboard(first_study: Desk) -> None:

@@ -11,15 +11,22 @@ from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Machine
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, DRAIN_EVERY, Heartbeat
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 from shadho_celery.transport.signing import UNSIGNED
 
 
+def make_client() -> MagicMock:
+    """A client of a Redis whose clock is that of 1970."""
+    client = MagicMock()
+    client.time.return_value = (10, 500_000)
+    return client
+
+
 @pytest.mark.parametrize("step", [0.0, -600.0, -3600.0, 3600.0])
 def test_a_worker_announces_itself_although_its_clock_is_set(machine_time: MachineTime, step: float) -> None:
-    client = MagicMock()
+    client = make_client()
     heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), SystemClock())
     heartbeat.announce()
     machine_time.set_by(step)
@@ -34,7 +41,7 @@ def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As with the users of an earlier version."""
-    client = MagicMock()
+    client = make_client()
     client.smembers.side_effect = client.srem.side_effect = redis.exceptions.NoPermissionError("no permissions")
     worker = Worker(machine=Machine(pool="p"))
     heartbeat = Heartbeat(client, "cpu@h.1", worker, Leases(MagicMock(), MagicMock()), SystemClock())
@@ -51,7 +58,7 @@ def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_
 
 
 def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_of_before() -> None:
-    client = MagicMock()
+    client = make_client()
     announced = client.pipeline.return_value.__enter__.return_value.set
     leases = Leases(MagicMock(), MagicMock())
     heartbeat = Heartbeat(client, "cpu@h.1", Worker(slots=2), leases, ManualClock())
@@ -71,7 +78,7 @@ def test_a_worker_whose_redis_user_may_not_read_drains_says_so_once_and_refuses_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As with the users of an earlier version."""
-    client = MagicMock()
+    client = make_client()
     client.hget.side_effect = redis.exceptions.NoPermissionError("no permissions")
     announced = client.pipeline.return_value.__enter__.return_value.set
     clock, leases = ManualClock(), Leases(MagicMock(), MagicMock())
@@ -83,3 +90,19 @@ def test_a_worker_whose_redis_user_may_not_read_drains_says_so_once_and_refuses_
     heartbeat.beat(has_free_slot=False)
     assert json.loads(announced.call_args.args[1])["control"] is None
     assert sum("so it cannot be drained" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_worker_announces_in_whole_seconds_how_far_its_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference to the clock of the Redis server; it is measured again every minute."""
+    monkeypatch.setattr("shadho_celery.transport.redis.time.time", lambda: 13.6)
+    client, clock = make_client(), ManualClock()
+    heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), clock)
+    heartbeat._studies = MagicMock(refused=0)
+    heartbeat._workers = MagicMock()
+    heartbeat.check()
+    heartbeat.announce()
+    assert heartbeat._workers.announce.call_args.args[1].clock_offset == 3
+    client.time.return_value = (20, 0)
+    clock.sleep(COMPARE_EVERY)
+    heartbeat.beat(has_free_slot=False)
+    assert heartbeat._workers.announce.call_args.args[1].clock_offset == -6

@@ -173,6 +173,6 @@ def test_a_payload_that_is_none_is_refused_though_it_is_signed_or_needs_not_be()
 def test_a_broker_that_cannot_be_used_is_refused_with_what_has_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "redis://127.0.0.1:1/0"
     monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
-    assert str(broker._unusable(url, OSError("refused"))).endswith("or check broker_url of celeryconfig.py")
+    assert str(broker.unusable(url, OSError("refused"))).endswith("or check broker_url of celeryconfig.py")
     monkeypatch.setenv("CELERY_BROKER_URL", url)
-    assert str(broker._unusable(url, OSError("refused"))).endswith("or check CELERY_BROKER_URL")
+    assert str(broker.unusable(url, OSError("refused"))).endswith("or check CELERY_BROKER_URL")

@@ -1,0 +1,518 @@
+"""Command that checks what a fleet needs, before trials fail without it: `doctor`.
+
+A check is a function in `CHECKS` that judges one thing of the `Site`, and returns a `Finding` or None if the thing does
+not exist here. Its name is shown in the finding.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.command import Command, Duration
+from shadho_celery.cli.connection_options import warn_of_password
+from shadho_celery.cli.messages import say
+from shadho_celery.cli.result_options import json_option, print_json, store_option
+from shadho_celery.cli.status import FleetState, codes, overridden, read_fleet
+from shadho_celery.core import hardware
+from shadho_celery.core.checks import listed, mask, one_line
+from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.units import counted, duration, took
+from shadho_celery.errors import ServiceError, ShadhoError
+from shadho_celery.transport import urls
+
+if TYPE_CHECKING:
+    from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
+    from shadho_celery.transport.registry import Worker
+
+#: seconds of the longest trial that is expected without --longest-trial
+LONGEST_SECONDS = 86400.0
+
+#: seconds of one write to the store from which on it is too slow
+SLOW_SECONDS = 0.25
+
+#: difference of clocks in seconds from which on signed requests, valid for ten seconds, may be refused
+CLOCK_SECONDS = 5.0
+
+#: free bytes below which a disk counts as full
+FREE_BYTES = 256 * 2**20
+
+#: open files and processes that a command needs, and a worker for each slot
+BASE_FILES, SLOT_FILES, BASE_PROCESSES, SLOT_PROCESSES = 256, 16, 64, 32
+
+#: stands for the fleet of a site without one
+NO_FLEET = ServiceError("no fleet is named")
+
+T = TypeVar("T")
+
+#: maximum number of names in a line
+NAMES = 4
+
+
+class State(Enum):
+    """Result of a check."""
+
+    OK = "ok"
+    #: it could not be found out
+    UNKNOWN = "unknown"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check has found, for one line."""
+
+    #: name of the check; set by `examine`
+    name: str = ""
+    state: State
+    text: str
+    #: what to do about it; "" if nothing
+    remedy: str = ""
+
+
+def _ok(text: str) -> Finding:
+    return Finding(state=State.OK, text=text)
+
+
+def _unknown(text: str, remedy: str = "") -> Finding:
+    return Finding(state=State.UNKNOWN, text=text, remedy=remedy)
+
+
+def _wrong(text: str, remedy: str) -> Finding:
+    return Finding(state=State.WRONG, text=text, remedy=remedy)
+
+
+class Unknown(Exception):
+    """What a check needs could not be found out. The text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What the checks judge. In place of what could not be read there is the error."""
+
+    #: URL of the store
+    store: str
+    #: seconds of the longest trial that is expected
+    longest: float
+    machine: hardware.Machine
+    broker: BrokerFacts | ShadhoError = NO_FLEET
+    rabbitmq: RabbitLimits | None = None
+    #: a client of Redis, and facts about the server
+    redis: Any | ShadhoError = NO_FLEET
+    redis_facts: RedisFacts | ShadhoError = NO_FLEET
+    fleet: FleetState | ShadhoError = NO_FLEET
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The live workers by name; none if they could not be read."""
+        return {} if isinstance(self.fleet, ShadhoError) else self.fleet.workers
+
+
+def needed(found: T | ShadhoError) -> T:
+    """Return what was found. Raises Unknown if it is an error."""
+    if isinstance(found, ShadhoError):
+        # The check of the server itself has cause and remedy.
+        raise Unknown(one_line(found).partition(" (")[0])
+    return found
+
+
+def look(store: str, longest: float) -> Site:
+    """Return what can be read of this machine, and of the fleet at the URLs in the environment if there is one."""
+    site = Site(store=store, longest=longest, machine=hardware.detect())
+    if not urls.is_fleet({}):
+        return site
+    # Imported late: Celery's libraries take half a second, and read the environment.
+    from shadho_celery.transport.limits import broker_facts, rabbit_limits, redis_facts
+    from shadho_celery.transport.redis import connect
+
+    broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
+    down = next((each for each in (broker, client) if isinstance(each, ShadhoError)), None)
+    fleet = _asked(read_fleet) if down is None else down
+    queues = set() if isinstance(fleet, ShadhoError) else {name for each in fleet.depths.values() for name in each}
+    is_rabbitmq = not isinstance(broker, ShadhoError) and broker.is_rabbitmq
+    return replace(
+        site,
+        broker=broker,
+        rabbitmq=rabbit_limits(queues) if is_rabbitmq else None,
+        redis=client,
+        redis_facts=client if isinstance(client, ShadhoError) else _asked(lambda: redis_facts(client)),
+        fleet=fleet,
+    )
+
+
+def _asked(ask: Callable[[], T]) -> T | ShadhoError:
+    try:
+        return ask()
+    except ShadhoError as error:
+        return error
+
+
+def broker(site: Site) -> Finding:
+    """The broker accepts a connection."""
+    if isinstance(site.broker, ShadhoError):
+        raise site.broker
+    return _ok(f"{site.broker.product} at {mask(urls.url(urls.BROKER))}, connected in {took(site.broker.seconds)}")
+
+
+def broker_alarms(site: Site) -> Finding | None:
+    """RabbitMQ accepts messages, so neither its memory nor its disk is nearly full."""
+    facts, limits = needed(site.broker), site.rabbitmq
+    if limits is None:
+        return None
+    if facts.accepts is False:
+        which = " and ".join(limits.alarms or ("memory or disk",))
+        remedy = "free it, or raise vm_memory_high_watermark or lower disk_free_limit; see rabbitmq-diagnostics alarms"
+        return _wrong(f"the broker takes no messages, because its {which} is nearly full", remedy)
+    if facts.accepts is None:
+        return _unknown(
+            "this user may not publish a message", "give the scheduler's user, or rabbitmq-diagnostics alarms"
+        )
+    return _ok("the broker takes messages")
+
+
+def consumer_timeout(site: Site) -> Finding | None:
+    """RabbitMQ lets a message stay unacknowledged for as long as a trial takes."""
+    needed(site.broker)
+    if (limits := site.rabbitmq) is None:
+        return None
+    known = [*(limits.by_queue or {}).values(), *([] if limits.consumer_timeout is None else [limits.consumer_timeout])]
+    remedy = "set consumer_timeout as in deploy/rabbitmq/rabbitmq.conf, and restart the broker"
+    if not known:
+        return _unknown(
+            "only rabbitmqctl on the broker's machine tells it; by default it is 30 min",
+            f"run doctor there as the broker's user; {remedy}",
+        )
+    shortest = min(known)
+    if shortest < site.longest:
+        text = f"a trial of more than {duration(shortest)} is taken from its worker, and runs again"
+        return _wrong(text, f"{remedy}, or give --longest-trial if no trial takes {duration(site.longest)}")
+    return _ok("none" if math.isinf(shortest) else duration(shortest))
+
+
+def visibility_timeout(site: Site) -> Finding | None:
+    """Redis as the broker delivers no message again while its trial runs."""
+    if (seconds := needed(site.broker).visibility) is None:
+        return None
+    if seconds < site.longest:
+        text = f"a message is delivered again after {duration(seconds)}, while its trial may still run"
+        return _wrong(text, "raise visibility_timeout in broker_transport_options of celeryconfig.py, on all machines")
+    return _ok(duration(seconds))
+
+
+def redis(site: Site) -> Finding:
+    """Redis answers."""
+    if isinstance(site.redis, ShadhoError):
+        raise site.redis
+    return _ok(f"it answers at {mask(urls.url(urls.REDIS))}")
+
+
+def redis_memory(site: Site) -> Finding:
+    """Redis evicts no keys, and has memory left."""
+    facts = needed(site.redis_facts)
+    if facts.policy != "noeviction":
+        text = f"maxmemory-policy is {facts.policy}, so results and queued trials may vanish"
+        return _wrong(text, "set maxmemory-policy noeviction, as in deploy/redis/redis.conf")
+    if facts.most and facts.used > 0.9 * facts.most:
+        return _wrong(f"{facts.used / facts.most:.0%} of maxmemory is in use", "raise maxmemory, or delete old keys")
+    return _ok(f"{facts.policy}, {facts.used / 2**20:,.0f} MiB in use" + ("" if facts.most else ", no maxmemory"))
+
+
+def redis_persistence(site: Site) -> Finding:
+    """Redis keeps results and leases when it restarts."""
+    facts = needed(site.redis_facts)
+    if not facts.is_saved:
+        return _wrong("its last write to disk has failed", "make room on its disk; its log has the reason")
+    if not facts.appends:
+        text = "without an append-only file a restart loses results, and their trials run again"
+        return _wrong(text, "set appendonly yes and appendfsync everysec, as in deploy/redis/redis.conf")
+    return _ok("append-only file")
+
+
+def clocks(site: Site) -> Finding:
+    """The machines' clocks agree."""
+    from shadho_celery.transport.redis import clock_offset, refusals
+
+    with refusals():
+        offsets = {"this machine": clock_offset(needed(site.redis))}
+    offsets |= {
+        worker.machine.host: float(worker.clock_offset)
+        for worker in needed(site.fleet).workers.values()
+        if worker.clock_offset is not None
+    }
+    # Compared with one another: the Redis server's own clock matters only as the measure.
+    first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)
+    apart = offsets[last] - offsets[first]
+    if max(apart, *map(abs, offsets.values())) > CLOCK_SECONDS:
+        lag = {name: f"{offset:+.0f} s" for name, offset in offsets.items() if abs(offset) > CLOCK_SECONDS}
+        text = "compared with the Redis server: " + _few([f"{name} {by}" for name, by in lag.items()] or [first, last])
+        return _wrong(text, "synchronise the clocks (chrony, systemd-timesyncd): signed requests are valid for 10 s")
+    return _ok(f"{counted(len(offsets), 'machine')}, at most {apart:.1f} s apart")
+
+
+def store(site: Site) -> Finding:
+    """The store can be written, and is fast enough."""
+    from shadho_celery.store.engine import commit_seconds
+
+    seconds = commit_seconds(site.store)
+    text = f"{mask(site.store)}, a write takes {took(seconds)}"
+    if seconds > SLOW_SECONDS:
+        return _wrong(text, "use a faster disk or a nearer database: each turn of a scheduler waits for a write")
+    return _ok(text)
+
+
+def disks(site: Site) -> Finding:
+    """The disks of the store, of checkpoints and of temporary files have room."""
+    from shadho_celery.store.engine import folder_of
+
+    places = {
+        "store": folder_of(site.store),
+        "checkpoints": CHECKPOINTS,
+        "temporary files": Path(tempfile.gettempdir()),
+    }
+    full, free = [], {}
+    for name, place in places.items():
+        if place is None:
+            continue
+        folder = _existing(place.absolute())
+        found, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+        free[name] = found.free
+        if found.free < FREE_BYTES or (inodes.f_files and not inodes.f_favail):
+            full.append(f"{folder} ({name}: {found.free / 2**20:,.0f} MiB, {inodes.f_favail:,} files free)")
+    if full:
+        return _wrong(f"nearly full: {_few(full)}", "make room there, or use another disk")
+    return _ok(", ".join(f"{name} {size / 2**30:,.1f} GiB free" for name, size in free.items()))
+
+
+def open_files(site: Site) -> Finding:
+    """A worker may open enough files."""
+    return _limit(resource.RLIMIT_NOFILE, BASE_FILES + SLOT_FILES * _slots(site), "open files", "nofile")
+
+
+def processes(site: Site) -> Finding:
+    """A worker may start enough processes and threads."""
+    return _limit(resource.RLIMIT_NPROC, BASE_PROCESSES + SLOT_PROCESSES * _slots(site), "processes", "nproc")
+
+
+def gpus(site: Site) -> Finding:
+    """The driver shows the GPUs that this process may use, and no two workers use the same one."""
+    machine, visible = site.machine, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible and not machine.gpus:
+        text = f"CUDA_VISIBLE_DEVICES is {one_line(visible, 80)}, but no such GPU is found"
+        return _wrong(text, "name the GPUs by the indexes of nvidia-smi, or unset it")
+    if not machine.gpus and visible is None and Path("/dev/nvidia0").exists():
+        return _wrong("there is a GPU, but its driver does not answer", "run nvidia-smi, which tells the reason")
+    if shared := _shared_gpus(site.workers):
+        return _wrong(f"two workers use the same GPU: {_few(shared)}", "give each its own CUDA_VISIBLE_DEVICES")
+    if bare := [name for name, each in sorted(site.workers.items()) if _lacks_gpu(each)]:
+        return _wrong(f"these workers see no GPU: {_few(bare)}", "check their driver, or start them as another class")
+    size = f", {machine.gpu_memory / 2**30:.0f} GiB each" if machine.gpus else ""
+    return _ok(f"{len(machine.gpus)} x {machine.gpu_name}{size}" if machine.gpus else "none here")
+
+
+def workers(site: Site) -> Finding:
+    """Each queue that has messages or is wanted by a study has workers that take them."""
+    fleet = needed(site.fleet)
+    serving = {worker.compute_class for worker in fleet.workers.values() if not worker.draining}
+    waiting = [f"{name} ({depth:,} waiting)" for name in fleet.depths if (depth := fleet.waiting(name) or 0)]
+    lonely = [text for text in waiting if text.rpartition(" (")[0] not in serving]
+    if lonely:
+        return _wrong(f"queues without workers: {_few(lonely)}", "start one: shadho-celery worker --class NAME")
+    stopped = [name for name, each in sorted(fleet.workers.items()) if each.quarantined and not each.draining]
+    if stopped:
+        return _wrong(f"quarantined: {_few(stopped)}", "repair the machine, then restart the worker; its log says why")
+    if fleet.studies and not serving:
+        text = f"no worker is live for {counted(len(fleet.studies), 'study', 'studies')}"
+        return _wrong(text, "start one on a machine: shadho-celery worker --import MODULE")
+    by_class = Counter(worker.compute_class for worker in fleet.workers.values())
+    return _ok(", ".join(f"{count} {name}" for name, count in sorted(by_class.items())) or "none is live")
+
+
+def queues(site: Site) -> Finding:
+    """Each class with workers has its queue."""
+    fleet = needed(site.fleet)
+    serving = {worker.compute_class for worker in fleet.workers.values() if not worker.draining}
+    if missing := sorted(name for name in serving if fleet.waiting(name) is None):
+        remedy = "restart these workers, which declare it, and see that they use this broker and its virtual host"
+        return _wrong(f"workers without a queue on this broker: {_few(missing)}", remedy)
+    return _ok(", ".join(f"{name} {fleet.waiting(name) or 0:,}" for name in fleet.depths) or "none")
+
+
+def protocol(site: Site) -> Finding:
+    """All workers speak this version's protocol."""
+    from shadho_celery.transport.broker import PROTOCOL
+
+    other = [
+        f"{name} ({each.protocol})"
+        for name, each in sorted(needed(site.fleet).workers.items())
+        if each.protocol != PROTOCOL
+    ]
+    if other:
+        return _wrong(f"not protocol {PROTOCOL}: {_few(other)}", "install the same version of shadho_celery everywhere")
+    return _ok(f"{PROTOCOL}")
+
+
+def keys(site: Site) -> Finding:
+    """All processes sign with this machine's key, or none does."""
+    from shadho_celery.transport.signing import KEY_FILE, Signer
+
+    ours, remedy = Signer.configured().fingerprint, f"give all machines the same key in {KEY_FILE}"
+    if refusals := needed(site.fleet).refused:
+        refused = counted(refusals, "announcement is", "announcements are")
+        return _wrong(f"{refused} malformed or not signed with this machine's key {ours}".rstrip(), remedy)
+    if other := [name for name, worker in sorted(needed(site.fleet).workers.items()) if worker.key != ours]:
+        return _wrong(
+            f"these workers have {'another key' if ours else 'a key, this machine none'}: {_few(other)}", remedy
+        )
+    return _ok(f"key {ours}" if ours else "nothing is signed")
+
+
+def code(site: Site) -> Finding:
+    """All workers have the same version of each study module."""
+    differing = {module: found for module, found in codes(needed(site.fleet).workers).items() if len(found) > 1}
+    for module, versions in sorted(differing.items()):
+        parts = [f"{digest or 'one that fails'} on {listed(hosts, NAMES)}" for digest, hosts in versions.items()]
+        return _wrong(f"{module} differs: {_few(parts)}", "copy the same files to all machines, or use --code ship")
+    return _ok(
+        counted(len({module for worker in needed(site.fleet).workers.values() for module in worker.imports}), "module")
+    )
+
+
+def checkpoints(site: Site) -> Finding:
+    """Workers on several machines share the disk of their checkpoints."""
+    storages: dict[str, set[str]] = defaultdict(set)
+    for worker in needed(site.fleet).workers.values():
+        storages[worker.storage or f"of {worker.machine.host}"].add(worker.machine.host)
+    hosts = {host for each in storages.values() for host in each}
+    if len(hosts) > 1 and len(storages) > 1:
+        text = f"{len(hosts)} machines have {len(storages)} storages: a trial that moves to another one begins anew"
+        return Finding(state=State.OK, text=text, remedy="start the workers in a folder on a shared disk")
+    return _ok("shared" if len(hosts) > 1 else "on one machine" if hosts else "no worker is live")
+
+
+Check = Callable[[Site], Finding | None]
+
+#: the checks of this machine, and those of a fleet, in the order in which they are shown
+OF_MACHINE: Sequence[Check] = (store, disks, open_files, processes, gpus)
+OF_FLEET: Sequence[Check] = (
+    broker,
+    broker_alarms,
+    consumer_timeout,
+    visibility_timeout,
+    redis,
+    redis_memory,
+    redis_persistence,
+    clocks,
+    workers,
+    queues,
+    protocol,
+    keys,
+    code,
+    checkpoints,
+)
+
+
+def examine(site: Site) -> list[Finding]:
+    """Return the findings of all checks that apply to a site."""
+    checks = OF_MACHINE if site.broker is NO_FLEET else [*OF_FLEET, *OF_MACHINE]
+    found = ((check.__name__.replace("_", " "), _judged(check, site)) for check in checks)
+    return [replace(finding, name=name) for name, finding in found if finding is not None]
+
+
+def _judged(check: Check, site: Site) -> Finding | None:
+    try:
+        return check(site)
+    except Unknown as error:
+        return _unknown(str(error))
+    except ShadhoError as error:
+        # An error says cause and remedy in one sentence.
+        text, _, remedy = one_line(error, 500).partition("; ")
+        return _wrong(text, remedy)
+
+
+@click.command(
+    cls=Command,
+    epilog=f"""
+\b
+Examples:
+  shadho-celery doctor
+  shadho-celery doctor --url-file ~/fleet.urls --longest-trial 6h
+  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery doctor --json
+""",
+)
+@click.option(
+    "--longest-trial",
+    "longest",
+    type=Duration(),
+    metavar="DURATION",
+    default=duration(LONGEST_SECONDS).replace(" ", ""),
+    show_default=True,
+    help="Duration of the longest trial that you expect; the broker must wait for as long.",
+)
+@store_option
+@json_option
+@connection_options.options
+def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
+    """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
+
+    Nothing is changed. Each line has its remedy. The exit code is 1 if something is wrong.
+    """
+    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    with overridden(connection_options.environment(**connection)):
+        found = examine(look(store, longest))
+    wrong = sum(each.state is State.WRONG for each in found)
+    if as_json:
+        print_json({"wrong": wrong, "checks": [{**asdict(each), "state": each.state.value} for each in found]})
+    else:
+        for each in found:
+            say(f"{each.state.value:<7} {each.name}: {each.text}" + (f"; {each.remedy}" if each.remedy else ""))
+        checks = counted(len(found), "check")
+        say(f"{wrong} of {checks} found something wrong" if wrong else f"nothing is wrong ({checks})")
+    raise SystemExit(1 if wrong else 0)
+
+
+def _few(texts: Sequence[str]) -> str:
+    return listed([one_line(text) for text in texts], NAMES)
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def _limit(kind: int, wanted: int, what: str, name: str) -> Finding:
+    soft, hard = resource.getrlimit(kind)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        way = f"ulimit -n {wanted}" if kind == resource.RLIMIT_NOFILE else f"ulimit -u {wanted}"
+        is_allowed = hard == resource.RLIM_INFINITY or hard >= wanted
+        remedy = way if is_allowed else f"raise {name} in /etc/security/limits.conf, or Limit{name.upper()} of the unit"
+        return _wrong(f"at most {soft:,} {what}, a worker here may need {wanted:,}", f"before it starts: {remedy}")
+    return _ok("no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}")
+
+
+def _slots(site: Site) -> int:
+    return site.machine.slots_for(site.machine.compute_class)
+
+
+def _lacks_gpu(worker: Worker) -> bool:
+    return worker.compute_class.startswith("gpu") and not worker.machine.gpus
+
+
+def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:
+    """Return the GPUs that several workers of a machine use, each with their names."""
+    users: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, worker in sorted(workers.items()):
+        for gpu in worker.machine.gpus_for(worker.compute_class):
+            users[worker.machine.host, gpu].append(name)
+    return [f"{gpu} of {host} ({' and '.join(names)})" for (host, gpu), names in users.items() if len(names) > 1]

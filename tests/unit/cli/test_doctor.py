@@ -1,0 +1,274 @@
+"""Each check of `doctor` says what is wrong with its remedy, and the command's exit code is 1 then."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace as changed
+from services.cases import cases
+
+from shadho_celery.cli import doctor
+from shadho_celery.cli.doctor import Check, Finding, Site, State, examine
+from shadho_celery.cli.group import commands
+from shadho_celery.cli.status import FleetState
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.hardware import Machine
+from shadho_celery.errors import ServiceError
+from shadho_celery.transport.broker import PROTOCOL
+from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
+from shadho_celery.transport.registry import StudyWants, Worker
+
+DAY = 86400.0
+WORKER = Worker(protocol=PROTOCOL, compute_class="cpu", slots=2, imports=["m"], machine=Machine(host="a"), storage="s")
+FLEET = FleetState(workers={"cpu@a.1.x": WORKER}, studies={}, refused=0, drained={}, depths={"cpu": {"cpu": 3}})
+RABBITMQ = BrokerFacts(product="RabbitMQ 3.12", seconds=0.01, accepts=True)
+REDIS = RedisFacts(version="7.0", policy="noeviction", used=2**20, most=0, appends=True, is_saved=True)
+
+
+class _Server:
+    """A Redis whose clock is so many seconds behind."""
+
+    def __init__(self, behind: float = 0.0) -> None:
+        self.behind = behind
+
+    def time(self) -> tuple[int, int]:
+        return divmod(round((time.time() - self.behind) * 1e6), 10**6)
+
+
+def site(**facts: Any) -> Site:
+    """A fleet where nothing is wrong, but for `facts`."""
+    well = Site(
+        store="sqlite:///shadho.db",
+        longest=DAY,
+        machine=Machine(host="here", cores=2),
+        broker=RABBITMQ,
+        rabbitmq=RabbitLimits(consumer_timeout=14 * DAY, alarms=()),
+        redis=_Server(),
+        redis_facts=REDIS,
+        fleet=FLEET,
+    )
+    return replace(well, **facts)
+
+
+def fleet(**facts: Any) -> FleetState:
+    return replace(FLEET, **facts)
+
+
+def workers(*others: Worker) -> FleetState:
+    """The fleet with more workers."""
+    found = {
+        f"{each.compute_class}@{each.machine.host}.{place}.x": each for place, each in enumerate((WORKER, *others))
+    }
+    return fleet(workers=found, depths={each.compute_class: {each.compute_class: 0} for each in found.values()})
+
+
+def gpu_worker(**facts: Any) -> Worker:
+    machine = Machine(host="b", gpus=("0",), gpu_name="A100", gpu_memory=2**35)
+    return changed(WORKER, **{"compute_class": "gpu_large", "machine": machine, **facts})
+
+
+CASES: dict[str, tuple[Check, dict[str, Any], State, str]] = {
+    "alarm": (
+        doctor.broker_alarms,
+        {"broker": replace(RABBITMQ, accepts=False), "rabbitmq": RabbitLimits(alarms=("disk",))},
+        State.WRONG,
+        "its disk is nearly full",
+    ),
+    "no right": (doctor.broker_alarms, {"broker": replace(RABBITMQ, accepts=None)}, State.UNKNOWN, "may not publish"),
+    "half an hour": (
+        doctor.consumer_timeout,
+        {"rabbitmq": RabbitLimits(consumer_timeout=1800.0)},
+        State.WRONG,
+        "more than 30 min",
+    ),
+    "short trials": (
+        doctor.consumer_timeout,
+        {"rabbitmq": RabbitLimits(consumer_timeout=1800.0), "longest": 600.0},
+        State.OK,
+        "30 min",
+    ),
+    "a policy": (
+        doctor.consumer_timeout,
+        {"rabbitmq": RabbitLimits(consumer_timeout=math.inf, by_queue={"cpu": 60.0})},
+        State.WRONG,
+        "more than 1 min",
+    ),
+    "untold": (doctor.consumer_timeout, {"rabbitmq": RabbitLimits()}, State.UNKNOWN, "only rabbitmqctl"),
+    "no timeout": (doctor.consumer_timeout, {"rabbitmq": RabbitLimits(consumer_timeout=math.inf)}, State.OK, "none"),
+    "visibility": (
+        doctor.visibility_timeout,
+        {"broker": BrokerFacts(product="Redis", seconds=0.1, visibility=3600.0)},
+        State.WRONG,
+        "again after 1 h",
+    ),
+    "eviction": (
+        doctor.redis_memory,
+        {"redis_facts": replace(REDIS, policy="allkeys-lru")},
+        State.WRONG,
+        "allkeys-lru",
+    ),
+    "memory": (doctor.redis_memory, {"redis_facts": replace(REDIS, most=2**20)}, State.WRONG, "100% of maxmemory"),
+    "unsaved": (doctor.redis_persistence, {"redis_facts": replace(REDIS, is_saved=False)}, State.WRONG, "has failed"),
+    "no file": (doctor.redis_persistence, {"redis_facts": replace(REDIS, appends=False)}, State.WRONG, "append-only"),
+    "may not ask": (
+        doctor.redis_persistence,
+        {"redis_facts": ServiceError("its INFO cannot be read: no permission")},
+        State.UNKNOWN,
+        "no permission",
+    ),
+    "own clock": (doctor.clocks, {"redis": _Server(60.0)}, State.WRONG, "this machine +60 s"),
+    "a worker's clock": (
+        doctor.clocks,
+        {"fleet": workers(gpu_worker(clock_offset=-30))},
+        State.WRONG,
+        "b -30 s",
+    ),
+    "queue alone": (doctor.workers, {"fleet": fleet(workers={})}, State.WRONG, "queues without workers: cpu (3"),
+    "study alone": (
+        doctor.workers,
+        {"fleet": fleet(workers={}, depths={}, studies={"k": StudyWants()})},
+        State.WRONG,
+        "no worker is live for 1 study",
+    ),
+    "quarantine": (
+        doctor.workers,
+        {"fleet": workers(gpu_worker(quarantined=True))},
+        State.WRONG,
+        "quarantined: gpu_large@b",
+    ),
+    "no queue": (doctor.queues, {"fleet": fleet(depths={"cpu": {"cpu": None}})}, State.WRONG, "without a queue"),
+    "protocol": (doctor.protocol, {"fleet": workers(gpu_worker(protocol=9))}, State.WRONG, "gpu_large@b.1.x (9)"),
+    "refused": (doctor.keys, {"fleet": fleet(refused=2)}, State.WRONG, "2 announcements are malformed or not signed"),
+    "their key": (doctor.keys, {"fleet": workers(gpu_worker(key="0a"))}, State.WRONG, "have a key, this machine none"),
+    "code": (
+        doctor.code,
+        {
+            "fleet": workers(
+                *(gpu_worker(machine=Machine(host=host), codes={"m": CodeVersion(digest=host)}) for host in ("b", "c"))
+            )
+        },
+        State.WRONG,
+        "m differs: b on b, c on c",
+    ),
+    "storages": (doctor.checkpoints, {"fleet": workers(gpu_worker(storage="t"))}, State.OK, "begins anew"),
+    "one card": (
+        doctor.gpus,
+        {"fleet": workers(gpu_worker(), gpu_worker(compute_class="gpu_other"))},
+        State.WRONG,
+        "0 of b (gpu_large@b.1.x and gpu_other@b.2.x)",
+    ),
+    "no card": (doctor.gpus, {"fleet": workers(gpu_worker(machine=Machine(host="b")))}, State.WRONG, "see no GPU"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CELERY_BROKER_URL", "SHADHO_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**40))
+
+
+def found(check: Check, where: Site) -> Finding:
+    return next(each for each in examine(where) if each.name == check.__name__.replace("_", " "))
+
+
+@cases("name", CASES)
+def test_a_check_says_what_is_wrong_and_what_to_do(name: str) -> None:
+    check, facts, state, words = CASES[name]
+    finding = found(check, site(**facts))
+    assert finding.state is state
+    assert words in finding.text
+    assert finding.remedy or state is not State.WRONG
+
+
+def test_where_nothing_is_wrong_every_check_says_so() -> None:
+    findings = examine(site())
+    assert [each for each in findings if each.state is not State.OK] == []
+    # RabbitMQ has no visibility timeout.
+    assert len(findings) == len(doctor.OF_FLEET) + len(doctor.OF_MACHINE) - 1
+
+
+def test_what_depends_on_a_server_that_is_down_is_unknown_and_only_the_server_is_wrong() -> None:
+    down = ServiceError("the broker at amqp://x cannot be used (refused); start it")
+    findings = {each.name: each for each in examine(site(broker=down, rabbitmq=None, fleet=down))}
+    wrong = [each for each in findings.values() if each.state is State.WRONG]
+    assert [(each.name, each.text, each.remedy) for each in wrong] == [
+        ("broker", "the broker at amqp://x cannot be used (refused)", "start it")
+    ]
+    assert findings["consumer timeout"].state is findings["keys"].state is State.UNKNOWN
+    assert findings["redis"].state is findings["gpus"].state is State.OK
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The store cannot be written, and the disk is named; without a fleet only this machine is checked."""
+
+    def write(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    result = CliRunner().invoke(commands, ["doctor", "--json"])
+    assert result.exit_code == 1, result.output
+    answer = json.loads(result.stdout)
+    wrong = {each["name"]: each for each in answer["checks"] if each["state"] == "wrong"}
+    assert {*wrong} == {"store", "disks"}
+    assert answer["wrong"] == 2
+    assert wrong["store"]["text"].endswith("cannot be written: No space left on device")
+    assert wrong["store"]["remedy"] == "make room on its disk"
+    assert str(tmp_path) in wrong["disks"]["text"]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_a_fleet_this_machine_is_checked() -> None:
+    result = CliRunner().invoke(commands, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"nothing is wrong ({len(doctor.OF_MACHINE)} checks)"
+
+
+@cases("url", ["nonsense", "sqlite://", "sqlite:////no/such/folder/shadho.db"])
+def test_a_store_that_cannot_be_used_is_wrong(url: str) -> None:
+    result = CliRunner().invoke(commands, ["doctor", "--store", url])
+    assert result.exit_code == 1, result.output
+    assert "wrong   store: " in result.stdout
+
+
+def test_a_slow_store_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadho_celery.store.engine.commit_seconds", lambda _: 0.3)
+    assert found(doctor.store, site()).state is State.WRONG
+
+
+def test_too_few_open_files_are_wrong_with_the_command_that_raises_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 4096))
+    finding = found(doctor.open_files, site())
+    assert finding.state is State.WRONG
+    assert finding.remedy == "before it starts: ulimit -n 288"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    assert "LimitNOFILE" in found(doctor.open_files, site()).remedy
+
+
+def test_gpus_that_the_driver_does_not_show_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a2b")
+    assert found(doctor.gpus, site()).state is State.WRONG
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert found(doctor.gpus, site()).state is State.OK
+
+
+@cases("text", ["0s", "-1h", "soon", "4 hours", "1e9d", ""])
+def test_a_duration_that_is_none_is_refused(text: str) -> None:
+    result = CliRunner().invoke(commands, ["doctor", "--longest-trial", text])
+    assert result.exit_code == 2
+    assert "is not a duration; write it as 90s, 10m, 4h or 2d" in result.stderr
