@@ -1,11 +1,12 @@
 """A convolutional network on handwritten digits, trained by a gang: synchronous SGD with backup workers.
 
     shadho-celery run tasks.sync_sgd --trials 8    # replicas from the queue: embedded, or on the fleet
-    python -m tasks.sync_sgd                                    # alone: replicas are processes of this machine
+    python -m tasks.sync_sgd                       # alone: replicas are processes of this machine
 
-The search covers the learning rate, the number of replicas N and of backup replicas b. Each trial computes its training
-again in one process, from the record of the gradients that counted, and returns the difference of the parameters. A
-trial takes a few seconds.
+The search covers the learning rate, the number of replicas N and of backup replicas b, and finds the least seconds to
+an accuracy. A trial takes N + b slots, so that its backups have slots too; the metric `backups_came` has the ranks of
+those that joined. Reports are the share of wrong digits. Each trial computes its training again in one process, from
+the record of the gradients that counted, and returns the difference of the parameters.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ if TYPE_CHECKING:
 class Settings:
     """What is fixed in every trial."""
 
-    #: steps, unless the trial's budget says otherwise
+    #: the training ends once this share of the held-out digits is right
+    accuracy: float = 0.95
+    #: maximum number of steps, unless the trial's budget says otherwise
     steps: int = 300
+    #: steps between two measurements of the accuracy
+    report_every: int = 10
     #: digits per gradient; a step takes N times as many
     batch: int = 32
     #: parts of a batch; between them a replica checks whether its step is still open
     micro_batches: int = 2
-    #: part of the digits on which the loss is measured
+    #: part of the digits on which the accuracy is measured
     held_out: float = 0.25
-    #: seed of that split: the same digits for every trial, because losses could not be compared otherwise
+    #: seed of that split: the same digits for every trial, because accuracies could not be compared otherwise
     split_seed: int = 0
 
 
@@ -48,7 +53,13 @@ SPACE = {
     "backups": hp.choice("backups", [0, 1]),
 }
 
-STUDY = {"trials": 8, "slots": "replicas"}
+
+def slots(params: dict[str, Any]) -> int:
+    """Return N + b: a slot for each replica and each backup replica."""
+    return int(params["replicas"] + params["backups"])
+
+
+STUDY = {"trials": 8, "slots": slots}
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -91,30 +102,34 @@ def network(seed: int) -> nn.Module:
 
 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross-entropy of a batch."""
+    """Mean cross-entropy of a batch, which is copied to the model's device."""
     from torch.nn.functional import cross_entropy
 
+    device = next(model.parameters()).device
     pixels, labels = batch
-    return cross_entropy(model(pixels), labels)
+    return cross_entropy(model(pixels.to(device)), labels.to(device))
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Cross-entropy on held-out digits after the last step."""
+    """Seconds of training until the accuracy is reached.
+
+    If it is not reached, the seconds are multiplied by the ratio of the wrong digits to those that are allowed.
+    """
     import torch
 
     from shadho_celery.training import gang, replay
 
     torch.set_num_threads(1)  # in such a small network, more threads would wait for one another
     train, held_out, train_labels, held_out_labels = digits()
-    model = network(context.seed)
-    start = copy.deepcopy(model)
+    model = network(context.seed).to(context.device)
+    start, allowed = copy.deepcopy(model), 1 - SETTINGS.accuracy
 
     def descent(of: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(of.parameters(), lr=params["learning_rate"], momentum=0.9)
 
-    def evaluate(model: nn.Module) -> float:
-        with torch.no_grad():
-            return loss_of(model, (held_out, held_out_labels)).item()
+    def wrong(model: nn.Module) -> float:
+        found = model(held_out.to(context.device)).argmax(dim=1).cpu()
+        return float((found != held_out_labels).float().mean())
 
     with gang(context, replicas=params["replicas"], backups=params["backups"]) as g:
         report = g.fit(
@@ -125,7 +140,9 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
             steps=int(context.budget or SETTINGS.steps),
             batch=SETTINGS.batch,
             micro_batches=SETTINGS.micro_batches,
-            evaluate=evaluate,
+            evaluate=wrong,
+            goal=allowed,
+            report_every=SETTINGS.report_every,
         )
 
     # From here on only the trial continues: replicas have left in `fit`.
@@ -141,13 +158,12 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
     )
     for _ in again:
         pass
-    with torch.no_grad():
-        accuracy = (model(held_out).argmax(dim=1) == held_out_labels).float().mean().item()
+    share = wrong(model)
     apart = [(a - b).abs().max().item() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
     return {
         **report.as_metrics(),
-        "loss": evaluate(model),
-        "accuracy": accuracy,
+        "loss": report.seconds * max(1.0, share / allowed),
+        "accuracy": 1 - share,
         "replay_difference": max(apart),
     }
 
@@ -157,7 +173,6 @@ if __name__ == "__main__":
 
     result = objective({"learning_rate": 0.1, "replicas": 3, "backups": 1}, LocalContext())
     print(
-        f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.3f} after {result['steps']} steps of three replicas "
-        f"and a backup; {result['training_seconds']:.1f} s; recomputed parameters differ by "
-        f"{result['replay_difference']:.1e}"
+        f"accuracy {result['accuracy']:.3f} after {result['training_seconds']:.2f} s and {result['steps']} steps of "
+        f"three replicas and a backup; recomputed parameters differ by {result['replay_difference']:.1e}"
     )

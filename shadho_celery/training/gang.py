@@ -17,27 +17,22 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal
-
-from torch import nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from shadho_celery.core.hardware import own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
-from shadho_celery.training.coordinator.centre import ModelCentre, Stateful
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
-from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.coordinator.update import LossScale, Update
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Weight, check_loss
+from shadho_celery.training.coordinator.run import Plan, Run, taking
+from shadho_celery.training.coordinator.update import Update
+from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
@@ -131,120 +126,60 @@ class Gang:
     ) -> None:
         self.close("the training has ended" if kind is None else f"the trial ended with {kind.__name__}")
 
-    def fit(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        data: Data,
-        loss: Loss,
-        *,
-        steps: int,
-        batch: int = 32,
-        micro_batches: int = 1,
-        seed: int | None = None,
-        on_step: Callable[[int, float], None] | None = None,
-        evaluate: Callable[[nn.Module], float] | None = None,
-        report_every: int | None = None,
-        checkpoint_every: int = 100,
-        ema: float | None = None,
-        schedule: LRScheduler | None = None,
-        warmup: int = 0,
-        clip: float | None = None,
-        scale_with_replicas: bool = False,
-        weight: Weight | None = None,
-        scaler: GradScaler | None = None,
-    ) -> Report:
-        """Train until `steps` steps are done, including those before a restart. Return the report.
+    @taking(Plan)
+    def fit(self, plan: Plan) -> Report:
+        """Train as the arguments say, which are the fields of `Plan`. Return the report.
 
-        `data` are tensors of equal first dimension, a map-style Dataset or a DataLoader, of which the data set, the
-        collate function and the workers are used. `loss(model, batch)` returns the mean loss of a batch of `batch`
-        examples, a scalar tensor. The value of `evaluate(model)`, or the mean training loss if `evaluate` is None, is
-        reported to the context now and then and at the end. With `ema`, the moving average of the parameters is
-        evaluated and left in the model. The training ends early if ``context.should_stop()``.
-
-        `schedule` is a torch scheduler of the optimizer, which goes on after each step. Learning rates rise linearly in
-        the first `warmup` steps. `clip` is the maximum norm of a gradient. `scale_with_replicas` multiplies learning
-        rates by the number of replicas (Goyal et al., arXiv 1706.02677). `weight(batch)` is the weight of a batch's
-        loss in the mean of a step, such as its number of tokens. `scaler` is a GradScaler for gradients in half
-        precision. Checkpoints contain the state of all of these.
+        The loss is reported to the context now and then and at the end. The training ends early if
+        ``context.should_stop()``, or at the goal. Checkpoints contain the state of model, optimizer, schedule, scaler,
+        moving average and the objects in `keep`.
 
         Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
         Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
         """
-        self._begin(loss)
-        rate = float(self.strategy.replicas) if scale_with_replicas else 1.0
-        update = Update(optimizer, schedule, warmup=warmup, clip=clip, rate=rate)
-        if not isinstance(self.strategy, Sync | Async):
-            _check_local_steps(update, scale_with_replicas=scale_with_replicas, weight=weight, scaler=scaler)
-        plan = Plan(
-            steps=steps,
-            batch=batch,
-            micro_batches=micro_batches,
-            seed=self.context.seed if seed is None else seed,
-            on_step=on_step,
-            evaluate=evaluate,
-            report_every=report_every,
-            checkpoint_every=checkpoint_every,
-        )
-        centre = ModelCentre(model, optimizer, average=ema, update=update, loss_scale=LossScale(scaler))
-        for mean in self._train(plan, centre, data, loss, weight):
+        centre = self._begin(plan)
+        if not self._averages:
+            _check_local_steps(plan, centre.update)
+        for mean in self._train(plan, centre):
             if mean is None:
                 centre.step()
             else:
                 self.strategy.apply(centre, mean)
         return self.report
 
-    def steps(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        data: Data,
-        loss: Loss,
-        *,
-        steps: int,
-        batch: int = 32,
-        micro_batches: int = 1,
-        seed: int | None = None,
-        evaluate: Callable[[nn.Module], float] | None = None,
-        report_every: int | None = None,
-        checkpoint_every: int = 100,
-        keep: Mapping[str, Stateful] | None = None,
-        weight: Weight | None = None,
-        scaler: GradScaler | None = None,
-    ) -> Iterator[int]:
+    @taking(Plan)
+    def steps(self, plan: Plan) -> Iterator[int]:
         """Yield the number of each step when the mean gradient is in ``parameter.grad``; the caller's loop steps.
 
-        This is for what `fit` cannot do. Failures, checkpoints and replay are as with `fit`. While replicas are
-        missing, the gradient is smaller in proportion. `keep` has objects of the loop, by name, whose `state_dict`
-        belongs to the checkpoint, such as a scheduler. After the loop, `report` has the report. Raises what `fit` does.
+        This is for what `fit` cannot do. The arguments are those of `fit`, except those of the step: schedule, warmup,
+        clip and scale_with_replicas. Failures, checkpoints and replay are as with `fit`. While replicas are missing,
+        the gradient is smaller in proportion. After the loop, `report` has the report. Raises what `fit` does.
         """
-        self._begin(loss)
-        if not isinstance(self.strategy, Sync | Async):
+        centre = self._begin(plan)
+        if not self._averages:
             raise UsageError("a loop of your own needs a strategy that averages gradients: Sync or Async")
-        plan = Plan(
-            steps=steps,
-            batch=batch,
-            micro_batches=micro_batches,
-            seed=self.context.seed if seed is None else seed,
-            evaluate=evaluate,
-            report_every=report_every,
-            checkpoint_every=checkpoint_every,
-        )
-        centre = ModelCentre(model, optimizer, loss_scale=LossScale(scaler), keep=keep)
-        return self._by_hand(plan, centre, data, loss, weight)
+        for name in ("schedule", "warmup", "clip", "scale_with_replicas"):
+            if getattr(plan, name):
+                raise UsageError(f"{name} is for fit; a loop of your own takes the step, so it does this too")
+        return self._by_hand(plan, centre)
 
-    def _by_hand(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss, weight: Weight | None) -> Iterator[int]:
-        for mean in self._train(plan, centre, data, loss, weight):
+    def _by_hand(self, plan: Plan, centre: ModelCentre) -> Iterator[int]:
+        for mean in self._train(plan, centre):
             if mean is not None:
                 centre.set_scaled_gradient(mean)
             yield centre.update.done
 
-    def _begin(self, loss: Loss) -> None:
+    @property
+    def _averages(self) -> bool:
+        """True if the strategy averages gradients, so that replicas take no local steps."""
+        return isinstance(self.strategy, Sync | Async)
+
+    def _begin(self, plan: Plan) -> ModelCentre:
         if self._used:
             raise UsageError("a gang trains one model once; create another gang for the next model")
         self._used = True
         self.context.gangs += 1
-        check_loss(loss)
+        return plan.centre(self.strategy.replicas)
 
     def present(self) -> int:
         """Return the number of connected replicas. It is 0 if this process trains alone."""
@@ -258,28 +193,27 @@ class Gang:
             self._listener.close(reason)
         self.processes.close()
 
-    def _train(
-        self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss, weight: Weight | None
-    ) -> Iterator[Vector | None]:
+    def _train(self, plan: Plan, centre: ModelCentre) -> Iterator[Vector | None]:
         """Train in the role of this process: a replica, the coordinator, or the only process.
 
         Yields the mean of each step's vectors, which the caller applies; None if it is in the parameters' gradients.
         """
+        seed = self.context.seed if plan.seed is None else plan.seed
         # Errors in the data are raised here, before any process is started.
-        batches = Batches(data, batch=plan.batch, seed=plan.seed, places=self._places, micro_batches=plan.micro_batches)
+        batches = Batches(plan.data, batch=plan.batch, seed=seed, places=self._places, micro_batches=plan.micro_batches)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
         workload = Workload(
-            model=centre.model,
-            optimizer=centre.optimizer,
-            data=data,
-            loss=loss,
+            model=plan.model,
+            optimizer=plan.optimizer,
+            data=plan.data,
+            loss=plan.loss,
             strategy=self.strategy,
             codec=self._codec,
             # The number of examples is readable, because it is what differs most often.
             digest=f"{hashlib.sha256(described.encode()).hexdigest()[:16]}-{batches.size}",
             places=self._places,
-            update=None if isinstance(self.strategy, Sync | Async) else centre.update,
-            weight=weight,
+            update=None if self._averages else centre.update,
+            weight=plan.weight,
             # Connections within this machine need not be encrypted.
             encrypted=self.context.encrypted and self._calls,
             delay=self._delay,
@@ -302,9 +236,9 @@ class Gang:
         claim = run.claim()
         coordinator = None
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
-            batches = Batches(data, batch=plan.batch, seed=plan.seed, micro_batches=plan.micro_batches, ahead=0)
+            batches = Batches(plan.data, batch=plan.batch, seed=seed, micro_batches=plan.micro_batches, ahead=0)
             try:
-                yield from _local_steps(run, Computer(centre.model, loss, batches, weight=weight))
+                yield from _local_steps(run, Computer(plan.model, plan.loss, batches, weight=plan.weight))
             finally:
                 batches.close()
             run.finish()
@@ -346,7 +280,7 @@ class Gang:
             places=self._places,
             digest=workload.digest,
             max_bytes=layout.max_grad_bytes,
-            seed=run.plan.seed,
+            seed=run.seed,
             encrypted=workload.encrypted,
             batch=run.plan.batch,
             micro_batches=run.plan.micro_batches,
@@ -356,7 +290,8 @@ class Gang:
         self._listener = Listener(self._server, terms)
         self._listener.start()
         if self._calls:
-            self.context.call_replicas(self.address, token, self._backups)
+            # Backup replicas beyond the trial's own slots take slots that are idle.
+            self.context.call_replicas(self.address, token, max(0, self._places - self.context.slots))
         return Coordinator(
             run,
             self.strategy,
@@ -401,10 +336,11 @@ class Gang:
 gang = Gang
 
 
-def _check_local_steps(update: Update, **averaged: object) -> None:
+def _check_local_steps(plan: Plan, update: Update) -> None:
     """Raise UsageError for settings of `fit` that need the mean gradient, with a strategy that has local steps."""
-    for name in (name for name, value in averaged.items() if value):
-        raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
+    for name in ("scale_with_replicas", "weight", "scaler"):
+        if getattr(plan, name):
+            raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
     if update.follows_loss:
         raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
 

@@ -54,6 +54,8 @@ class Log:
     #: number of positions in the gang, by which the stream of batches is numbered
     places: int = 1
     steps: list[Step] = field(default_factory=list)
+    #: number of times that a replica joined, by rank; backup replicas have the ranks from N on
+    joined: Counter[int] = field(default_factory=Counter)
     #: number of vectors that made a step, by place
     accepted: Counter[int] = field(default_factory=Counter)
     #: number of vectors that came too late and were dropped, by place
@@ -99,6 +101,11 @@ class Report:
         """Seconds of all steps together."""
         return math.fsum(step.seconds for step in self.log.steps)
 
+    @property
+    def backups_came(self) -> list[int]:
+        """Ranks of the backup replicas that joined, at any time."""
+        return sorted(rank for rank in self.log.joined if rank >= self.replicas)
+
     def dropped_share(self) -> dict[int, float]:
         """Return the share of each place's gradients that came too late or were abandoned."""
         used, dropped = self.log.accepted, self.log.late + self.log.cancelled
@@ -112,12 +119,17 @@ class Report:
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Return warnings of replicas that are so slow that few of their gradients counted, and of dropped batches."""
+        """Return warnings of slow replicas whose gradients seldom counted, absent backups, and dropped batches."""
         warnings = [
             f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
             if 1 - share < FEW_ACCEPTED
         ]
+        wanted = self.log.places - self.replicas
+        if (absent := wanted - len(self.backups_came)) > 0:
+            warnings.append(
+                f"{absent} of {many(wanted, 'backup')} never came, because no slot was free or the training was short"
+            )
         dropped = self.log.dropped_batches
         if (share := dropped / max(1, dropped + self.log.accepted.total())) > MANY_DROPPED:
             warnings.append(
@@ -136,6 +148,7 @@ class Report:
         return {
             "replicas": self.replicas,
             "backups": self.backups,
+            "backups_came": self.backups_came,
             "steps": self.steps,
             "training_seconds": self.seconds,
             **{f"step_seconds_p{name}": value for name, value in self.percentiles().items()},

@@ -41,7 +41,7 @@ from dataclasses import replace
 from hyperopt import hp
 from tasks import sync_sgd
 
-sync_sgd.SETTINGS = replace(sync_sgd.SETTINGS, steps=900)
+sync_sgd.SETTINGS = replace(sync_sgd.SETTINGS, steps=900, accuracy=1.0)
 SPACE = {"learning_rate": hp.loguniform("learning_rate", -4, -1), "replicas": 3, "backups": 0}
 STUDY = {"slots": 3}
 objective = sync_sgd.objective
@@ -161,11 +161,17 @@ def test_two_of_five_workers_die_in_the_middle_of_training(fleet: Fleet) -> None
 
 
 def test_the_digits_task_itself_is_searched_by_a_fleet(fleet: Fleet) -> None:
-    fleet.workers(3)
-    found = fleet.ended_well(fleet.launch("tasks.sync_sgd", 2, name="digits"), "digits", 2, 120)
+    """Backup replicas have slots of their own, so they come, and the metrics name them."""
+    fleet.workers(4)
+    found = fleet.ended_well(fleet.launch("tasks.sync_sgd", 4, name="digits"), "digits", 4, 120)
+    metrics = [json.loads(trial["metrics"]) for trial in found]
     assert max(trial["slots"] for trial in found) > 1, "a gang of more than one"
-    for trial in found:
-        assert json.loads(trial["metrics"])["replay_difference"] < TOLERANCE
+    came = [each["backups_came"] for each in metrics]
+    assert any(came), "a backup"
+    for trial, each in zip(found, metrics, strict=True):
+        assert each["replay_difference"] < TOLERANCE
+        assert trial["slots"] == each["replicas"] + each["backups"]
+        assert each["backups_came"] in ([], list(range(each["replicas"], trial["slots"])))
 
 
 def test_a_trial_trains_two_gangs_each_replica_in_its_own(fleet: Fleet) -> None:

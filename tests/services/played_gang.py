@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
@@ -222,9 +221,11 @@ class PlayedGang:
         self.world, self.model, self.strategy = World(), model, strategy
         backups = strategy.backups if strategy.backups != "auto" else -(-strategy.replicas // 3)
         places, now = strategy.replicas + backups, self.world.clock.now
-        centre = ModelCentre(model, optimizer(model))
-        layout = Layout(centre.shape, codec or Raw(), places)
         plan = Plan(
+            model,
+            optimizer(model),
+            data,
+            loss,
             steps=steps,
             batch=batch,
             seed=seed,
@@ -232,6 +233,8 @@ class PlayedGang:
             report_every=steps,
             on_step=None if on_step is None else lambda step, loss: on_step(self, step),
         )
+        centre = plan.centre(strategy.replicas)
+        layout = Layout(centre.shape, codec or Raw(), places)
         examples = Batches(data, batch=batch, seed=seed).size if returns and isinstance(strategy, Sync) else 0
         context = LocalContext(checkpoints=Path(), stopped=lambda: stop(self))
         self.run = Run(plan, centre, context, digest="", places=places, examples=examples, now=now)

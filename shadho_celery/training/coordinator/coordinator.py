@@ -177,7 +177,7 @@ class Coordinator:
             strategy.replicas,
             backups,
             cancel_seconds=CANCEL_SECONDS if self._cancels else None,
-            seed=run.plan.seed,
+            seed=run.seed,
         )
         self._peers: dict[int, Connection] = {}
         #: place that finishes a late gradient so that its time is known
@@ -259,6 +259,7 @@ class Coordinator:
         match event:
             case Joined(peer=peer):
                 self._peers[peer.place] = peer
+                self.run.log.joined[peer.rank] += 1
                 # Another replica may have had this place before.
                 self._clear(peer.place)
                 if self.run.step:

@@ -3,55 +3,92 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context
-from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.centre import ModelCentre, Stateful
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
-from shadho_celery.training.coordinator.update import Diverged
-from shadho_celery.training.replica.batches import Draws
+from shadho_celery.training.coordinator.update import Diverged, LossScale, Update
+from shadho_celery.training.replica.batches import Data, Draws, Loss, Weight, check_loss
 from shadho_celery.training.report import Log, Step
 
 logger = logging.getLogger(__name__)
 
 #: counters of a log that a checkpoint holds
-COUNTS = ("accepted", "late", "cancelled", "refused")
+COUNTS = ("joined", "accepted", "late", "cancelled", "refused")
 #: number of reports to the context over a whole training, evenly spaced, unless `report_every` is given
 REPORTS = 20
 #: a training has diverged after this many steps in a row without a finite gradient
 MAX_NOT_FINITE = 3
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
-    """Settings of one training, as given to `Gang.fit`."""
+    """Arguments of `Gang.fit` and `Gang.steps`: the parts of a training, and its settings.
 
-    #: number of steps in all
+    Raises UsageError for settings that are not valid.
+    """
+
+    #: the model that is trained, with an optimizer of its parameters
+    model: nn.Module
+    optimizer: Optimizer
+    #: tensors of equal first dimension, a map-style Dataset or a DataLoader, of which the data set, the collate
+    #: function and the workers are used
+    data: Data
+    #: loss(model, batch) returns the mean loss of a batch of `batch` examples, a scalar tensor
+    loss: Loss
+    _: KW_ONLY
+    #: number of steps in all, including those before a restart
     steps: int
     #: number of examples for one replica's gradient
-    batch: int
+    batch: int = 32
     #: number of parts of a batch; a gradient may be abandoned between them
     micro_batches: int = 1
-    #: seed of the data's order and of random draws in the model
-    seed: int = 0
+    #: seed of the data's order and of random draws in the model; None for the trial's seed
+    seed: int | None = None
     #: called after each step with the number of steps done and the loss of the last one
     on_step: Callable[[int, float], None] | None = None
-    #: returns the model's loss on data that is not used for training
+    #: evaluate(model) returns the loss that is reported; None for the mean training loss since the last report
     evaluate: Callable[[nn.Module], float] | None = None
+    #: the training ends once the reported loss is at most this; None to take all steps
+    goal: float | None = None
     #: steps between two reports; None for 20 reports in all
     report_every: int | None = None
     #: steps between two checkpoints; 0 for none
     checkpoint_every: int = 100
+    #: weight of the past in a moving average of the parameters, which is evaluated and left in the model
+    ema: float | None = None
+    #: torch scheduler of the optimizer, which goes on after each step
+    schedule: LRScheduler | None = None
+    #: number of steps at the start in which the learning rates rise linearly
+    warmup: int = 0
+    #: maximum norm of a gradient
+    clip: float | None = None
+    #: True to multiply the learning rates by the number of replicas (Goyal et al., arXiv 1706.02677)
+    scale_with_replicas: bool = False
+    #: weight(batch) is the weight of a batch's loss in the mean of a step, such as its number of tokens
+    weight: Weight | None = None
+    #: settings and state of the loss's scale, for gradients in half precision
+    scaler: GradScaler | None = None
+    #: objects of the caller, by name, whose `state_dict` belongs to the checkpoint
+    keep: Mapping[str, Stateful] | None = None
 
     def __post_init__(self) -> None:
+        check_loss(self.loss)
         for name in ("steps", "batch", "micro_batches", "seed", "report_every", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -62,6 +99,38 @@ class Plan:
             raise UsageError(f"report_every is {self.report_every}; give a number of steps from 1 up, or None")
         if self.checkpoint_every < 0:
             raise UsageError(f"checkpoint_every is {self.checkpoint_every}; give a number of steps, or 0 for none")
+
+    def centre(self, replicas: int) -> ModelCentre:
+        """Return the model and optimizer of the coordinator of N `replicas`."""
+        rate = float(replicas) if self.scale_with_replicas else 1.0
+        update = Update(self.optimizer, self.schedule, warmup=self.warmup, clip=self.clip, rate=rate)
+        scale = LossScale(self.scaler)
+        return ModelCentre(
+            self.model, self.optimizer, average=self.ema, update=update, loss_scale=scale, keep=self.keep
+        )
+
+
+P = ParamSpec("P")
+Caller = TypeVar("Caller")
+Result = TypeVar("Result")
+
+
+def taking(
+    record: Callable[P, Plan],
+) -> Callable[[Callable[[Caller, Plan], Result]], Callable[Concatenate[Caller, P], Result]]:
+    """Return a decorator for a method that gets a record: callers give the record's fields as arguments instead."""
+
+    def decorate(method: Callable[[Caller, Plan], Result]) -> Callable[Concatenate[Caller, P], Result]:
+        @wraps(method)
+        def call(self: Caller, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+            return method(self, record(*args, **kwargs))
+
+        # What `help` shows.
+        own, _ = inspect.signature(method).parameters.values()
+        vars(call)["__signature__"] = inspect.Signature([own, *inspect.signature(record).parameters.values()])
+        return call
+
+    return decorate
 
 
 class Run:
@@ -80,6 +149,8 @@ class Run:
     ) -> None:
         """Dropped batches return after each epoch of `examples` examples, or never if that is 0."""
         self.plan, self.centre, self.context = plan, centre, context
+        #: seed of the data's order and of random draws in the model
+        self.seed = context.seed if plan.seed is None else plan.seed
         self.log = Log(places=places)
         #: batches of the current step
         self.draws = Draws(places, batch=plan.batch, examples=examples)
@@ -96,7 +167,7 @@ class Run:
         self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
             # The trial's number is left out: a promoted trial has another number but the same folder.
-            settings = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
+            settings = (context.gangs, self.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
             name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
@@ -140,8 +211,14 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """True at the end of the training: all steps are done, or the trial must stop."""
-        return self.step >= self.plan.steps or self.context.should_stop()
+        """True at the end of the training: it is complete, or the trial must stop."""
+        return self.is_complete or self.context.should_stop()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all steps are done, or the goal is reached."""
+        goal = self.plan.goal
+        return self.step >= self.plan.steps or (goal is not None and self.loss is not None and self.loss <= goal)
 
     def record_step(self, places: tuple[int, ...], loss: float, staleness: int = 0) -> None:
         """Record a step that was applied to the model: the mean of the vectors of `places`."""
@@ -202,7 +279,7 @@ class Run:
             if self.loss is not None:
                 self.context.report(self.step, self.loss)
         every = self.plan.checkpoint_every
-        if every and (self.step % every == 0 or (last and self._keeps_checkpoint)):
+        if every and (self.step % every == 0 or (self.is_complete and self._keeps_checkpoint)):
             self.save()
 
     def save(self) -> None:
@@ -219,7 +296,7 @@ class Run:
             self.loss = self._current_loss()
         self.centre.keep_average()
         self.log.dropped_batches = self.draws.lost + self.draws.waiting
-        if self._checkpoints is not None and not self._keeps_checkpoint and self.step >= self.plan.steps:
+        if self._checkpoints is not None and not self._keeps_checkpoint and self.is_complete:
             self._checkpoints.remove()
 
     def _current_loss(self) -> float | None:

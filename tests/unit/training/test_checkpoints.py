@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Report, gang, replay
-from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
 from shadho_celery.training.coordinator.run import Plan, Run
 
@@ -123,9 +122,8 @@ def test_a_training_with_other_settings_or_data_starts_from_the_first_step(
 def test_a_training_resumes_with_the_dropped_batches_that_wait(tmp_path: Path) -> None:
     def make() -> Run:
         model = network()
-        centre = ModelCentre(model, descent(model))
-        plan = Plan(steps=100, batch=10)
-        return Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=3, examples=200)
+        plan = Plan(model, descent(model), DATA, loss, steps=100, batch=10)
+        return Run(plan, plan.centre(3), LocalContext(checkpoints=tmp_path), digest="", places=3, examples=200)
 
     first = make()
     first.claim()

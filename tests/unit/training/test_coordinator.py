@@ -17,7 +17,6 @@ from torch import nn
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.backups import MIN_TIMES
-from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Left, Rejected
 from shadho_celery.training.coordinator.run import Diverged, Plan, Run
@@ -70,9 +69,10 @@ class Play:
     ) -> None:
         self.model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(self.model.weight)
-        centre = ModelCentre(self.model, torch.optim.SGD(self.model.parameters(), lr=1.0))
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        plan = Plan(self.model, optimizer, (), lambda model, batch: model(batch), steps=100, checkpoint_every=0)
+        centre = plan.centre(strategy.replicas)
         self.layout = Layout(centre.shape, Raw(), 8)
-        plan = Plan(steps=100, batch=1, checkpoint_every=0)
         self.time = 0.0
         self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=8, now=self.now)
         self.inbox: SimpleQueue[Any] = SimpleQueue()

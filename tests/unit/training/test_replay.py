@@ -142,6 +142,40 @@ def test_without_an_evaluation_the_mean_training_loss_is_reported(context: Local
     assert [step for step, _ in reports] == [5, 10]
 
 
+def test_a_training_ends_at_its_goal_and_keeps_no_checkpoint(context: LocalContext, tmp_path: Path) -> None:
+    model, values = network(), iter([0.5, 0.3, 0.2, 0.1])
+    with gang(context, replicas=1) as g:
+        report = g.fit(
+            model,
+            descent(model),
+            DATA,
+            loss,
+            steps=100,
+            batch=10,
+            evaluate=lambda _: next(values),
+            report_every=5,
+            goal=0.2,
+            checkpoint_every=5,
+        )
+    assert (report.steps, report.loss) == (15, 0.2)
+    assert not list(tmp_path.glob("gang-*"))
+
+
+@pytest.mark.parametrize(("slots", "asked"), [(2, 2), (3, 1), (4, 0), (5, 0)])
+def test_backups_that_do_not_fit_the_slots_of_the_trial_take_idle_ones(tmp_path: Path, slots: int, asked: int) -> None:
+    calls: list[int] = []
+
+    def call(address: str, token: str, backups: int) -> None:
+        calls.append(backups)
+        raise InterruptedError
+
+    context = LocalContext(slots=slots, checkpoints=tmp_path, on_call_replicas=call)
+    model = network()
+    with pytest.raises(InterruptedError), gang(context, replicas=2, backups=2, host="127.0.0.1") as g:
+        g.fit(model, descent(model), DATA, loss, steps=1, batch=10)
+    assert calls == [asked]
+
+
 def test_the_loss_reported_is_that_of_the_steps_since_the_last_report(context: LocalContext) -> None:
     reports: list[float] = []
     context.on_report = lambda step, value: reports.append(value)

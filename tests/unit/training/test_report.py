@@ -20,6 +20,7 @@ def made(*, refused: Mapping[str, int] | None = None) -> Report:
             Step(step=n, accepted=(0, 1), loss=1.0, seconds=each)
             for n, each in enumerate([0.01] * 50 + [0.05] * 49 + [1.55])
         ],
+        joined=Counter({0: 1, 1: 2, 2: 1}),
         accepted=Counter({0: 100, 1: 90, 2: 10}),
         late=Counter({1: 10, 2: 40}),
         cancelled=Counter({2: 50}),
@@ -42,6 +43,13 @@ def test_the_dropped_share_is_of_each_replicas_own_gradients() -> None:
 
 def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
     assert made().warnings() == ["replica 2: only 10% of its gradients were used; it is too slow for this training"]
+
+
+def test_the_backups_that_came_are_named_and_absent_ones_are_warned_of() -> None:
+    report = made()
+    assert report.as_metrics()["backups_came"] == [2]
+    report.log.places = 5
+    assert report.warnings()[1].startswith("2 of 3 backups never came")
 
 
 def test_batches_that_never_counted_are_reported_and_warned_of_if_they_are_many() -> None:
