@@ -38,7 +38,7 @@ from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
-from shadho_celery.training.wire.handshake import make_token
+from shadho_celery.training.wire.handshake import Welcome, make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
 logger = logging.getLogger(__name__)
@@ -277,13 +277,16 @@ class Gang:
         terms = Terms(
             token=token,
             epoch=epoch,
-            places=self._places,
             digest=workload.digest,
             max_bytes=layout.max_grad_bytes,
-            seed=run.seed,
+            welcome=Welcome(
+                place=0,
+                places=self._places,
+                seed=run.seed,
+                batch=run.plan.batch,
+                micro_batches=run.plan.micro_batches,
+            ),
             encrypted=workload.encrypted,
-            batch=run.plan.batch,
-            micro_batches=run.plan.micro_batches,
             deadline_seconds=self._deadline,
             heartbeat_seconds=min(2.0, self._deadline / 4),
         )

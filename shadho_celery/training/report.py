@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +23,6 @@ MANY_DROPPED = 0.05
 PERCENTILES = (50, 90, 99)
 #: length of the longest bar in characters
 BAR_WIDTH = 40
-#: text in place of a chart if there are no predictions
-NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
 
 
 class Step(NamedTuple):
@@ -182,15 +179,6 @@ class Report:
         lines += [f"{many(count, 'frame')} refused: {reason}" for reason, count in self.log.refused.items() if count]
         return "\n".join([*lines, *self.log.notes, *self.warnings()])
 
-    def chart(self) -> str:
-        """Return a chart of the step time against b as SVG. Without predictions it shows a text that says so."""
-        return svg(
-            {each.backups: each.step_seconds for each in self.predictions},
-            x="backup replicas b",
-            y=f"seconds per step, N = {self.replicas}",
-            empty=NO_PREDICTION,
-        )
-
 
 def many(count: int, thing: str) -> str:
     """Return a count with its noun: ``1 step``, ``2 steps``."""
@@ -205,43 +193,3 @@ def bars(values: Mapping[str, float], form: str, top: float | None = None) -> li
         f"  {name:>{names}} {'█' * round(BAR_WIDTH * min(1.0, value / top)):{BAR_WIDTH}} {form.format(value)}"
         for name, value in values.items()
     ]
-
-
-def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "") -> str:
-    """Return a line chart as SVG, with a y axis from 0. Without points, it shows the text `empty` in a frame."""
-    width, height = 480, 300
-    left, right, above, below = 60, 15, 20, 45
-    top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])
-    inner, tall = width - left - right, height - above - below
-    dots_at = [(k, v, left + inner * k / last, above + tall * (1 - v / top)) for k, v in sorted(points.items())]
-    line = " ".join(f"{px:.1f},{py:.1f}" for _, _, px, py in dots_at)
-    ticks = [
-        f'<text x="{left - 6}" y="{above + tall * (1 - part) + 4:.1f}" text-anchor="end">{part * top:.3g}</text>'
-        for part in (0.0, 0.5, 1.0)
-    ]
-    every = max(1, len(dots_at) // 12)
-    ticks += [
-        f'<text x="{px:.1f}" y="{height - below + 16}" text-anchor="middle">{k}</text>'
-        for k, _, px, _ in dots_at[::every]
-    ]
-    dots = [
-        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{k}: {v:.4g}</title></circle>' for k, v, px, py in dots_at
-    ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            'font-family="sans-serif" font-size="12">',
-            f'<path d="M{left} {above}V{height - below}H{width - right}" fill="none" stroke="#666"/>',
-            f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
-            *dots,
-            *(ticks if points else [_middle(left + inner / 2, above + tall / 2, empty)]),
-            _middle(left + inner / 2, height - 8, x),
-            f'<text transform="translate(14 {above + tall / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>',
-            "</svg>",
-        ]
-    )
-
-
-def _middle(x: float, y: float, text: str) -> str:
-    """Return a text element of an SVG file, centred at x."""
-    return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'

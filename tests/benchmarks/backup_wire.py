@@ -22,7 +22,7 @@ from shadho_celery.training.wire.frames import (
     Wire,
     control_frame,
 )
-from shadho_celery.training.wire.handshake import Hello, make_token, say_hello
+from shadho_celery.training.wire.handshake import Hello, Welcome, make_token, say_hello
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0
@@ -120,7 +120,9 @@ def _fill(connection: socket.socket, buffer: memoryview) -> None:
 def _bus(vector: Vector, *, encrypted: bool = False) -> Iterator[Mapping[str, Way]]:
     token, most = make_token(), vector.nbytes
     server = listen("127.0.0.1")
-    listener = Listener(server, Terms(token=token, epoch=1, places=1, digest="", max_bytes=most, encrypted=encrypted))
+    welcome = Welcome(place=0, places=1, seed=0, batch=1, micro_batches=1)
+    terms = Terms(token=token, epoch=1, digest="", max_bytes=most, welcome=welcome, encrypted=encrypted)
+    listener = Listener(server, terms)
     listener.start()
     params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector))
     if not encrypted:
@@ -136,7 +138,7 @@ def _bus(vector: Vector, *, encrypted: bool = False) -> Iterator[Mapping[str, Wa
             event.peer.release_payload()
 
         def out() -> None:
-            joined.peer.publish(params, lambda: None)
+            joined.peer.publish(params)
             answered()
 
         def into() -> None:

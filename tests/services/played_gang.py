@@ -74,7 +74,7 @@ class PlayedReplica:
     def __init__(self, world: World, place: int, seed: int) -> None:
         self.world, self.place, self.rank = world, place, place
         self.newest, self.step = -1, -1
-        self._frame: tuple[Frame, Callable[[], None]] | None = None
+        self._frame: Frame | None = None
         self._ended = False
         self._run: Any = None
         #: number of the current pause; a later wake-up of an earlier pause does nothing
@@ -95,17 +95,15 @@ class PlayedReplica:
     def notify(self, frame: Frame) -> None:
         self._announce(frame.step)
 
-    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        self._release()
-        self._frame, self.step = (frame, done), frame.step
+    def publish(self, frame: Frame) -> None:
+        self._frame, self.step = frame, frame.step
         self._announce(frame.step)
 
     def release_payload(self) -> None:
         pass
 
     def dismiss(self, reason: str, *, error: bool = False) -> None:
-        self._ended = True
-        self._release()
+        self._ended, self._frame = True, None
 
     def drop(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -123,11 +121,6 @@ class PlayedReplica:
         elif self._pauses:
             # It notices between two micro-batches.
             self.world.at(now + CANCEL_SECONDS * float(self._generator.random()), self._wake(self._pause))
-
-    def _release(self) -> None:
-        if self._frame is not None:
-            self._frame[1]()
-            self._frame = None
 
     def _resume(self) -> None:
         if self._waits and not self._run.dead:
@@ -168,7 +161,7 @@ class PlayedReplica:
 
     def read_params(self, reader: Callable[[Vector], None]) -> int:
         assert self._frame is not None
-        reader(np.frombuffer(self._frame[0].parts[0], dtype=np.float32))
+        reader(np.frombuffer(self._frame.parts[0], dtype=np.float32))
         return self.step
 
     def send(self, frame: Frame) -> None:

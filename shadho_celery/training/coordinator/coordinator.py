@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty
 from typing import Literal
 
@@ -108,46 +107,6 @@ class Quorum:
         return f"{reason}: a step now takes {size} gradients"
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """Copy of one step's parameters. It is kept while it is being sent to replicas."""
-
-    #: parameters, then buffers
-    vector: Vector
-    #: reference count; at 0 the snapshot's memory may be reused
-    users: int = 0
-    frame: Frame | None = None
-
-
-class SnapshotPool:
-    """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._size = layout.params_size
-        self._lock = threading.Lock()
-        self._all: list[Snapshot] = []
-
-    def take(self) -> Snapshot:
-        """Return an unused snapshot to write to. The caller is its only user until others call `use`."""
-        with self._lock:
-            free = next((each for each in self._all if not each.users), None)
-            if free is None:
-                free = Snapshot(np.zeros(self._size, dtype=np.float32))
-                self._all.append(free)
-            free.users = 1
-            return free
-
-    def use(self, snapshot: Snapshot) -> None:
-        """Increase the reference count of a snapshot."""
-        with self._lock:
-            snapshot.users += 1
-
-    def release(self, snapshot: Snapshot) -> None:
-        """Decrease the reference count of a snapshot."""
-        with self._lock:
-            snapshot.users -= 1
-
-
 class Coordinator:
     """Event loop that runs a strategy's central rule over the connections until the steps are done."""
 
@@ -187,9 +146,11 @@ class Coordinator:
         #: vectors in a row that were not finite, by rank
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
-        self._snapshots = SnapshotPool(layout)
+        #: memory of published parameters whose frames are gone; new memory of 100 MB would cost more than the copy
+        self._free: deque[Vector] = deque()
         self._encrypted = encrypted
-        self._current: Snapshot | None = None
+        #: frame with the current parameters
+        self._current: Frame | None = None
         self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
         self._decoded = run.centre.shape.vector()
         self._quorum = Quorum(strategy.replicas, policy, now)
@@ -413,27 +374,24 @@ class Coordinator:
         self.run.after_step()
 
     def _take_snapshot(self) -> None:
-        """Copy the current parameters to a snapshot, which is sent while the model changes."""
-        if self._current is not None:
-            self._snapshots.release(self._current)
-        self._current = self._snapshots.take()
-        parameters, buffers = self._layout.split(self._current.vector)
+        """Copy the current parameters to a frame, which is sent while the model changes."""
+        self._current = None
+        vector = self._free.popleft() if self._free else np.zeros(self._layout.params_size, dtype=np.float32)
+        parameters, buffers = self._layout.split(vector)
         self.run.centre.read(parameters)
         self.run.centre.shape.buffers.read(buffers)
-        self._layout.set_orders(self._current.vector, self.run.centre.loss_scale.value, self.run.draws.numbers)
-        header = Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step)
-        frame = Frame(header, self._current.vector.data)
+        self._layout.set_orders(vector, self.run.centre.loss_scale.value, self.run.draws.numbers)
+        frame = Frame(Header(kind=Kind.PARAMS, epoch=self._epoch, step=self.run.step), vector.data)
+        # The memory is free once no thread sends the frame any more.
+        weakref.finalize(frame, self._free.append, vector)
         # The checksum is computed once for all replicas. Encrypted frames need none.
-        self._current.frame = frame if self._encrypted else frame.checksummed()
+        self._current = frame if self._encrypted else frame.checksummed()
 
     def _publish(self, peer: Connection) -> None:
         """Send the current parameters to a replica."""
-        snapshot = self._current
-        if snapshot is None or snapshot.frame is None:
-            return
-        self._snapshots.use(snapshot)
-        self._assignments.assign(peer.place, self.run.step)
-        peer.publish(snapshot.frame, partial(self._snapshots.release, snapshot))
+        if self._current is not None:
+            self._assignments.assign(peer.place, self.run.step)
+            peer.publish(self._current)
 
     # Backups
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
@@ -61,8 +63,8 @@ class Connection(Protocol):
     def notify(self, frame: Frame) -> None:
         """Send a small frame, before parameters that wait to be sent."""
 
-    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Send the parameters of a step in place of earlier ones that wait. `done` is called once they may change."""
+    def publish(self, frame: Frame) -> None:
+        """Send the parameters of a step in place of earlier ones that wait. They change once the frame is gone."""
 
     def release_payload(self) -> None:
         """Allow the memory of the last vector that arrived to be overwritten."""
@@ -133,7 +135,7 @@ class Peer:
         self._buffer_free = threading.Semaphore(1)
         self._changed = threading.Condition()
         self._notices: deque[Frame] = deque()
-        self._latest: tuple[Frame, Callable[[], None]] | None = None
+        self._latest: Frame | None = None
         self._closed = False
         #: reason for which the connection ended or was ended
         self.reason: str | None = None
@@ -148,19 +150,11 @@ class Peer:
             self._notices.append(frame)
             self._changed.notify()
 
-    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Queue the parameters of a step. Parameters of an earlier step that still wait in the queue are replaced.
-
-        `done` is called once: after the parameters are sent, or when they are replaced or dropped.
-        """
+    def publish(self, frame: Frame) -> None:
+        """Queue the parameters of a step. Parameters of an earlier step that still wait in the queue are replaced."""
         with self._changed:
-            self._latest, replaced = (frame, done), self._latest
-            closed = self._closed
+            self._latest = None if self._closed else frame
             self._changed.notify()
-        if replaced:
-            replaced[1]()
-        if closed:
-            self._drop_params()
 
     def release_payload(self) -> None:
         """Allow the next vector to be read into the buffer of the last one."""
@@ -170,10 +164,9 @@ class Peer:
         """End the connection at once."""
         self.reason = self.reason or reason
         with self._changed:
-            self._closed = True
+            self._closed, self._latest = True, None
             self._changed.notify()
         self.wire.close()
-        self._drop_params()
 
     def dismiss(self, reason: str, *, error: bool = False) -> None:
         """Send QUIT to the replica, after the queued notices."""
@@ -208,27 +201,16 @@ class Peer:
                         self._changed.wait()
                     if self._closed:
                         return
-                    notice = self._notices.popleft() if self._notices else None
-                    latest, self._latest = (None, self._latest) if notice else (self._latest, None)
-                if notice:
-                    self.wire.send(notice)
-                    if notice.is_last:
+                    frame = self._notices.popleft() if self._notices else self._latest
+                    self._latest = None if frame is self._latest else self._latest
+                if frame is not None:
+                    self.wire.send(frame)
+                    if frame.is_last:
                         self.wire.finish()
-                elif latest:
-                    try:
-                        self.wire.send(latest[0])
-                    finally:
-                        latest[1]()
+                # The memory of a frame that was sent is used again once nothing refers to it.
+                del frame
         except OSError as error:
             self.drop(f"sending failed: {error}")
-        finally:
-            self._drop_params()
-
-    def _drop_params(self) -> None:
-        with self._changed:
-            latest, self._latest = self._latest, None
-        if latest:
-            latest[1]()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,30 +220,18 @@ class Terms:
     token: str
     #: number of the coordinator's start, from 1
     epoch: int
-    #: number of places, which is the maximum number of replicas
-    places: int
     #: digest of model, data and settings; a replica must have the same
     digest: str
     #: maximum length of a GRAD payload in bytes
     max_bytes: int
-    #: seed of the data's order and of random draws in the model
-    seed: int = 0
+    #: WELCOME of place 0; the others differ in their place
+    welcome: Welcome
     #: True if the frames after the handshake are encrypted
     encrypted: bool = False
-    #: examples of one gradient
-    batch: int = 1
-    #: parts of a batch; a gradient may be abandoned between them
-    micro_batches: int = 1
     #: seconds of silence after which a replica counts as lost
     deadline_seconds: float = 30.0
     #: seconds between two heartbeats
     heartbeat_seconds: float = 2.0
-
-    def welcome(self, place: int) -> Welcome:
-        """Return the WELCOME for a place."""
-        return Welcome(
-            place=place, places=self.places, seed=self.seed, batch=self.batch, micro_batches=self.micro_batches
-        )
 
 
 class Listener:
@@ -346,7 +316,7 @@ class Listener:
 
         def admit(hello: Hello) -> Welcome:
             admitted.append(self._admit(wire, hello))
-            return self._terms.welcome(admitted[0].place)
+            return replace(self._terms.welcome, place=admitted[0].place)
 
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
@@ -403,9 +373,9 @@ class Listener:
             if self._closing.is_set():
                 raise TrainingOver("the training has ended")
             earlier = [peer for peer in self._peers.values() if peer.rank == hello.rank]
-            free = [place for place in range(self._terms.places) if place not in self._peers]
+            free = [place for place in range(self._terms.welcome.places) if place not in self._peers]
             free = [peer.place for peer in earlier] or ([hello.rank] if hello.rank in free else free)
-            if not free or len(self._peers) - len(earlier) >= self._terms.places:
+            if not free or len(self._peers) - len(earlier) >= self._terms.welcome.places:
                 raise TrainingOver("the gang has all the replicas it can use")
             peer = Peer(wire, place=free[0], rank=hello.rank, max_bytes=self._terms.max_bytes)
             self._peers[peer.place] = peer

@@ -38,9 +38,8 @@ class FakePeer:
         self.dismissed: str | None = None
         self.read = 0
 
-    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
+    def publish(self, frame: Frame) -> None:
         self.sent.append(frame.step)
-        done()
 
     def notify(self, frame: Frame) -> None:
         self.notices.append((Kind.STEP, frame.step))
@@ -438,6 +437,19 @@ def test_a_gang_without_replicas_is_an_error_that_names_the_last_reason(
     it.leave(1, "ValueError: no such column")
     with pytest.raises(ShadhoError, match=r"0 of 2 .*ValueError: no such column"):
         it.wait(2)
+
+
+def test_parameters_that_are_being_sent_do_not_change_and_their_memory_is_used_again(tmp_path: Path) -> None:
+    play = Play(Sync(replicas=1), tmp_path)
+    sent = play.coordinator._current
+    assert sent is not None
+    before = bytes(sent.parts[0])
+    for _ in range(3):
+        play.send(0, (1.0, 1.0))
+    assert bytes(sent.parts[0]) == before
+    assert not play.coordinator._free, "the second memory holds the current step"
+    del sent
+    assert len(play.coordinator._free) == 1
 
 
 def test_a_late_joiner_is_sent_the_current_parameters(play: Callable[..., Play]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -30,7 +31,7 @@ from shadho_celery.training.coordinator.listener import (
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
-from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
+from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, Welcome, say_hello
 
 TOKEN = "secret"
 SIZE = 1000
@@ -40,15 +41,14 @@ DIGEST = "same"
 class Hub:
     """Listener on a free port, with its events."""
 
-    def __init__(self, **terms: Any) -> None:
+    def __init__(self, places: int = 2, **terms: Any) -> None:
         self.server = listen("127.0.0.1")
         self.port = self.server.getsockname()[1]
         settings: dict[str, Any] = {
             "token": TOKEN,
             "epoch": 3,
-            "places": 2,
             "digest": "same",
-            "seed": 5,
+            "welcome": Welcome(place=0, places=places, seed=5, batch=1, micro_batches=1),
             "max_bytes": 4 * SIZE,
             "heartbeat_seconds": 0.1,
         }
@@ -127,10 +127,12 @@ def test_a_replica_is_admitted_gets_parameters_and_sends_its_vector(make: Callab
     assert client.epoch == 3
     peer = hub.joined()
     assert (peer.rank, peer.place) == (1, 1)
-    done = threading.Event()
-    peer.publish(params(7), done.set)
+    frame = params(7)
+    peer.publish(frame)
+    is_alive = weakref.ref(frame)
+    del frame
     assert client.wait(after=-1) == 7
-    assert done.wait(30)
+    until(lambda: is_alive() is None)
     got = np.zeros(SIZE, dtype=np.float32)
     assert client.read_params(lambda vector: np.copyto(got, vector)) == 7
     assert (got == 7).all()
@@ -146,7 +148,7 @@ def test_a_notice_announces_a_step_before_its_parameters_arrive(make: Callable[.
     client = hub.client()
     client.connect()
     peer = hub.joined()
-    peer.publish(params(0), lambda: None)
+    peer.publish(params(0))
     client.wait(after=-1)
     peer.notify(control_frame(Kind.STEP, epoch=3, step=1))
     until(lambda: client.newest == 1)
@@ -339,7 +341,7 @@ def test_a_replica_that_sends_garbage_is_dropped_and_others_stay(make: Callable[
     bad._wire.finish()
     assert hub.left().peer.rank == 1
     assert hub.listener.refused["broken frame"] == 1
-    peer.publish(params(1), lambda: None)
+    peer.publish(params(1))
     assert good.wait(after=-1) == 1
     good.close()
     bad.close()
@@ -398,7 +400,7 @@ def test_a_replica_that_answers_heartbeats_stays_without_other_traffic(make: Cal
     client.connect()
     peer = hub.joined()
     time.sleep(3)
-    peer.publish(params(1), lambda: None)
+    peer.publish(params(1))
     assert client.wait(after=-1) == 1
     client.close()
 
@@ -424,10 +426,13 @@ def test_a_replica_that_reads_nothing_does_not_block_others_and_gets_the_newest_
         wire = Wire(host)
         say_hello(wire, TOKEN, Hello(rank=1, digest=DIGEST))
         peers.append(hub.joined())
-        released = []
+        frames = []
         for step in range(4):
+            frame = params(step, size)
+            frames.append(weakref.ref(frame))
             for peer in peers:
-                peer.publish(params(step, size), lambda: released.append(1))
+                peer.publish(frame)
+            del frame
             assert good.wait(after=step - 1) == step
         limits = {Kind.PARAMS: 4 * size, Kind.PING: 4096}
         steps = []
@@ -436,7 +441,7 @@ def test_a_replica_that_reads_nothing_does_not_block_others_and_gets_the_newest_
             steps += [header.step] if header.kind is Kind.PARAMS else []
         # What was on its way when it stopped reading, and then the newest: those between were never sent.
         assert steps in ([0, 3], [0, 1, 3])
-        until(lambda: len(released) == 8)
+        until(lambda: not any(frame() for frame in frames))
     good.close()
     slow.close()
 
@@ -449,10 +454,10 @@ def test_a_replica_that_receives_slowly_is_not_silent(make: Callable[..., Hub]) 
     peer = hub.joined()
     assert client._wire is not None
     crawl(client._wire, bytes_per_second=12e6)
-    peer.publish(params(0, size), lambda: None)
+    peer.publish(params(0, size))
     until(lambda: peer._latest is None)
     # The second follows at once.
-    peer.publish(params(1, size), lambda: None)
+    peer.publish(params(1, size))
     assert client.wait(after=0) == 1
     client.close()
 
@@ -464,7 +469,7 @@ def test_a_silent_host_is_dropped_though_the_kernel_still_accepts_parameters_for
         peer = hub.joined()
         began = time.monotonic()
         while hub.listener.inbox.empty():
-            peer.publish(params(0, 25_000), lambda: None)
+            peer.publish(params(0, 25_000))
             time.sleep(0.1)
             assert time.monotonic() - began < 5
         assert "nothing heard" in hub.left().reason
@@ -508,7 +513,7 @@ def test_two_replicas_of_one_rank_do_not_replace_each_other_for_ever(make: Calla
     with pytest.raises(TrainingOver, match="another replica of the same rank has connected"):
         first.wait(after=-1)
     peers = [event.peer for event in (hub.event(), hub.event()) if isinstance(event, Joined)]
-    peers[0].publish(params(1), lambda: None)
+    peers[0].publish(params(1))
     assert second.wait(after=-1) == 1
     assert hub.listener.present() == 1
     until(lambda: not hub.listener._replaced)
@@ -522,7 +527,7 @@ def test_a_dismissed_replica_that_is_dead_is_dropped_after_the_deadline(make: Ca
     with socket.create_connection(("127.0.0.1", hub.port)) as host:
         say_hello(Wire(host), TOKEN, Hello(rank=1, digest=DIGEST))
         # More than the kernels' buffers hold: what is said to it after that never goes out.
-        hub.joined().publish(params(0, size), lambda: None)
+        hub.joined().publish(params(0, size))
         again = hub.client(rank=1)
         again.connect()
         hub.joined()
@@ -607,7 +612,7 @@ def test_a_frame_changed_on_its_way_ends_its_encrypted_connection_and_the_replic
         client._address = server.getsockname()
         client.connect()
         peer = hub.joined()
-        peer.publish(params(7), lambda: None)
+        peer.publish(params(7))
         assert client.wait(after=-1) == 7
         ends[0][0].sendall(bytes(100))
         left = hub.left()

@@ -1,16 +1,15 @@
-"""Report: the same figures as text, as metrics and as a chart."""
+"""Report: the same figures as text and as metrics."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from shadho_celery.training.coordinator.backups import Prediction
-from shadho_celery.training.report import NO_PREDICTION, Log, Report, Step, bars, svg
+from shadho_celery.training.report import Log, Report, Step, bars
 
 
 def made(*, refused: Mapping[str, int] | None = None) -> Report:
@@ -93,7 +92,6 @@ def test_a_training_without_a_step_has_a_report() -> None:
     assert empty.percentiles() == {}
     assert "0 steps" in empty.text()
     json.dumps(empty.as_metrics(), allow_nan=False)
-    ET.fromstring(empty.chart())
 
 
 def test_a_count_of_one_has_a_singular_noun() -> None:
@@ -109,28 +107,6 @@ def test_the_text_has_no_bars_if_no_gradient_was_late() -> None:
     assert report.dropped_share() == {0: 0.0, 1: 0.0}
     assert "too late" not in report.text()
     assert "too late" in made().text()
-
-
-def test_a_chart_without_predictions_has_a_text_instead() -> None:
-    def words(report: Report) -> list[str | None]:
-        return [each.text for each in ET.fromstring(report.chart()).findall("{*}text")]
-
-    assert words(Report(replicas=2, backups=0, log=Log())) == [
-        NO_PREDICTION,
-        "backup replicas b",
-        "seconds per step, N = 2",
-    ]
-    assert NO_PREDICTION not in words(made())
-
-
-def test_the_chart_has_a_dot_for_each_b_and_the_lowest_stands_lowest() -> None:
-    root = ET.fromstring(svg({0: 4.0, 1: 1.0, 2: 2.0}, x="b & co", y="seconds <b>"))
-    dots = root.findall("{*}circle")
-    heights = [float(dot.attrib["cy"]) for dot in dots]
-    assert len(dots) == 3
-    assert max(heights) == heights[1]
-    assert min(heights) == heights[0]
-    assert [float(dot.attrib["cx"]) for dot in dots] == sorted(float(dot.attrib["cx"]) for dot in dots)
 
 
 def test_the_longest_bar_is_that_of_the_greatest_value() -> None:
