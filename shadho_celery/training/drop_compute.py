@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.strategies import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,10 +64,8 @@ class DropCompute:
     ) -> None:
         if not 0 < keep <= 1:
             raise UsageError(f"keep is {keep!r}; give the share of micro-batches that must count, above 0 and up to 1")
-        if isinstance(record, bool) or not isinstance(record, int) or record < 1:
-            raise UsageError(f"record is {record!r}; give a number of steps from 1 up")
-        if deadline is not None and not 0 < deadline < math.inf:
-            raise UsageError(f"deadline is {deadline!r}; give a number of seconds above 0")
+        check_whole(1, record=record)
+        check_seconds(deadline=deadline)
         self._device, self._size, self._now = pg.device, pg.size, now
         self._unsynced = model.no_sync if isinstance(model, DistributedDataParallel) else nullcontext
         self._parameters = [each for each in model.parameters() if each.requires_grad]

@@ -36,7 +36,7 @@ from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
-from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector
+from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector, check_seconds
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
 from shadho_celery.training.wire.handshake import Welcome, make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
@@ -84,7 +84,9 @@ class Gang:
     ) -> None:
         _check_arguments(strategy, codec, port, on_few)
         # A grace of 0 is valid: the gang does not wait for replacements.
-        _check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
+        check_seconds(
+            start_seconds=start_seconds, grace_seconds=grace_seconds or None, deadline_seconds=deadline_seconds
+        )
         self.context, self.strategy = context, _chosen_strategy(strategy, replicas, backups)
         replicas, backups = self.strategy.replicas, self.strategy.backups
         #: True if the replicas come from the trial's queue
@@ -264,7 +266,7 @@ class Gang:
         """Listen for replicas, start or call them, and return their coordinator."""
         token = claim.token if claim else make_token()
         epoch = claim.epoch if claim else 1
-        host = (self._host or os.environ.get(HOST_VARIABLE) or own_address()) if self._calls else LOOPBACK
+        host = (self._host or own_host()) if self._calls else LOOPBACK
         self._server = self._listen(listening_address(host) if self._calls else host, claim.port if claim else 0)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
@@ -348,6 +350,11 @@ def _check_local_steps(plan: Plan, update: Update) -> None:
         raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
 
 
+def own_host(peer: str | None = None) -> str:
+    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`."""
+    return os.environ.get(HOST_VARIABLE) or (own_address(peer) if peer else own_address())
+
+
 def listening_address(host: str) -> str:
     """Return the address to listen on: SHADHO_LISTEN, else `host`, by which replicas reach this machine.
 
@@ -394,16 +401,12 @@ def _local_steps(run: Run, computer: Computer) -> Iterator[None]:
 
 def _limit_warnings(places: int, size: int) -> Iterator[str]:
     """Yield a warning for each limit of one coordinator that a gang exceeds."""
-    if places > MAX_REPLICAS:
-        yield (
-            f"{places} replicas are more than the {MAX_REPLICAS} that one coordinator supports well; "
-            "DistributedDataParallel will be faster"
-        )
-    if size > MAX_PARAMETERS:
-        yield (
-            f"{size / 1e6:.0f} million parameters are more than the {MAX_PARAMETERS / 1e6:.0f} million that one "
-            "coordinator supports well; DistributedDataParallel will be faster"
-        )
+    for name, count, most in (("replicas", places, MAX_REPLICAS), ("parameters", size, MAX_PARAMETERS)):
+        if count > most:
+            yield (
+                f"{count:,} {name} are more than the {most:,} that one coordinator supports well; "
+                "DistributedDataParallel will be faster"
+            )
 
 
 def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: int | Literal["auto"]) -> Strategy:
@@ -431,10 +434,3 @@ def _check_arguments(strategy: object, codec: object, port: object, on_few: obje
         raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
     if not (isinstance(port, int) and 0 <= port < 2**16):
         raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any free port")
-
-
-def _check_seconds(**given: float | None) -> None:
-    """Raise UsageError for a time that is not above 0; None is allowed."""
-    for name, seconds in given.items():
-        if seconds is not None and not seconds > 0:
-            raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")

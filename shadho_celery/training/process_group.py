@@ -30,12 +30,11 @@ from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
 from shadho_celery.core.files import replacing
-from shadho_celery.core.hardware import own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
 from shadho_celery.training.coordinator.listener import listen
-from shadho_celery.training.gang import HOST_VARIABLE, LOOPBACK, listening_address
+from shadho_celery.training.gang import LOOPBACK, listening_address, own_host
 from shadho_celery.training.ranks.forks import Forks
 from shadho_celery.training.ranks.rendezvous import (
     REQUEST,
@@ -48,6 +47,7 @@ from shadho_celery.training.ranks.rendezvous import (
     version_of,
 )
 from shadho_celery.training.ranks.watch import Watch, sockets
+from shadho_celery.training.strategies import check_seconds, check_whole
 from shadho_celery.training.wire.handshake import make_token
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,8 @@ class ProcessGroup:
         self._calls = context.slots > 1
         if backend not in (None, "nccl", "gloo"):
             raise UsageError(f"backend is {backend!r}; it must be 'nccl', 'gloo' or None")
-        for name, seconds in (("start", start_seconds), ("timeout", timeout_seconds), ("deadline", deadline_seconds)):
-            if seconds is not None and not 0 < seconds < 1e6:
-                raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")
-        if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1):
-            raise UsageError(f"ranks is {ranks!r}; give a whole number from 1 up")
+        check_seconds(start_seconds=start_seconds, timeout_seconds=timeout_seconds, deadline_seconds=deadline_seconds)
+        check_whole(1, ranks=ranks)
         if self._calls and ranks not in (None, context.slots):
             raise UsageError(f"ranks is {ranks}, but the trial has {context.slots} slots, each with one rank")
         if self._calls and context.encrypted and not plain:
@@ -205,7 +202,7 @@ class ProcessGroup:
 
     def _call(self) -> None:
         """Become rank 0 of a trial with several slots, and call the other ranks."""
-        host = os.environ.get(HOST_VARIABLE) or own_address()
+        host = own_host()
         server = listen(listening_address(host))
         token, port = make_token(), server.getsockname()[1]
         store = self._serve(server, host)
@@ -216,7 +213,7 @@ class ProcessGroup:
     def _join(self, seat: ReplicaSeat) -> None:
         """Become the rank of this seat."""
         master, _, port = seat.address.rpartition(":")
-        host = os.environ.get(HOST_VARIABLE) or own_address(master)
+        host = own_host(master)
         reach(f"rank {self.rank}", host, "rank 0", seat.address)
         self._meet(_connect(master, int(port)), seat.token, host)
 

@@ -135,10 +135,28 @@ class Strategy(Protocol):
 
 def check_replicas(replicas: int, backups: int | str) -> None:
     """Raise UsageError unless `replicas` is at least 1 and `backups` at least 0 or "auto"."""
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise UsageError(f"replicas is {replicas!r}: a step needs at least one gradient; give a whole number from 1 up")
-    if backups != "auto" and (isinstance(backups, bool) or not isinstance(backups, int) or backups < 0):
-        raise UsageError(f"backups is {backups!r}: give a whole number from 0 up, or 'auto'")
+    check_whole(1, replicas=replicas)
+    if backups != "auto":
+        check_whole(0, "or 'auto'", backups=backups)
+
+
+def check_whole(least: int | None = None, other: str = "", **values: object) -> None:
+    """Raise UsageError for a value that is not a whole number of at least `least`. None is allowed.
+
+    `other` names what else the value may be.
+    """
+    for name, value in values.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_whole and (least is None or value >= least)):  # type: ignore[operator]
+            rule = "a whole number" + (f" from {least} up" if least is not None else "")
+            raise UsageError(f"{name} is {value!r}; give {', '.join(filter(None, (rule, other)))}")
+
+
+def check_seconds(**values: float | None) -> None:
+    """Raise UsageError for a time that is not above 0, or beyond what timers take. None is allowed."""
+    for name, seconds in values.items():
+        if seconds is not None and not 0 < seconds < 1e9:
+            raise UsageError(f"{name} is {seconds!r}; give a number of seconds above 0 and below 1e9")
 
 
 def _send_gradients(replica: Replica, *, cancel: bool) -> None:
@@ -242,8 +260,7 @@ class Average:
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.backups)
-        if self.tau < 1:
-            raise UsageError(f"tau is {self.tau}: two averages are at least one local step apart; give 1 or more")
+        check_whole(1, tau=self.tau)
         if not 0 <= self.delay <= self.tau:
             raise UsageError(
                 f"delay is {self.delay}: an average must be merged before the next is sent; give 0 to {self.tau}"
@@ -306,8 +323,7 @@ class Elastic(_WithoutBackups):
             raise UsageError(
                 f"alpha is {self.alpha}: 0 exchanges nothing and 1 discards the local steps; give a number in between"
             )
-        if self.every < 1:
-            raise UsageError(f"every is {self.every}: exchanges are at least one local step apart; give 1 or more")
+        check_whole(1, every=self.every)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         """Add one elastic difference to the parameters."""

@@ -25,6 +25,7 @@ from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
 from shadho_celery.training.coordinator.update import Diverged, LossScale, Update
 from shadho_celery.training.replica.batches import Data, Draws, Loss, Weight, check_loss
 from shadho_celery.training.report import Log, Step
+from shadho_celery.training.strategies import check_whole
 
 logger = logging.getLogger(__name__)
 
@@ -89,16 +90,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        for name in ("steps", "batch", "micro_batches", "seed", "report_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UsageError(f"{name} is {value!r}; give a whole number")
-        if self.steps < 1:
-            raise UsageError(f"steps is {self.steps}; give the number of steps in all, from 1 up")
-        if self.report_every is not None and self.report_every < 1:
-            raise UsageError(f"report_every is {self.report_every}; give a number of steps from 1 up, or None")
-        if self.checkpoint_every < 0:
-            raise UsageError(f"checkpoint_every is {self.checkpoint_every}; give a number of steps, or 0 for none")
+        check_whole(1, steps=self.steps, batch=self.batch, micro_batches=self.micro_batches)
+        check_whole(1, "or None", report_every=self.report_every)
+        check_whole(0, checkpoint_every=self.checkpoint_every)
+        check_whole(seed=self.seed)
 
     def centre(self, replicas: int) -> ModelCentre:
         """Return the model and optimizer of the coordinator of N `replicas`."""

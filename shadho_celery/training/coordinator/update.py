@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training.strategies import check_whole
 
 #: a training has diverged if its loss scale falls below this, because no gradient was finite at any scale
 MIN_LOSS_SCALE = 1.0
@@ -62,8 +63,7 @@ class Update:
                 f"schedule is {schedule!r}; give a torch scheduler that was constructed with the gang's own optimizer, "
                 "such as CosineAnnealingLR(optimizer, T_max=steps)"
             )
-        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise UsageError(f"warmup is {warmup!r}; give a number of steps, or 0 for none")
+        check_whole(0, warmup=warmup)
         if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
             raise UsageError(f"clip is {clip!r}; give a maximum norm of the gradient above 0, or None for no clipping")
         self.optimizer, self.schedule = optimizer, schedule

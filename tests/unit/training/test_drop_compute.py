@@ -163,7 +163,7 @@ def test_a_shorter_step_is_not_recorded(tmp_path: Path) -> None:
     [
         ({"keep": 0}, "keep is 0; give the share"),
         ({"keep": 1.5}, "keep is 1.5"),
-        ({"record": 0}, "record is 0; give a number of steps"),
+        ({"record": 0}, "record is 0; give a whole number from 1 up"),
         ({"deadline": 0}, "deadline is 0; give a number of seconds above 0"),
         ({"deadline": math.nan}, "deadline is nan"),
     ],
