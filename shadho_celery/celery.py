@@ -27,6 +27,7 @@ from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.node.stay import Stay
 from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.runner.starting import ForkServers, start_method
@@ -87,6 +88,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
         refuse_nested()
         refuse_libraries(_imports(conf, options))
         start_method()
+        Stay.configured()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()

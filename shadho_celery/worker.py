@@ -15,10 +15,11 @@ import os
 import click
 
 from shadho_celery.cli import connection_options
-from shadho_celery.cli.command import Command
+from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
 from shadho_celery.core import hardware
 from shadho_celery.core.units import counted
+from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
 from shadho_celery.runner.starting import ForkServers
 
@@ -28,6 +29,7 @@ Examples:
   python -m shadho_celery.worker                           # the machine's own class
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
   python -m shadho_celery.worker --import my_study         # for my_study's objective
+  python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
   python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
   python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it
@@ -43,6 +45,32 @@ Examples:
     is_flag=True,
     help="Run the code that a study ships (--code ship), signed with the fleet's key, without its files here.",
 )
+@click.option(
+    "--for",
+    "seconds",
+    type=Duration(),
+    metavar="DURATION",
+    help="End after this time, such as 4h; take only trials that are predicted to end in time.  [env: SHADHO_FOR]",
+)
+@click.option(
+    "--idle-exit",
+    "idle",
+    type=Duration(),
+    metavar="DURATION",
+    help="End after this time without a trial, such as 10m.  [env: SHADHO_IDLE_EXIT]",
+)
+@click.option(
+    "--grace",
+    type=Duration(),
+    metavar="DURATION",
+    help="At SIGTERM, tell running trials to write a checkpoint, and give them back after this time at most; without "
+    "it they finish first.  [env: SHADHO_GRACE]",
+)
+@click.option(
+    "--preempt-signal",
+    metavar="NAME",
+    help="Do so at this signal too, such as USR1; the grace is then 30s by default.  [env: SHADHO_PREEMPT_SIGNAL]",
+)
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
 @connection_options.control_option
@@ -54,6 +82,10 @@ def main(
     slots: int | None,
     imports: tuple[str, ...],
     accept_code: bool,
+    seconds: float | None,
+    idle: float | None,
+    grace: float | None,
+    preempt_signal: str | None,
     loglevel: str,
     verbose: bool,
     unsigned_control: bool,
@@ -67,6 +99,11 @@ def main(
         os.environ["SHADHO_IMPORTS"] = ",".join(modules)
     if accept_code:
         os.environ["SHADHO_ACCEPT_CODE"] = "1"
+    durations = {stay.FOR: seconds, stay.IDLE: idle, stay.GRACE: grace}
+    os.environ.update({variable: f"{value:f}" for variable, value in durations.items() if value is not None})
+    if preempt_signal:
+        os.environ[stay.SIGNAL] = preempt_signal
+    stay.Stay.configured()
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     say(

@@ -242,6 +242,8 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     worker: str = ""
     #: machine that must not run this attempt, because another attempt of the trial is there; None for no such machine
     not_on: str | None = None
+    #: predicted seconds on its compute class, if these are a second or more
+    expected: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     #: machine that must run this attempt, through its own queue; None for any machine of the class
     only_on: Name | None = None
 

@@ -93,7 +93,7 @@ class Bundle:
         with self._lock:
             self._results.append(result)
 
-    def refuse(self, attempt: Attempt, reason: str) -> None:
+    def refuse(self, reason: str, attempt: Attempt | None = None) -> None:
         """Send the results. Give back `attempt` and all attempts after it, because they cannot finish on this worker.
 
         Raises redis-py's errors. After an error, repeat the call.
@@ -101,8 +101,9 @@ class Bundle:
         study = self.payload.study
         with self._lock:
             self._send([])
-            claimed = [(each.number, each.attempt) for each in (attempt, *self._waiting)]
-            self._channel.give_back(study, claimed, reason)
+            claimed = [(each.number, each.attempt) for each in (attempt, *self._waiting) if each is not None]
+            if claimed:
+                self._channel.give_back(study, claimed, reason)
             self._waiting.clear()
             while self.unclaimed:
                 self._channel.decline(study, self.unclaimed[0].number, self.unclaimed[0].attempt, reason)

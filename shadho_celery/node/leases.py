@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from shadho_celery.runner.protocol import Interrupt
+from shadho_celery.runner.protocol import Interrupt, Preempt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
@@ -51,6 +51,8 @@ class Leases:
         self._live: list[Lease] = []
         self._lock = threading.Lock()
         self._is_closed = False
+        #: set once the worker is preempted
+        self.preempted = threading.Event()
 
     def __len__(self) -> int:
         with self._lock:
@@ -96,6 +98,14 @@ class Leases:
             self._is_closed = True
             for lease in self._live:
                 lease.stopped = lease.stopped or GIVEN_BACK
+
+    def preempt(self) -> None:
+        """Tell the running trials that the worker ends soon. Repeat this, because some may be about to start."""
+        with self._lock:
+            self.preempted.set()
+            live = list(self._live)
+        for lease in live:
+            self._while_live(lease, partial(lease.runner.stop_trial, Preempt))
 
     def renew(self) -> None:
         """Renew all leases and seats. Stop the attempts and replicas that must stop. Raises redis-py's errors."""

@@ -1,6 +1,8 @@
 """Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
 
-An embedded worker ends at once at any signal, because its broker ends with it.
+A worker that is preempted gives them back after a grace, in which they may write their checkpoints. A worker may also
+end by itself, after some time or when it has had nothing to do. An embedded worker ends at once at any signal, because
+its broker ends with it.
 
 Celery's own handlers also let running tasks finish. But at a second signal they end tasks in ways that Celery's thread
 pool does not support, and they do not know the slots' processes and the claimed attempts.
@@ -9,9 +11,11 @@ pool does not support, and they do not know the slots' processes and the claimed
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,8 +24,10 @@ from celery import bootsteps
 from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
+from shadho_celery.core.units import duration
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
+from shadho_celery.node.stay import Stay
 from shadho_celery.transport import urls
 
 #: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
@@ -31,9 +37,15 @@ END_SECONDS = 10.0
 #: name of the threads that carry out a signal
 THREAD = "shadho-shutdown"
 
+#: seconds between two checks whether a worker should end by itself
+WATCH_SECONDS = 0.5
+
+#: number of trials in a row that would not end in time after which a worker takes no more
+MAX_TOO_LONG = 3
+
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Handles SIGINT, SIGTERM and SIGQUIT, from before the worker connects until its process ends.
+    """Handles SIGINT, SIGTERM, SIGQUIT and those of `Stay`, from before the worker connects until its process ends.
 
     SIGQUIT, SIGINT after any other signal, and each signal to an embedded worker end the worker at once. Further
     signals change nothing.
@@ -42,35 +54,88 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         self._worker = worker
         self._slots: Slots = worker.app.shadho_slots
-        self._is_stopping = self._is_ending = False
+        self._is_stopping = self._is_preempted = self._is_ending = False
         self._is_embedded = os.environ.get(urls.EMBEDDED) == "1"
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        self._stay = Stay.configured()
+        for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *self._stay.signals}:
             signal.signal(number, self._handle)
+        #: monotonic times at which the worker is preempted by itself, and since which it has had no trial
+        self._ends_at = time.monotonic() + (self._stay.seconds or math.inf) - self._stay.grace
+        self._idle_since = time.monotonic()
+        if self._stay.seconds or self._stay.idle:
+            self._slots.leaves_at = self._ends_at
+            threading.Thread(target=self._watch, name="shadho-stay", daemon=True).start()
 
     def _handle(self, number: int, frame: object) -> None:
-        # If the worker has had a SIGHUP, Celery would restart it when it ends.
-        atexit.unregister(_reload_current_worker)
         is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping) or self._is_embedded
         if is_second and not self._is_ending:
             self._is_stopping = self._is_ending = True
             self._stop(128 + number, self._end)
+        elif number in self._stay.signals:
+            self._preempt(f"preempted by {signal.Signals(number).name}")
         elif not self._is_stopping:
-            self._is_stopping = True
-            self._stop(0, self._drain)
+            self._leave("stopping after the running trials; press Ctrl-C again to give them back and stop at once")
+
+    def _watch(self) -> None:
+        while not (self._is_preempted or self._is_ending):
+            self.look(time.monotonic())
+            time.sleep(WATCH_SECONDS)
+
+    def look(self, now: float) -> None:
+        """End the worker if its time is up, if it is idle for too long, or if no trial would end in time."""
+        if len(self._slots.leases):
+            self._idle_since = now
+        if now >= self._ends_at:
+            self._preempt(f"the {duration(self._stay.seconds or 0.0)} of --for are over")
+        elif self._is_stopping:
+            return
+        elif self._stay.idle is not None and now - self._idle_since >= self._stay.idle:
+            self._leave(f"stopping, because there was no trial for {duration(self._stay.idle)}")
+        elif self._slots.too_long >= MAX_TOO_LONG:
+            left = duration(max(0.0, self._slots.left))
+            self._leave(f"stopping after the running trials, because no other is predicted to end within {left}")
+
+    def _leave(self, why: str) -> None:
+        """Take no more trials, and end when the running ones have finished."""
+
+        def work() -> None:
+            tell(why)
+            self._slots.heartbeat.drain()
+
+        self._is_stopping = True
+        self._stop(0, work)
+
+    def _preempt(self, why: str) -> None:
+        """Take no more trials, tell the running ones, and after the grace give back those that have not returned."""
+
+        def work() -> None:
+            count, grace = len(self._slots.leases), duration(self._stay.grace)
+            tell(f"{why}; running trials: {count}" + (f", which have {grace} to write a checkpoint" if count else ""))
+            limit = threading.Timer(self._stay.grace, self._end_late)
+            limit.daemon = True
+            limit.start()
+            self._slots.preempt()
+
+        if not self._is_preempted:
+            self._is_stopping = self._is_preempted = True
+            self._stop(0, work)
 
     def _stop(self, code: int, work: Callable[[], None]) -> None:
         """Make Celery stop with an exit code as soon as no task runs. Do the `work` in a new thread.
 
-        The signal has interrupted the main thread anywhere, perhaps while it holds a lock that the work needs.
+        A signal has interrupted the main thread anywhere, perhaps while it holds a lock that the work needs.
         """
+        # If the worker has had a SIGHUP, Celery would restart it when it ends.
+        atexit.unregister(_reload_current_worker)
         state.should_stop = self._worker.exitcode = code
         # Python starts no new threads while it exits, and nothing is left to do then.
         with suppress(RuntimeError):
             threading.Thread(target=work, name=THREAD, daemon=True).start()
 
-    def _drain(self) -> None:
-        tell("stopping after the running trials; press Ctrl-C again to give them back and stop at once")
-        self._slots.heartbeat.drain()
+    def _end_late(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._end()
 
     def _end(self) -> None:
         limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -38,6 +39,7 @@ from shadho_celery.core.trial import (
     TrialState,
     digest_of,
 )
+from shadho_celery.core.units import duration
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.drains import FOLDER as DRAINS
@@ -130,6 +132,10 @@ class Slots:
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
         self._closing = threading.Event()
+        #: time by the monotonic clock at which trials must have ended
+        self.leaves_at = math.inf
+        #: number of trials in a row that were declined because they would not end before that
+        self.too_long = 0
         #: number of messages and claims in a row that were refused
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
@@ -174,6 +180,16 @@ class Slots:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
+    @property
+    def left(self) -> float:
+        """Seconds within which new trials must end; infinite without a limit."""
+        return self.leaves_at - self._clock.now()
+
+    def preempt(self) -> None:
+        """Take no more trials, and tell the running ones that this worker ends soon. Give back what has returned."""
+        self.heartbeat.drain()
+        self.leases.preempt()
+
     def close(self) -> None:
         """End the processes and withdraw the announcement. The slots' threads give back attempts that still run."""
         self._closing.set()
@@ -195,7 +211,7 @@ class Slots:
         """
         if self.heartbeat.consumer is not None:
             self.heartbeat.consumer.note_message()
-        if self._closing.is_set():
+        if self._closing.is_set() or self.leases.preempted.is_set():
             raise NotMine("this worker stops")
         if reason := "this worker is drained" if self.heartbeat.is_drained else self._lacks(payload):
             if self._is_void(payload):
@@ -255,6 +271,9 @@ class Slots:
         """Claim and run the attempts of a message one after another, and send their results."""
         self._bundles[slot] = bundle
         while bundle.unclaimed:
+            if self.leases.preempted.is_set():
+                self._give_back(slot, bundle)
+                return
             if self._was_quick[slot]:
                 self._exchange(bundle, len(bundle.unclaimed))
                 self._runners[slot].send_ahead([self._order(slot, bundle.payload, each) for each in bundle.waiting()])
@@ -267,20 +286,29 @@ class Slots:
                     self._refuse(bundle, attempt, other.code)
                     return
                 if stopped == GIVEN_BACK:
-                    self._persist(partial(bundle.refuse, attempt, "its worker was stopped"))
+                    self._give_back(slot, bundle, attempt)
                     return
                 is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
                 self._was_quick[slot] = is_quick and outcome.state in WELL and not stopped
                 if (result := self._result(bundle.payload, attempt, outcome, stopped)) is not None:
                     bundle.add(result)
+                if self.leases.preempted.is_set():
+                    self._give_back(slot, bundle)
+                    return
         self._exchange(bundle, 0)
+
+    def _give_back(self, slot: int, bundle: Bundle, attempt: Attempt | None = None) -> None:
+        """Send a bundle's results. Give back `attempt`, if any, and those after it, because this worker ends."""
+        reason = "its worker was preempted" if self.leases.preempted.is_set() else "its worker was stopped"
+        self._runners[slot].recall()
+        self._persist(partial(bundle.refuse, reason, attempt))
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
         """Give back attempts that need another version of the code than the one on this machine's disk."""
         # Announce the code first, so that the scheduler knows it before it sends the attempts again.
         reason = self._note_code(bundle.payload, code)
         log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
-        self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
+        self._persist(lambda: bundle.refuse(f"on {self._host}: {reason}", attempt))
 
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
         """Record and announce the version of the code that a new process has found. Return why it cannot be used."""
@@ -313,12 +341,15 @@ class Slots:
             reason = f"its trial runs on {self._host}, and a copy must run on another machine"
         elif self.name in attempt.failed_on:
             reason = f"it has failed on {self.name}, and must run on another worker"
+        elif (attempt.expected or 0.0) > self.left:
+            reason = f"it is predicted to take {duration(attempt.expected or 0.0)}, and {self.name} ends before that"
+            self.too_long += 1
         else:
             return False
         number, which = attempt.number, attempt.attempt
-        log.info("trial %s, attempt %s is for another machine or worker", number, which)
+        log.info("trial %s, attempt %s does not run here: %s", number, which, reason)
         decline = partial(self._channel.decline, study, number, which, reason)
-        if attempt.failed_on:
+        if attempt.failed_on or attempt.expected is not None:
             # The scheduler sends a declined attempt again at once. If no other worker is free, it returns here, so it
             # is declined only once a second, in the beat.
             self._declined.append(decline)
@@ -439,11 +470,15 @@ class Slots:
             call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.wall())
             self._persist(lambda: self._seats.call(payload.study, call))
 
+        self.too_long = 0
         with self.leases.holding(lease):
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         if unsent:
             warning = f"{unsent} reports were lost: Redis did not accept them, or the scheduler was away for too long"
             outcome = replace(outcome, warning=joined(outcome.warning, warning))
+        if self.leases.preempted.is_set() and not lease.stopped and outcome.state not in WELL:
+            # It has returned early, or a service manager has ended all processes of the worker.
+            return outcome, GIVEN_BACK
         return outcome, lease.stopped
 
     def _order(self, slot: int, payload: Payload, attempt: Attempt) -> RunAttempt:
@@ -485,6 +520,8 @@ class Slots:
                 if is_due:
                     self._beat_once()
                 self.leases.look()
+                if self.leases.preempted.is_set():
+                    self.leases.preempt()
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:

@@ -61,10 +61,10 @@ def call(
         try:
             outcome = read(returned, objectives)
         except Unreadable:
-            if not context.stopped():
+            if not (context.stopped() or context.was_told):
                 raise
             outcome = Outcome(state=TrialState.CANCELLED)
-        if context.stopped():
+        if context.stopped() or context.was_told:
             outcome = outcome.cancelled(seconds)
         elif context.timed_out():
             cut_off = f"stopped at its time limit of {context.timeout or 0:g} s"

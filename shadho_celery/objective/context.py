@@ -89,10 +89,19 @@ class Context(Protocol):
         """
 
     def should_stop(self) -> bool:
-        """Return whether the trial was cancelled or pruned, or its time is up. If so, the objective should return at
-        once.
+        """Return whether the trial was cancelled or pruned, its time is up, or its worker is preempted. If so, the
+        objective should return at once; `stop_reason` tells which.
 
-        A cancelled or pruned trial that continues gets a TrialStopped exception, and is killed half a second later.
+        A cancelled or pruned trial that continues gets a TrialStopped exception, and is killed half a second later. A
+        preempted trial that returns goes on on another worker, from its checkpoint.
+        """
+
+    @property
+    def stop_reason(self) -> str:
+        """Reason why the trial should stop: ``stopped`` (it was cancelled or pruned), ``timeout`` or ``preempted``; ""
+        while it should not.
+
+        A preempted trial should write a checkpoint if it does not have a recent one, because its worker ends soon.
         """
 
     def should_prune(self) -> bool:
@@ -209,6 +218,10 @@ class LocalContext:
     objectives: Mapping[str, str] | None = None
     reports: Reports = field(default_factory=Reports)
     stopped: Callable[[], bool] = lambda: False
+    #: returns whether the worker is about to end, and the trial goes on elsewhere
+    preempted: Callable[[], bool] = lambda: False
+    #: True once the objective was told so, from which on its result may be that of a part of the trial
+    was_told: bool = False
     #: time limit of the trial in seconds; None for no limit
     timeout: float | None = None
     #: returns whether the time limit has passed
@@ -237,8 +250,19 @@ class LocalContext:
         if self.reports.keeps_next():
             self.on_report(step, turned_first(loss, self.objectives))
 
+    @property
+    def stop_reason(self) -> str:
+        if self.stopped():
+            return "stopped"
+        if self.timed_out():
+            return "timeout"
+        if self.preempted():
+            self.was_told = True
+            return "preempted"
+        return ""
+
     def should_stop(self) -> bool:
-        return self.stopped() or self.timed_out()
+        return bool(self.stop_reason)
 
     should_prune = should_stop
 

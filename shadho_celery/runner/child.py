@@ -64,6 +64,7 @@ class Child:
         self._mark = os.environ.get(MARK, "")
         self._sending = threading.RLock()
         self._stop = threading.Event()
+        self._preempted = threading.Event()
         self._timed_out = threading.Event()
         #: True while the objective itself runs: nothing else may be interrupted
         self._is_in_objective = False
@@ -108,6 +109,7 @@ class Child:
                 # From now on, stops and interrupts refer to this order.
                 self._current = order.order
                 self._stop.clear()
+                self._preempted.clear()
                 self._timed_out.clear()
             goes_on = self._serve_one(order, self._cleanup)
         # The worker replaces this process. Orders that were sent ahead run in the next one.
@@ -172,6 +174,8 @@ class Child:
         elif isinstance(record, protocol.TimeUp):
             self._timed_out.set()
             signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+        elif isinstance(record, protocol.Preempt):
+            self._preempted.set()
         elif isinstance(record, protocol.Interrupt):
             signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
         else:
@@ -236,6 +240,7 @@ class Child:
             on_report=report,
             objectives=payload.objectives,
             stopped=self._stop.is_set,
+            preempted=self._preempted.is_set,
             timeout=payload.timeout,
             timed_out=self._timed_out.is_set,
             slots=attempt.slots,

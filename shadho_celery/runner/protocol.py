@@ -78,6 +78,12 @@ class Stop(_Record, frozen=True, kw_only=True):
     order: int
 
 
+class Preempt(_Record, frozen=True, kw_only=True):
+    """To the process: tell the trial that its worker is about to end, so that it writes its checkpoint and returns."""
+
+    order: int
+
+
 class Interrupt(_Record, frozen=True, kw_only=True):
     """To the process: interrupt the trial, which has not returned since its stop flag was set."""
 
@@ -136,7 +142,7 @@ class Refused(_Record, frozen=True, kw_only=True):
     code: CodeVersion
 
 
-ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp | Threads
+ToChild = RunAttempt | Recall | Stop | Preempt | Interrupt | TimeUp | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
 # Created at import: each of a worker's slots decodes in its own thread.

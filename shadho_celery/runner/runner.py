@@ -208,8 +208,8 @@ class Runner:
         if process is not None:
             process.send(protocol.Threads(threads=threads))
 
-    def stop_trial(self, how: type[protocol.Stop | protocol.Interrupt] = protocol.Stop) -> None:
-        """Set the running trial's stop flag, or interrupt it."""
+    def stop_trial(self, how: type[protocol.Stop | protocol.Preempt | protocol.Interrupt] = protocol.Stop) -> None:
+        """Set the running trial's stop flag, tell it that its worker is preempted, or interrupt it."""
         with self._lock:
             process, current = self._running, self._current
         if process is not None:

@@ -35,14 +35,20 @@ class Placements:
         """Add an attempt in the order of placement. `prices` are those of the live classes, if the policy has any."""
         self._placed.append((attempt, prices))
 
-    def record(self, classes: Sequence[str]) -> None:
-        """Record the added attempts, which were placed while these classes were live."""
+    def record(self, classes: Sequence[str]) -> dict[tuple[int, int], float]:
+        """Record the added attempts, which were placed while these classes were live.
+
+        Return the predicted seconds of each of them on its class, if these are a second or more, by number and attempt.
+        """
         placed, self._placed = self._placed, []
         predicted = self._predicted([attempt for attempt, _ in placed], classes)
         for (attempt, prices), seconds in zip(placed, predicted, strict=True):
             known = zip(classes, seconds, strict=True)
             found = {n: Placed(each, self.recorder.backlog(n), prices.get(n)) for n, each in known}
             self.recorder.place(attempt, found)
+        own = zip(placed, predicted, strict=True)
+        expected = {(a.number, a.attempt): seconds[classes.index(str(a.compute_class))] for (a, _), seconds in own}
+        return {key: seconds for key, seconds in expected.items() if seconds is not None and seconds >= 1.0}
 
     def _predicted(self, attempts: Sequence[Attempt], classes: Sequence[str]) -> list[Sequence[float | None]]:
         """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.

@@ -194,7 +194,11 @@ class Scheduler:
                 for attempt in self._unsent:
                     self._placements.add(attempt, self.proposals.prices(attempt.subspace))
             if self._unsent:
-                self._placements.record([each.name for each in self.classes])
+                expected = self._placements.record([each.name for each in self.classes])
+                self._unsent = [
+                    each.evolve(expected=expected.get((each.number, each.attempt), each.expected)) if expected else each
+                    for each in self._unsent
+                ]
             self._send()
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.

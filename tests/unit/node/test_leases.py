@@ -11,6 +11,7 @@ from msgspec import to_builtins
 
 from shadho_celery.core.trial import MAX_COUNT
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
+from shadho_celery.runner.protocol import Preempt
 from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat
 
@@ -132,3 +133,16 @@ def test_a_worker_of_very_many_slots_tells_of_some_trials_so_that_its_announceme
     assert (share.slots, len(share.trials)) == (MAX_TOLD + 5, MAX_TOLD)
     longest = RunningTrial(number=MAX_COUNT, started_at=1e10 / 3, rank=MAX_COUNT)
     assert len(json.dumps(to_builtins(longest))) * MAX_TOLD < MAX_ANNOUNCEMENT / 2
+
+
+def test_all_running_trials_are_told_of_a_preemption_and_may_return(leases: Leases) -> None:
+    """They are not interrupted, and those that have ended are not told."""
+    held, ended = lease(), lease(2)
+    with leases.holding(ended):
+        pass
+    with leases.holding(held):
+        leases.preempt()
+        assert not held.stopped
+    held.runner.stop_trial.assert_called_once_with(Preempt)  # type: ignore[attr-defined]
+    ended.runner.stop_trial.assert_not_called()  # type: ignore[attr-defined]
+    assert leases.preempted.is_set()

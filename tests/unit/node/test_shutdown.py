@@ -14,8 +14,10 @@ import pytest
 from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
+from shadho_celery.errors import UsageError
 from shadho_celery.node import shutdown
 from shadho_celery.node.shutdown import Shutdown
+from shadho_celery.node.stay import Stay
 from shadho_celery.transport import urls
 
 INT, TERM, QUIT = signal.SIGINT, signal.SIGTERM, signal.SIGQUIT
@@ -58,6 +60,89 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
     slots = worker.app.shadho_slots
     assert (slots.heartbeat.drain.call_count, slots.close.call_count) == (drained, closed)
     assert state.should_stop == worker.exitcode == code
+
+
+def await_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == shutdown.THREAD:
+            thread.join()
+
+
+def started(monkeypatch: pytest.MonkeyPatch, worker: SimpleNamespace, **variables: str) -> Shutdown:
+    """A step with this environment that does not watch by itself."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SHADHO_{name}", value)
+    monkeypatch.setattr(Shutdown, "_watch", lambda _: None)
+    worker.app.shadho_slots.too_long, worker.app.shadho_slots.left = 0, 60.0
+    step = Shutdown(worker)
+    step.start(worker)
+    return step
+
+
+def test_a_worker_with_a_grace_is_preempted_by_sigterm_once_and_ends_after_it(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it stops already; Ctrl-C then ends it at once."""
+    step = started(monkeypatch, worker, GRACE="20s")
+    for number in (INT, TERM, TERM):
+        signal.raise_signal(number)
+    await_threads()
+    slots = worker.app.shadho_slots
+    assert (slots.heartbeat.drain.call_count, slots.preempt.call_count, slots.close.call_count) == (1, 1, 0)
+    timer = threading.Timer
+    assert isinstance(timer, MagicMock)
+    seconds, late = timer.call_args.args
+    assert (seconds, worker.exitcode) == (20.0, 0)
+    late()
+    step._end_late()
+    assert slots.close.call_count == 1
+
+
+def test_a_worker_is_preempted_when_its_time_is_up_less_the_grace(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = started(monkeypatch, worker, FOR="1h", GRACE="2m")
+    slots = worker.app.shadho_slots
+    assert slots.leaves_at == step._ends_at
+    step.look(step._ends_at - 1.0)
+    assert state.should_stop is None
+    step.look(step._ends_at)
+    await_threads()
+    assert slots.preempt.call_count == 1
+
+
+def test_a_worker_leaves_when_it_is_idle_or_when_no_trial_would_end_in_time(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = started(monkeypatch, worker, IDLE_EXIT="10m")
+    slots, began = worker.app.shadho_slots, step._idle_since
+    slots.leases.__len__.return_value = 1
+    step.look(began + 500.0)
+    slots.leases.__len__.return_value = 0
+    step.look(began + 1000.0)
+    assert state.should_stop is None
+    step.look(began + 1100.0)
+    await_threads()
+    assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (1, 0)
+    step = started(monkeypatch, worker, FOR="1h")
+    slots.too_long = shutdown.MAX_TOO_LONG
+    step.look(began)
+    await_threads()
+    assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (2, 0)
+
+
+def test_a_stay_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Stay.configured() == Stay()
+    monkeypatch.setenv("SHADHO_FOR", "60")
+    # The trials of a worker without a grace finish at SIGTERM, also if its time is limited.
+    assert Stay.configured() == Stay(seconds=60.0, grace=15.0)
+    monkeypatch.setenv("SHADHO_PREEMPT_SIGNAL", "SIGUSR1")
+    assert Stay.configured().signals == {TERM, signal.SIGUSR1}
+    for name, value in {"PREEMPT_SIGNAL": "KILL", "GRACE": "60", "IDLE_EXIT": "soon"}.items():
+        with monkeypatch.context() as changed:
+            changed.setenv(f"SHADHO_{name}", value)
+            with pytest.raises(UsageError, match=f"SHADHO_{name}"):
+                Stay.configured()
 
 
 @pytest.mark.parametrize("number", [INT, TERM, QUIT])

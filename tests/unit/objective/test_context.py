@@ -861,3 +861,17 @@ def test_an_objective_that_suggests_params_is_told_what_a_space_looks_like_here(
     assert "SPACE = {'x': hp.uniform('x', 0, 1)}" in read_failure(outcome.error).headline
     other = call(lambda params: params.anything, lambda: {"x": 1}, LocalContext())
     assert "hp.uniform" not in str(other.error)
+
+
+def test_a_trial_asks_why_it_should_stop() -> None:
+    """A preemption counts once the trial was told of it; until then its result is that of the whole trial."""
+    context = LocalContext(preempted=lambda: True)
+    assert not context.was_told
+    assert (context.should_stop(), context.stop_reason, context.was_told) == (True, "preempted", True)
+    assert LocalContext().stop_reason == ""
+    assert LocalContext(timed_out=lambda: True, preempted=lambda: True).stop_reason == "timeout"
+    assert LocalContext(stopped=lambda: True, timed_out=lambda: True).stop_reason == "stopped"
+    assert call_it(lambda _: 0.5, preempted=lambda: True).loss == 0.5
+    for result in (0.5, None):
+        told = call_it(lambda _, context, result=result: context.should_stop() and result, preempted=lambda: True)
+        assert (told.state, told.loss) == (TrialState.CANCELLED, None)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from services.clocks import MachineTime
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
-from shadho_celery.runner import output
+from shadho_celery.runner import output, protocol
 from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
@@ -103,6 +104,11 @@ def obedient(params, context):
     while not context.should_stop():
         time.sleep(0.005)
     return 0.0
+
+def deaf(params, context):
+    context.report(0, 0.0)
+    time.sleep(0.1)
+    return 0.5
 
 def stubborn(params, context):
     context.report(0, 0.0)
@@ -1071,6 +1077,14 @@ def test_a_stop_flag_ends_the_trial_and_is_down_for_the_next_one(shared: Runner)
     outcome = run_until_report(shared, "obedient", shared.stop_trial)
     assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
     assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+def test_a_preempted_trial_that_was_told_has_no_result_and_one_that_was_not_keeps_it(shared: Runner) -> None:
+    """The next trial is not preempted."""
+    preempt = partial(shared.stop_trial, protocol.Preempt)
+    assert run_until_report(shared, "obedient", preempt).state is TrialState.CANCELLED
+    assert run(shared, "plain").state is TrialState.COMPLETE
+    assert run_until_report(shared, "deaf", preempt).loss == 0.5
 
 
 def test_a_stop_flag_before_the_first_process_or_between_trials_is_harmless(own: Runner) -> None:

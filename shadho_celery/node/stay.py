@@ -1,0 +1,71 @@
+"""Stay: how long a worker stays, and what a preemption means. The environment says so, or options of the command.
+
+This module imports nothing heavy, because the command checks its options before it loads Celery.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shadho_celery.core.units import seconds_of
+from shadho_celery.errors import UsageError
+
+#: environment variables that say how long a worker stays
+FOR, IDLE, GRACE, SIGNAL = "SHADHO_FOR", "SHADHO_IDLE_EXIT", "SHADHO_GRACE", "SHADHO_PREEMPT_SIGNAL"
+
+#: seconds for preempted trials to return, if SHADHO_GRACE is not set
+GRACE_SECONDS = 30.0
+
+#: signals that may mean a preemption, by the names that people write
+SIGNALS: Mapping[str, signal.Signals] = {
+    name: number
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+    for name in (number.name, number.name.removeprefix("SIG"))
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """How long a worker stays, and what a preemption means."""
+
+    #: seconds until it is preempted by itself; None for no limit
+    seconds: float | None = None
+    #: seconds without a trial after which it ends; None for never
+    idle: float | None = None
+    #: seconds that preempted trials have to return
+    grace: float = GRACE_SECONDS
+    #: signals at which it is preempted
+    signals: frozenset[signal.Signals] = field(default=frozenset())
+
+    @classmethod
+    def configured(cls) -> Stay:
+        """Return what the environment says. Raises UsageError."""
+        told = os.environ.get(SIGNAL, "").upper()
+        if told and told not in SIGNALS:
+            names = ", ".join(name for name in SIGNALS if not name.startswith("SIG"))
+            raise UsageError(f"{SIGNAL} is {told!r}; give one of {names}")
+        grace, seconds = _seconds(GRACE), _seconds(FOR)
+        # Only a worker whose trials have a grace is preempted by SIGTERM; otherwise they would not finish.
+        signals = {signal.SIGTERM} if grace is not None or told else set()
+        stay = cls(
+            seconds=seconds,
+            idle=_seconds(IDLE),
+            grace=min(GRACE_SECONDS, (seconds or math.inf) / 4) if grace is None else grace,
+            signals=frozenset(signals | ({SIGNALS[told]} if told else set())),
+        )
+        if seconds is not None and stay.grace >= seconds:
+            raise UsageError(f"{FOR} (--for) must be longer than {GRACE} (--grace), in which its trials return")
+        return stay
+
+
+def _seconds(variable: str) -> float | None:
+    """Return the seconds of the duration in an environment variable, or None. Raises UsageError."""
+    told = os.environ.get(variable)
+    try:
+        return seconds_of(told) if told else None
+    except ValueError as error:
+        raise UsageError(f"{variable}: {error}") from None

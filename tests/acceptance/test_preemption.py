@@ -1,0 +1,154 @@
+"""A worker that is taken away gives its trials back, and they go on elsewhere from their checkpoints."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from acceptance.commands import Command, Desk, until
+from acceptance.commands import desk as make_desk
+from acceptance.test_fleet import Fleet
+
+pytestmark = pytest.mark.timeout(180)
+
+#: a trial of so many steps of a tenth of a second, with a checkpoint when it is preempted
+STEPS = 40
+STUDY = """
+import time
+from hyperopt import hp
+
+SPACE = hp.uniform("x", 0, 1)
+STUDY = {{"sampler": "random", "cores": 1}}
+
+def note(*words):
+    with open({log!r}, "a") as log:
+        log.write(" ".join(map(str, words)) + "\\n")
+
+def objective(x, context):
+    file = context.checkpoint_dir / "step"
+    first = int(file.read_text()) if file.exists() else 0
+    note("began", context.trial, context.attempt, first)
+    for step in range(first, {steps}):
+        time.sleep(0.1)
+        context.report(step + 1, x)
+        if context.should_stop():
+            note("told", context.trial, context.attempt, step + 1, context.stop_reason)
+            file.write_text(str(step + 1))
+            return None
+    note("ended", context.trial, context.attempt, {steps})
+    return x
+"""
+
+
+@pytest.fixture(name="desk")
+def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    with make_desk(tmp_path) as made:
+        made.write("my_study.py", STUDY.format(log=str(tmp_path / "log"), steps=STEPS))
+        yield made
+
+
+@pytest.fixture
+def fleet(desk: Desk, redis_url: str, unique: Callable[[str], str]) -> Fleet:
+    made = Fleet(redis_url, redis_url, *(unique(name) for name in ("gpu_large", "gpu_small", "cpu")))
+    desk.environment |= made.environment
+    return made
+
+
+def worker(desk: Desk, fleet: Fleet, *options: str) -> Command:
+    words = ["python", "-m", "shadho_celery.worker", "--class", fleet.cpu, "--import", "my_study", *options]
+    return desk.start(*words, SHADHO_CORES="2")
+
+
+def notes(desk: Desk, what: str) -> list[list[str]]:
+    path = desk.folder / "log"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [rest for word, *rest in lines if word == what]
+
+
+def await_notes(desk: Desk, what: str, count: int) -> None:
+    until(lambda: len(notes(desk, what)) >= count, 60, desk.said)
+
+
+@pytest.mark.parametrize(("options", "number"), [(["--grace", "20s"], "TERM"), (["--preempt-signal", "usr1"], "USR1")])
+def test_a_preempted_workers_trials_go_on_elsewhere_from_their_step(
+    desk: Desk, fleet: Fleet, options: list[str], number: str
+) -> None:
+    """They are told the reason, no attempt counts as lost, and each trial ends once."""
+    taken = worker(desk, fleet, "--slots", "2", *options)
+    study = desk.launch("my_study", "--trials", "3")
+    await_notes(desk, "began", 2)
+    taken.send(signal.Signals[f"SIG{number}"])
+    assert taken.wait().code == 0
+    assert f"preempted by SIG{number}; running trials: 2, which have" in taken.err
+    told = notes(desk, "told")
+    assert [(attempt, reason) for _, attempt, _, reason in told] == [("1", "preempted")] * 2
+    worker(desk, fleet, "--slots", "3")
+    assert study.wait(90).code == 0, desk.said()
+    resumed = {trial: step for trial, attempt, step in notes(desk, "began") if attempt != "1" and step != "0"}
+    assert resumed == {trial: step for trial, _, step, _ in told}
+    assert sorted(trial for trial, *_ in notes(desk, "ended")) == ["0", "1", "2"]
+    assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
+
+
+def test_what_does_not_return_within_the_grace_is_given_back(desk: Desk, fleet: Fleet) -> None:
+    """It starts again elsewhere, and does not count as lost either."""
+    desk.write("my_study.py", (desk.folder / "my_study.py").read_text().replace("context.should_stop()", "False"))
+    taken = worker(desk, fleet, "--slots", "1", "--grace", "0.5s")
+    study = desk.launch("my_study", "--trials", "1")
+    await_notes(desk, "began", 1)
+    taken.send(signal.SIGTERM)
+    assert taken.wait().code == 0
+    assert "running trials to give back: 1" in taken.err
+    worker(desk, fleet, "--slots", "1")
+    assert study.wait(90).code == 0, desk.said()
+    assert notes(desk, "began")[0] == ["0", "1", "0"]
+    assert len(notes(desk, "ended")) == 1
+    assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
+
+
+def test_a_worker_for_some_time_takes_what_ends_in_time_and_leaves(desk: Desk, fleet: Fleet) -> None:
+    """It takes no trial that is predicted to last longer, says so, and interrupts none."""
+    limited = worker(desk, fleet, "--slots", "1", "--for", "14s", "--grace", "1s")
+    study = desk.launch("my_study", "--trials", "6")
+    limited.says("no other is predicted to end within")
+    assert limited.wait().code == 0
+    done = len(notes(desk, "ended"))
+    assert done in {1, 2, 3}
+    assert notes(desk, "told") == []
+    worker(desk, fleet, "--slots", "3")
+    assert study.wait(90).code == 0, desk.said()
+    assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
+    assert len(notes(desk, "ended")) == 6
+
+
+def test_a_worker_whose_time_is_over_gives_its_trial_back(desk: Desk, fleet: Fleet) -> None:
+    """How long it takes was not known."""
+    limited = worker(desk, fleet, "--slots", "1", "--for", "3.5s", "--grace", "1s")
+    study = desk.launch("my_study", "--trials", "1")
+    assert limited.wait().code == 0
+    assert "of --for are over" in limited.err
+    worker(desk, fleet, "--slots", "1")
+    assert study.wait(90).code == 0, desk.said()
+    assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
+
+
+def test_an_idle_worker_ends(desk: Desk, fleet: Fleet) -> None:
+    idle = worker(desk, fleet, "--slots", "1", "--idle-exit", "2s")
+    assert idle.wait().code == 0
+    assert "there was no trial for 2 s" in idle.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--for", "1m", "--grace", "2m"], "must be longer than"),
+        (["--preempt-signal", "KILL"], "give one of TERM, USR1, USR2, XCPU"),
+        (["--for", "soon"], "is not a duration"),
+    ],
+)
+def test_a_stay_that_makes_no_sense_is_refused(desk: Desk, fleet: Fleet, options: list[str], said: str) -> None:
+    command = worker(desk, fleet, *options).wait()
+    assert command.code == 2
+    assert said in command.err
