@@ -426,7 +426,7 @@ def _check_arguments(strategy: object, codec: object, port: object, on_few: obje
     """Raise UsageError for arguments of a wrong type or value."""
     for name, value, attribute, example in (
         ("strategy", strategy, "lockstep", "Average(replicas=4)"),
-        ("codec", codec, "encoder", "Quantize(4)"),
+        ("codec", codec, "encode", "Quantize(4)"),
     ):
         if value is not None and (isinstance(value, type) or not hasattr(value, attribute)):
             raise UsageError(f"{name} is {value!r}; give an object such as {example}")

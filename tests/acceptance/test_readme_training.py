@@ -156,7 +156,7 @@ def test_a_replay_and_a_gang_of_one_are_exact(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("modes.py", '--seeds 1 --only "sync, 2-bit"'),
+        ("modes.py", '--seeds 1 --only "sync, 2 bits"'),
         ("adsaga.py", "--simulated"),
         ("drop_compute.py", "--seeds 1 --steps 30"),
     ],

@@ -391,12 +391,11 @@ def test_a_slow_replica_is_cancelled_and_warned_of(fit: Fit, caplog: pytest.LogC
     ("strategy", "codec"),
     [
         (Sync(replicas=2), Quantize(4)),
-        (Sync(replicas=2), Quantize("dynamic")),
         (Async(replicas=2), None),
         (Average(replicas=2, tau=2, delay=1), None),
         (Elastic(replicas=2, alpha=0.3), None),
     ],
-    ids=["4 bits", "dynamic", "async", "average", "elastic"],
+    ids=["4 bits", "async", "average", "elastic"],
 )
 def test_every_strategy_and_codec_learns_over_the_same_bus(fit: Fit, strategy: Any, codec: Any) -> None:
     losses: list[float] = []

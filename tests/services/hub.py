@@ -130,7 +130,6 @@ class HubReplica:
     ) -> None:
         self.hub, self.place, self.size, self._core = hub, place, core.size, core
         self._loss, self._data, self._batch, self._seed = loss, data, batch, seed
-        self._encoder = hub.codec.encoder()
         self._buffer = np.empty(core.size, dtype=np.float32)
         #: local steps and gradients that this replica has done
         self.draws: list[int] = []
@@ -174,7 +173,7 @@ class HubReplica:
 
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         generator = np.random.default_rng([self._seed, step, self.place])
-        self.hub.take(self.place, step, bytes(self._encoder.encode(vector, generator)))
+        self.hub.take(self.place, step, bytes(self.hub.codec.encode(vector, generator)))
 
     def _backward(self, draw: int) -> float:
         self.draws.append(draw)

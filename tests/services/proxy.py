@@ -1,9 +1,10 @@
-"""A TCP proxy on 127.0.0.1 that does what networks do: nothing passes, connections are cut, everything takes longer."""
+"""A TCP proxy on 127.0.0.1 that does what networks do: connections hang, are cut, are late or slow."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 import threading
@@ -40,6 +41,10 @@ class Proxy:
         self._target = target
         #: seconds by which everything is held up
         self.latency = 0.0
+        #: bytes a second in each direction, which all connections share
+        self.bandwidth = math.inf
+        #: moment from which on each direction is free, by whether it is that to the server
+        self._free = {True: 0.0, False: 0.0}
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._passing = asyncio.Event()
@@ -106,7 +111,9 @@ class Proxy:
             server, onward = await asyncio.open_connection("127.0.0.1", self._target)
             link = _Link(writer, onward)
             self._links.add(link)
-            await asyncio.gather(self._pump(link, reader, onward), self._pump(link, server, writer))
+            await asyncio.gather(
+                self._pump(link, reader, onward, inward=True), self._pump(link, server, writer, inward=False)
+            )
         except (OSError, asyncio.CancelledError):
             pass  # the server cannot be reached, or we stop: the client is told
         finally:
@@ -114,11 +121,15 @@ class Proxy:
             self._tasks.discard(task)
             link.reset()
 
-    async def _pump(self, link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, inward: bool
+    ) -> None:
         try:
             while True:
                 data = await source.read(65536)
-                await asyncio.sleep(self.latency)
+                now = self._loop.time()
+                self._free[inward] = max(now, self._free[inward]) + len(data) / self.bandwidth
+                await asyncio.sleep(self.latency + self._free[inward] - now)
                 await self._passing.wait()
                 if link.dead:
                     await link.cut.wait()

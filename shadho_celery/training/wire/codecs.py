@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +36,11 @@ if sys.byteorder != "little":
     raise UsageError("this machine is big-endian; training across processes needs a little-endian one")
 
 
-class Encoder(Protocol):
-    """Encoder of one replica. It may keep state between vectors."""
-
-    def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        """Return a vector as bytes, which may share the vector's memory. `generator` is for random rounding."""
-        ...
-
-
 class Codec(Protocol):
     """Codec between vectors and bytes. In expectation, the decoded vector equals the vector that was encoded."""
 
-    def encoder(self) -> Encoder:
-        """Return a new encoder. Each replica has its own."""
+    def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
+        """Return a vector as bytes, which may share the vector's memory. `generator` is for random rounding."""
         ...
 
     def decode(self, payload: Buffer, out: Vector) -> None:
@@ -63,9 +55,6 @@ class Codec(Protocol):
 @dataclass(frozen=True)
 class Raw:
     """No compression: four bytes per number, as in memory."""
-
-    def encoder(self) -> Raw:
-        return self
 
     def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
         return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
@@ -85,65 +74,18 @@ class Quantize:
 
     It is unbiased (QSGD, Alistarh et al., arXiv 1610.02132, with the maximum instead of the norm). Zero stays zero. A
     number that is not finite makes its whole block NaN.
-
-    With ``"dynamic"`` the number of magnitudes follows the gradient's norm, so that every step has about the same
-    error. For a given sum of squared errors this needs the fewest bits (DQ-SGD, Yan et al., arXiv 2107.14575). The
-    paper's weights by the age of a step are left out, because they need the total number of steps. A replica's first
-    gradient gets 2 bits, and so does every later gradient whose norm is not greater.
     """
 
-    #: bits per number, 2 to 8, or "dynamic"
-    bits: int | Literal["dynamic"] = "dynamic"
+    #: bits per number, 2 to 8: one for the sign, the rest for the magnitude
+    bits: int = 2
 
     def __post_init__(self) -> None:
-        if self.bits != "dynamic" and not (isinstance(self.bits, int) and MIN_BITS <= self.bits <= MAX_BITS):
-            raise UsageError(f"Quantize has {self.bits!r} bits; give {MIN_BITS} to {MAX_BITS}, or 'dynamic'")
-
-    def encoder(self) -> Quantizer:
-        return Quantizer(self.bits)
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        bits, size = _HEADER.unpack_from(payload) if len(payload) >= _HEADER.size else (0, 0)
-        if size != out.size or not MIN_BITS <= bits <= MAX_BITS or len(payload) != encoded_bytes(size, bits):
-            raise ValueError(f"{len(payload)} bytes are not a quantised vector of {out.size} numbers")
-        top = 2 ** (bits - 1) - 1
-        at = _HEADER.size
-        for part in _chunks(size):
-            n = part.stop - part.start
-            scales = np.frombuffer(payload, dtype="<f4", count=_blocks(n), offset=at)
-            at += scales.nbytes
-            planes = np.frombuffer(payload, dtype=np.uint8, count=bits * _bytes(n), offset=at).reshape(bits, -1)
-            at += planes.nbytes
-            whole = np.zeros(_blocks(n) * BLOCK, dtype=np.float32)
-            whole[:n] = _unpacked(planes, n).astype(np.float32) - top
-            with np.errstate(invalid="ignore"):
-                out[part] = (whole.reshape(-1, BLOCK) * (scales / top)[:, None]).reshape(-1)[:n]
-
-    def max_bytes(self, size: int) -> int:
-        return encoded_bytes(size, MAX_BITS if self.bits == "dynamic" else self.bits)
-
-
-class Quantizer:
-    """Encoder of `Quantize` for one replica. It keeps the norm of the replica's first gradient that was not zero."""
-
-    def __init__(self, bits: int | Literal["dynamic"]) -> None:
-        self._bits = bits
-        self._first = 0.0
-
-    def bits_for(self, vector: Vector) -> int:
-        """Return the number of bits for each number of this vector."""
-        if self._bits != "dynamic":
-            return self._bits
-        norm = float(np.linalg.norm(vector))
-        if not math.isfinite(norm):
-            return MIN_BITS
-        self._first = self._first or norm
-        return bits_by_norm(norm / self._first) if self._first else MIN_BITS
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
+            raise UsageError(f"Quantize has {self.bits!r} bits; give a whole number, {MIN_BITS} to {MAX_BITS}")
 
     def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        bits = self.bits_for(vector)
-        top = 2 ** (bits - 1) - 1
-        parts = [_HEADER.pack(bits, vector.size)]
+        top = 2 ** (self.bits - 1) - 1
+        parts = [_HEADER.pack(self.bits, vector.size)]
         for part in _chunks(vector.size):
             n = part.stop - part.start
             whole = np.zeros(_blocks(n) * BLOCK, dtype=np.float32)
@@ -159,18 +101,28 @@ class Quantizer:
             np.floor(blocks, out=blocks)
             # float32 sometimes rounds top + u up.
             codes = (np.clip(blocks, -top, top) + top).astype(np.uint8).reshape(-1)[:n]
-            parts += [scales.astype("<f4").tobytes(), _packed(codes, bits)]
+            parts += [scales.astype("<f4").tobytes(), _packed(codes, self.bits)]
         return b"".join(parts)
 
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        bits, size = _HEADER.unpack_from(payload) if len(payload) >= _HEADER.size else (0, 0)
+        if (bits, size) != (self.bits, out.size) or len(payload) != encoded_bytes(size, bits):
+            raise ValueError(f"{len(payload)} bytes are not a quantised vector of {out.size} numbers")
+        top = 2 ** (bits - 1) - 1
+        at = _HEADER.size
+        for part in _chunks(size):
+            n = part.stop - part.start
+            scales = np.frombuffer(payload, dtype="<f4", count=_blocks(n), offset=at)
+            at += scales.nbytes
+            planes = np.frombuffer(payload, dtype=np.uint8, count=bits * _bytes(n), offset=at).reshape(bits, -1)
+            at += planes.nbytes
+            whole = np.zeros(_blocks(n) * BLOCK, dtype=np.float32)
+            whole[:n] = _unpacked(planes, n).astype(np.float32) - top
+            with np.errstate(invalid="ignore"):
+                out[part] = (whole.reshape(-1, BLOCK) * (scales / top)[:, None]).reshape(-1)[:n]
 
-def bits_by_norm(ratio: float) -> int:
-    """Return the bits per number for a gradient whose norm is `ratio` times that of the first gradient.
-
-    The bits allow at least `ratio` magnitudes. The error with n magnitudes is proportional to norm / n, so it stays
-    about constant.
-    """
-    # The tolerance is needed because norms in float32 are not exact, and a ratio of 1 must not be rounded up.
-    return min(MAX_BITS, max(MIN_BITS, 1 + math.ceil(math.log2(1 + ratio) - 1e-6)))
+    def max_bytes(self, size: int) -> int:
+        return encoded_bytes(size, self.bits)
 
 
 def encoded_bytes(size: int, bits: int) -> int:
