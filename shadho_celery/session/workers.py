@@ -73,6 +73,12 @@ def default_workers(
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)
     if machine.gpus:
         cores = max(1, machine.cores - len(machine.gpus))
+        if widest > len(machine.gpus):
+            say(
+                f"a trial takes {widest} slots, but this machine has {len(machine.gpus)} GPUs, one for each slot: such "
+                "trials run in class cpu, without a GPU; for GPUs, give STUDY fewer slots, or start workers on more "
+                "machines"
+            )
         return {machine.compute_class: len(machine.gpus), "cpu": cores if widest == 1 else widest}
     if widest > 1:
         return {machine.compute_class: max(widest, machine.cores)}

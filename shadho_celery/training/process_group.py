@@ -234,6 +234,12 @@ class ProcessGroup:
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
+        elif self.context.device == "cuda" and self._wanted is None and not self.rank:
+            logger.warning(
+                "the process group runs on the CPU, because not each of its %d ranks has a GPU of its own; give fewer "
+                "ranks or slots, or backend='gloo' if this is intended",
+                self.size,
+            )
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(host)) is not None:
             # By default gloo uses the address of the machine's own name, which may be a loopback address.
             self._set("GLOO_SOCKET_IFNAME", interface)

@@ -140,7 +140,7 @@ class ModelCentre:
         """Write `gradient` to the parameters' gradients."""
         if gradient is not self.scratch():
             self.scratch()[:] = gradient
-        views = self.shape.parameters.views(torch.from_numpy(self.scratch()))
+        views = self.shape.parameters.on_device(self.scratch())
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)

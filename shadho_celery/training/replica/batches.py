@@ -326,7 +326,8 @@ class Computer:
         self.model.train()
         if self.bucket is not None:
             self.bucket.begin()
-        total = 0.0
+        losses: list[tuple[Tensor, float]] = []
+        queued: deque[Callable[[], None]] = deque()
         with _drawn_from(mixed(self.batches.seed, draw, place, 1)):
             parts, weight = self._weighed(self.batches.parts(draw, place))
             for number, (part, share) in enumerate(parts, 1):
@@ -341,8 +342,12 @@ class Computer:
                     raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
                 # With a single micro-batch, the usual case, the result equals that of a plain loop to the bit.
                 (value if share * loss_scale == 1 else value * (share * loss_scale)).backward()
-                total += value.item() * share
-        return Result(loss=total, weight=weight)
+                losses.append((value.detach(), share))
+                queued.append(_queued())
+                if len(queued) > 1:
+                    # A GPU has at most two micro-batches to do, so that an abandoned gradient ends soon.
+                    queued.popleft()()
+        return Result(loss=sum(value.item() * share for value, share in losses), weight=weight)
 
     def _weighed(self, parts: Iterator[tuple[object, float]]) -> tuple[Iterable[tuple[object, float]], float]:
         """Return the micro-batches with their shares by weight, and the sum of their weights. Raises UsageError."""
@@ -356,6 +361,15 @@ class Computer:
             )
         total = math.fsum(weights)
         return [(part, each / (total or 1.0)) for part, each in zip(loaded, weights, strict=True)], total
+
+
+def _queued() -> Callable[[], None]:
+    """Return a function that waits until what is queued on the GPU now is done. A CPU has done it already."""
+    if not torch.cuda.is_initialized():
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
 
 
 @contextmanager

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from shadho_celery.core.trial import ReplicaSeat
@@ -40,11 +42,13 @@ class Processes:
         process: BaseProcess
         # A daemonic process may not have children, which load the data.
         daemon = not (isinstance(workload.data, DataLoader) and workload.data.num_workers)
-        if self.method == "fork":
-            process = get_context("fork").Process(target=_run, args=(seat, workload, server), daemon=daemon)
-        else:
-            process = get_context("spawn").Process(target=_run, args=(seat, workload, None), daemon=daemon)
         try:
+            if self.method == "fork":
+                process = get_context("fork").Process(target=_run, args=(seat, workload, None, server), daemon=daemon)
+            else:
+                device = own_device(workload.model, seat.rank)
+                own = _copy(workload, on_cpu=device is not None)
+                process = get_context("spawn").Process(target=_run, args=(seat, own, device, None), daemon=daemon)
             with warnings.catch_warnings():
                 # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another
                 # thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
@@ -72,7 +76,40 @@ class Processes:
             child.join()
 
 
-def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket | None) -> None:
+def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
+    """Return a copy for a spawned process: tensors that are sent to it share their memory with this process.
+
+    Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU.
+    """
+    own = copy.deepcopy(workload, {id(workload.data): workload.data})
+    if on_cpu:
+        own.model.cpu()
+    return own
+
+
+def own_device(model: nn.Module, rank: int) -> torch.device | None:
+    """Return the GPU of a replica on this machine: all GPUs take turns, from that of the model on.
+
+    Returns None if the model is on the CPU or on several devices, where it stays.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or (device := devices.pop()).type != "cuda":
+        return None
+    return torch.device("cuda", ((device.index or 0) + rank) % torch.cuda.device_count())
+
+
+def move(workload: Workload, device: torch.device) -> Workload:
+    """Move the model, the optimizer's state, and data that are on a GPU to this process's own GPU."""
+    torch.cuda.set_device(device)
+    workload.model.to(device)
+    workload.optimizer.load_state_dict(workload.optimizer.state_dict())
+    if isinstance(workload.data, tuple | list):
+        data = [each.to(device) if isinstance(each, torch.Tensor) and each.is_cuda else each for each in workload.data]
+        return replace(workload, data=data)
+    return workload
+
+
+def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:
     """Run a replica in its own process. A forked process has `inherited` the listening socket; others pass None."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Ctrl-C reaches the whole process group; only the parent decides what follows.
@@ -81,9 +118,8 @@ def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket | None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if inherited is not None:
         inherited.close()
-    else:
-        # Tensors received by multiprocessing share the parent's memory.
-        workload = copy.deepcopy(workload)
+    if device is not None:
+        workload = move(workload, device)
     try:
         serve(seat, workload)
     except ShadhoError as error:

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import hyperopt  # noqa: F401 -- it is imported
 import pytest
+from msgspec.structs import replace
+from services.cases import cases
 
+from shadho_celery.core import hardware
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.session import workers
 from shadho_celery.session.workers import start_early
 
@@ -33,3 +37,14 @@ def test_ctrl_c_waits_until_the_supervisor_can_end_what_was_started(
     with pytest.raises(KeyboardInterrupt):
         start_early("studied_early", {}, {"cpu": 1})
     assert made == [{"cpu": 1}]
+
+
+@cases("widest", [1, 2, 3])
+def test_a_machine_with_fewer_gpus_than_a_gang_has_slots_says_that_the_gang_runs_without(widest: int) -> None:
+    said: list[str] = []
+    machine = replace(hardware.detect(), gpus=("0", "1"), gpu_memory=8 << 30, cores=8)
+    settings = StudySettings()
+    slots = workers.default_workers(machine, settings, widest, is_demo=False, say=said.append)
+    assert slots[machine.compute_class] == 2
+    assert slots["cpu"] == (6 if widest == 1 else widest)
+    assert ["takes 3 slots, but this machine has 2 GPUs" in line for line in said] == [True] * (widest > 2)

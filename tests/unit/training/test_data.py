@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.replica.batches import RETURNS, Batches, Draws, mixed
+from shadho_celery.training.replica.batches import RETURNS, Batches, Computer, Draws, mixed
 
 DATA = (torch.arange(100), torch.arange(100) * 2)
 
@@ -206,3 +206,30 @@ def test_a_skipped_step_drops_no_batch() -> None:
     draws = Draws(2, batch=1, examples=4)
     draws.end_step(())
     assert draws.waiting == draws.lost == 0
+
+
+def test_a_gpu_has_at_most_two_micro_batches_to_do_and_its_losses_are_read_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for CUDA's events notes when the work of a micro-batch was queued and waited for."""
+    events: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            self.number = sum(each.startswith("queued") for each in events)
+            events.append(f"queued {self.number}")
+
+        def synchronize(self) -> None:
+            events.append(f"done {self.number}")
+
+    read = Tensor.item
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Tensor, "item", lambda self: events.append("read") or read(self))
+    model, data = nn.Linear(1, 1), (torch.arange(12.0)[:, None],)
+    batches = Batches(data, batch=12, seed=0, micro_batches=3)
+    result = Computer(model, lambda model, batch: model(batch[0]).mean(), batches).backward(0, 0)
+    assert events == ["queued 0", "queued 1", "done 0", "queued 2", "done 1", "read", "read", "read"]
+    assert result is not None
+    assert result.loss == pytest.approx(model(data[0]).mean().detach().numpy())

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from hyperopt import hp
+from services.cases import cases
 from torch import distributed as dist
 
 from shadho_celery import minimize
@@ -58,6 +60,16 @@ def test_a_trial_may_open_one_group_after_the_other_in_one_slot(tmp_path: Path) 
         with process_group(context, ranks=ranks):
             sums.append(total())
     assert sums == [1.0, 2.0]
+
+
+@cases(("device", "backend", "warned"), [("cuda", None, True), ("cuda", "gloo", False), ("cpu", None, False)])
+def test_a_group_whose_ranks_have_no_gpu_each_says_that_it_runs_on_the_cpu(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, device: str, backend: Literal["gloo"] | None, warned: bool
+) -> None:
+    caplog.clear()
+    with process_group(LocalContext(checkpoints=tmp_path, device=device), ranks=1, backend=backend) as pg:
+        assert pg.device.type == "cpu"
+    assert ("runs on the CPU" in caplog.text) is warned
 
 
 def hang() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
+from services.cases import cases
 from torch import nn
 
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
 from shadho_celery.training.coordinator.listener import listen
-from shadho_celery.training.replica.processes import Processes
+from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
 from shadho_celery.training.wire.codecs import Raw
 
@@ -20,20 +23,17 @@ from shadho_celery.training.wire.codecs import Raw
 AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 
 
+def workload(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any) -> Workload:
+    given = {"data": (torch.zeros(4, 1),), "loss": lambda model, batch: model(batch[0]).mean(), **changes}
+    return Workload(model=model, optimizer=optimizer, strategy=Sync(replicas=1), codec=Raw(), digest="same", **given)
+
+
 @pytest.mark.parametrize(
     "loss", [AT_THE_TOP[0], lambda model, batch: model(batch).mean()], ids=["at the top", "inside another"]
 )
 def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(loss: Any) -> None:
     model = nn.Linear(1, 1)
-    job = Workload(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data=(torch.zeros(4, 1),),
-        loss=loss,
-        strategy=Sync(replicas=1),
-        codec=Raw(),
-        digest="same",
-    )
+    job = workload(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
     processes = Processes("spawn")
     with listen("127.0.0.1") as server:
         seat = ReplicaSeat(address="127.0.0.1:1", token="secret", rank=0)
@@ -41,3 +41,33 @@ def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(loss: A
             processes.start(seat, job, server)
     assert processes.alive() == 0
     processes.close()
+
+
+def model_on(*devices: str) -> Any:
+    """Return a stand-in for a model with a parameter on each of these devices."""
+    return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(each)) for each in devices])
+
+
+def test_the_replicas_of_a_machine_take_its_gpus_in_turn_from_that_of_the_model_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for at in (0, 3):
+        devices = [own_device(model_on(f"cuda:{at}", f"cuda:{at}"), rank) for rank in range(6)]
+        assert devices == [torch.device("cuda", (at + rank) % 4) for rank in range(6)]
+
+
+@cases("model", [model_on("cpu"), model_on("cuda:0", "cuda:1"), model_on("cpu", "cuda:0")])
+def test_a_model_on_the_cpu_or_on_several_devices_stays_there(model: Any) -> None:
+    assert own_device(model, 1) is None
+
+
+def test_a_replica_moves_its_model_and_data_that_are_on_a_gpu_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, moved = torch.device("cuda", 3), Mock()
+    monkeypatch.setattr(torch.cuda, "set_device", moved.device)
+    model, here, there = nn.Linear(1, 1), torch.zeros(4, 1), Mock(spec=torch.Tensor, is_cuda=True)
+    monkeypatch.setattr(model, "to", moved.model)
+    own = move(workload(model, torch.optim.SGD(model.parameters(), lr=0.1), data=(here, there)), device)
+    assert moved.mock_calls == [call.device(device), call.model(device)]
+    assert [*own.data] == [here, there.to.return_value]
+    there.to.assert_called_once_with(device)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
+from services.cases import cases
 from torch import nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.wire.vectors import Bucket, Shape, is_finite
+from shadho_celery.training.wire import vectors
+from shadho_celery.training.wire.vectors import Bucket, Shape, Tensors, is_finite
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -114,3 +118,96 @@ def test_a_parameter_that_was_not_used_has_a_gradient_of_zero() -> None:
 )
 def test_a_vector_is_finite_if_every_number_is(values: list[float], finite: bool) -> None:
     assert is_finite(np.array(values, dtype=np.float32)) is finite
+
+
+class Stream:
+    """Stand-in for a CUDA stream, which notes what happens on it."""
+
+    events: ClassVar[list[str]] = []
+
+    def __init__(self, device: object = None) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        Stream.events.append("piece")
+
+    def wait_stream(self, other: str) -> None:
+        Stream.events.append(f"after {other}")
+
+    def synchronize(self) -> None:
+        Stream.events.append("end")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat memory apart from the vector, as on a GPU, and a stand-in for the streams."""
+    monkeypatch.setattr(Tensors, "flat", lambda self, host: torch.full_like(host, torch.nan))
+    # Memory can be pinned only if there is a GPU.
+    monkeypatch.setattr(Shape, "vector", lambda self, size=None: np.zeros(size or self.parameters.size, np.float32))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "backward")
+    monkeypatch.setattr(Stream, "events", [])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_vector_is_copied_as_a_whole_to_flat_memory_and_from_there() -> None:
+    source, target = Shape(network(0)), Shape(network(1))
+    vector = source.vector()
+    source.parameters.read(vector)
+    target.parameters.write(vector)
+    for a, b in zip(source.parameters.tensors, target.parameters.tensors, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_pieces_of_a_gradient_are_copied_on_a_second_stream_while_the_backward_pass_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vectors, "PIECE", 10)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))  # a piece for each layer
+    shape = Shape(model)
+    shape.on_gpu = True
+    bucket = Bucket(shape)
+    model[0].weight.register_hook(lambda _: Stream.events.append("first layer"))
+    bucket.armed = True
+    model(torch.randn(5, 3, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+    vector = torch.from_numpy(bucket.finish()).clone()
+    assert torch.equal(vector, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    copied = ["after backward", "piece"]
+    assert Stream.events == [*copied, *copied, "first layer", *copied, "end"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_parameter_without_a_gradient_and_one_completed_twice_are_right_on_a_gpu_too() -> None:
+    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    shape = Shape(model)
+    shape.on_gpu = True
+    bucket = Bucket(shape)
+    bucket.armed = True
+    for _ in range(2):
+        model[0](torch.ones(1, 2)).sum().backward()
+    assert bucket.finish().tolist() == [2, 2, 0, 0]
+
+
+@cases(
+    ("gradients", "finite"),
+    [
+        (([1.0], [2.0]), True),
+        (([3e38, 3e38], [3e38]), True),
+        (([np.inf], [-np.inf]), False),
+        (([1.0], [np.nan]), False),
+        ((None, [1.0]), True),
+        ((None, None), True),
+    ],
+)
+def test_gradients_are_finite_if_every_number_of_each_is(
+    gradients: tuple[list[float] | None, ...], finite: bool
+) -> None:
+    model = nn.ParameterList(torch.zeros(1 if each is None else len(each)) for each in gradients)
+    for parameter, each in zip(model, gradients, strict=True):
+        parameter.grad = None if each is None else torch.tensor(each)
+    assert Shape(model).has_finite_gradients() is finite
