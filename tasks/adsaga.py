@@ -13,6 +13,7 @@ processes and sockets.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,6 +155,8 @@ class OverTheBus:
     step: float
     seed: int
     table: bool = True
+    #: mean seconds of the work on a row, exponential and played by waiting; 0 for none
+    seconds: float = 0.0
     backups: Literal[0] = 0
     lockstep: bool = False
     #: the coordinator's
@@ -174,6 +177,8 @@ class OverTheBus:
             replica.wait(after=step)
             step = replica.received(point)
             change = machine.work(point.astype(np.float64), rng)
+            if self.seconds:
+                time.sleep(rng.exponential(self.seconds))
             replica.send(step, change.astype(np.float32), machine.loss)
 
 
@@ -208,7 +213,8 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
 def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
     """Return the result of `objective`, with one replica for each of `machines`, in the order in which they finish.
 
-    It takes a few hundred evaluations per second. It tests how vectors are exchanged, not the speed.
+    The work on a row takes `seconds` of the params on average, by default none. If the problem was solved, the result
+    has the seconds until then. Two cores exchange a few hundred vectors a second.
     """
     import torch
 
@@ -220,6 +226,7 @@ def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
         step=params["step"] / goal.steepest,
         seed=context.seed,
         table=params["method"] == "adsaga",
+        seconds=params.get("seconds", 0.0),
     )
     result: dict[str, float] = {}
 
@@ -238,7 +245,9 @@ def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
         steps = int(context.budget or SETTINGS.evaluations)
         # The strategy takes its own steps, without optimizer and loss. No checkpoints: they would lack its tables.
         sgd = torch.optim.SGD(model.parameters())
-        crew.fit(model, sgd, data, mean_loss, steps=steps, batch=1, on_step=look, checkpoint_every=steps + 1)
+        report = crew.fit(model, sgd, data, mean_loss, steps=steps, batch=1, on_step=look, checkpoint_every=steps + 1)
+    if "evaluations" in result:
+        result["seconds"] = sum(step.seconds for step in report.log.steps[: int(result["evaluations"])])
     return {"loss": float(np.log10(goal.error(strategy.server.x))), **result}
 
 
