@@ -1,6 +1,7 @@
 """Synchronous SGD with backup workers, measured: ``python tests/benchmarks/backup_sgd.py [--only PART ...]``.
 
-Each part prints its figures and says pass or fail; the exit code is 1 where one fails.
+Each part prints its figures and says pass or fail; the exit code is 1 where one fails. The last line is one JSON object
+with the figures and goals of all parts.
 
 1. Replicas are killed at random times: how long training stalls.
 2. A replica joins late: how soon it contributes.
@@ -555,13 +556,10 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
 @click.option("--seeds", default=3, show_default=True, help="of the real stragglers")
 @click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
 @click.option("--quick", is_flag=True, help="fewer seeds, less exact")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout, the tables on stderr")
-def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool, as_json: bool) -> None:
+def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) -> None:
     torch.set_num_threads(1)
     pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))
-    settings = Settings(
-        console=Console(stderr=as_json), seeds=1 if quick else seeds, quick=quick, pool=pool, pictures=pictures
-    )
+    settings = Settings(console=Console(), seeds=1 if quick else seeds, quick=quick, pool=pool, pictures=pictures)
     outcomes: dict[str, Outcome] = {}
     # Ten processes that wake together need the cores for themselves: with others at work, (1) and (3) measure those.
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"
@@ -583,9 +581,8 @@ def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool, as
     settings.console.rule("all" if not missed else "missed", align="left")
     for line in missed:
         settings.console.print(f"[red]fail[/] {line}")
-    if as_json:
-        parts = {name: {"figures": each.figures, "goals": each.goals} for name, each in outcomes.items()}
-        print(json.dumps({"machine": load, **parts}))
+    parts = {name: {"figures": each.figures, "goals": each.goals} for name, each in outcomes.items()}
+    print(json.dumps({"machine": load, **parts}))
     sys.exit(1 if missed else 0)
 
 
