@@ -412,17 +412,15 @@ class Listener:
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """Return a listening socket. Port 0 means any free port. Raises UsageError if the address cannot be used."""
-    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((host, port))
-        server.listen(BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        server.close()
         is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
         remedy = "give another port" if is_in_use else LISTEN_REMEDY
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
-    return server
+        # The address that Python appends is in the message already.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
 
 
 def close_socket(server: socket.socket) -> None:
