@@ -169,6 +169,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
 
     from shadho_celery.cli.console import PrintableConsole
     from shadho_celery.cli.tables import right
+    from shadho_celery.core.units import money
     from shadho_celery.results.preferences import preferences
     from shadho_celery.results.report import LATEST
     from shadho_celery.simulation.simulation import an_hour, values_shown
@@ -184,9 +185,9 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
         if each.policy == "cost":
             for preference in preferences(each.study.trials[-LATEST:], values_shown(cluster)):
                 console.print(Text(f"placed by {preference}"), soft_wrap=True)
-    table = Table(
-        "policy", "trials", "per hour", "per hour in the shares' mix", "utilised", "lost", "best loss", "after"
-    )
+    is_priced = any(each.money for each in found)
+    names = ("policy", "trials", "per hour", "per hour in the shares' mix", "utilised", "lost", "best loss", "after")
+    table = Table(*names, *(["money"] * is_priced))
     for each in found:
         utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
         table.add_row(
@@ -198,6 +199,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             str(each.lost),
             "-" if each.best is None else f"{each.best:.4g}",
             "-" if each.best_after is None else f"{each.best_after:.0f} s",
+            *([money(sum(each.money.values()))] * is_priced),
         )
     console.print(table)
     last = found[-1]

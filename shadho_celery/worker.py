@@ -30,6 +30,7 @@ Examples:
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
   python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours
+  python -m shadho_celery.worker --price 2.40              # a slot costs 2.40 an hour; reports then tell the money
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
   python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
   python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code signed with it
@@ -71,6 +72,7 @@ Examples:
     metavar="NAME",
     help="Do so at this signal too, such as USR1; the grace is then 30s by default.  [env: SHADHO_PREEMPT_SIGNAL]",
 )
+@click.option("--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost.")
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
 @connection_options.control_option
@@ -86,6 +88,7 @@ def main(
     idle: float | None,
     grace: float | None,
     preempt_signal: str | None,
+    price: str | None,
     loglevel: str,
     verbose: bool,
     unsigned_control: bool,
@@ -104,6 +107,9 @@ def main(
     if preempt_signal:
         os.environ[stay.SIGNAL] = preempt_signal
     stay.Stay.configured()
+    if price is not None:
+        os.environ["SHADHO_PRICE"] = price
+    hardware.price()
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     say(

@@ -384,7 +384,7 @@ def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
 
 def _attempt(each: Mapping[str, Any]) -> str:
     """Return a line on an attempt: where it ran and how it ended."""
-    from shadho_celery.core.units import took
+    from shadho_celery.core.units import cost_of, money, took
 
     slot = "" if each["slot"] is None else f", slot {each['slot']}"
     where = f" ({each['host']}{slot})" if each["host"] else ""
@@ -393,7 +393,9 @@ def _attempt(each: Mapping[str, Any]) -> str:
     begun = each["queued_at"] if each["started_at"] is None else each["started_at"]
     has_times = begun is not None and each["ended_at"] is not None
     after = f" after {took(max(0.0, each['ended_at'] - begun))}" if has_times else ""
-    return f"  attempt {each['attempt']} on {each['compute_class']}{where}{copy}: {state}{after}"
+    is_priced = each["price"] is not None and each["started_at"] is not None and has_times
+    cost = f", for {money(cost_of(each['price'], begun, each['ended_at']))} of money" if is_priced else ""
+    return f"  attempt {each['attempt']} on {each['compute_class']}{where}{copy}: {state}{after}{cost}"
 
 
 def _why_here(each: Mapping[str, Any]) -> Iterator[str]:

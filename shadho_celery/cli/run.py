@@ -19,7 +19,7 @@ from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
-from shadho_celery.core.units import counted
+from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
@@ -162,6 +162,9 @@ def _ending(session: Session) -> str | None:
         gain = "a change of the front" if len(session.study.record.objectives) > 1 else "a better feasible loss"
         more = f"--resume {name} --early-stop {2 * most} goes on"
         return f"ended: {counted(most, 'trial')} without {gain} (--early-stop); {more}"
+    if scheduler.is_spent:
+        spent = scheduler.spent
+        return f"ended: {money(spent)} of money spent (--max-cost); --resume {name} --max-cost {2 * spent:.3g} goes on"
     if session.is_stopped:
         return f"ended: on_trial called study.stop(); --resume {name} goes on"
     if scheduler.is_exhausted:

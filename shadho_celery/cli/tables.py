@@ -162,7 +162,7 @@ def summary(
         f"store: {report.store}",
     ]
     then = "once it is fixed" if report.best is None and wrong else "more trials of it"
-    lines += [f"{then}: {resume_command}"] if resume_command else []
+    lines += [f"{then}: {resume_command}"] if resume_command and not report.is_spent else []
     styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(notices, WARN)}
     for line in lines:
         # A soft wrap, because a user may copy commands from these lines.
@@ -198,9 +198,12 @@ def counts_line(report: Overview) -> str:
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
     """Return lines on the duration of the search, its machines, and the versions of its software and code."""
     if run is not None:
-        return [time_line(run.seconds, run.trials), *place_lines(report.hosts, report.codes, run.versions)]
-    time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
-    return [*time, *place_lines(report.hosts, report.codes)]
+        time = [time_line(run.seconds, run.trials)]
+    else:
+        time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
+    spent = [report.money_words] if report.money else []
+    versions = () if run is None else run.versions
+    return [*time, *spent, *place_lines(report.hosts, report.codes, versions)]
 
 
 def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
-from shadho_celery.core.trial import Memory, Name
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import Memory, Name, Price
+from shadho_celery.errors import UsageError
 
 #: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
@@ -210,6 +213,21 @@ def detect() -> Machine:
         pool=cores.pool,
         is_limited=cores.is_limited,
     )
+
+
+def price() -> float | None:
+    """Return the price of one slot of this machine, money an hour, from ``SHADHO_PRICE``; None if it is not set.
+
+    Raises UsageError unless it is a number from 0.
+    """
+    told = os.environ.get("SHADHO_PRICE", "")
+    try:
+        return msgspec.convert(told, Price, strict=False) if told else None
+    except msgspec.ValidationError:
+        raise UsageError(
+            "--price, SHADHO_PRICE: %s is not a price; give the money that a slot costs an hour, such as 2.40",
+            short(told, 60),
+        ) from None
 
 
 def ram_bytes() -> int:

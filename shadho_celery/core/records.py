@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from shadho_celery import __version__
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Bytes, Name, Number, Place, StoredMoment
+from shadho_celery.core.trial import Bytes, Name, Number, Place, Price, StoredMoment
 
 #: bytes of one class in `AttemptRecord.placed`: three numbers of 32 bits
 CLASS_BYTES = 12
@@ -94,6 +94,8 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
     end: End | None = None
     #: True for a speculative copy of an attempt that was running
     copy: bool | None = None
+    #: price of all slots that it takes; None if its worker announces no price
+    price: Price | None = None
     #: `pack` of the classes that were live when it was placed
     placed: Annotated[bytes, Meta(max_length=CLASS_BYTES * MAX_CLASSES)] | None = None
 
@@ -115,6 +117,8 @@ class SessionRecord(Struct, frozen=True, kw_only=True):
     #: None while it lasts
     until: StoredMoment | None = None
     reason: Leaving | None = None
+    #: price of each slot; None if the worker announces none
+    price: Price | None = None
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -151,6 +155,8 @@ class Present(NamedTuple):
     compute_class: str
     slots: int
     machine: MachineRecord
+    #: price of each slot
+    price: float | None = None
 
 
 resolve(AttemptRecord, SessionRecord, MachineRecord)

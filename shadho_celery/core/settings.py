@@ -141,6 +141,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             is_changeable=True,
         ),
     ] = None
+    max_cost: Annotated[
+        Positive | None,
+        _about(
+            "money that the trials may cost, by the prices that workers announce, a number above 0",
+            help="Send no new trial once the attempts so far have cost this much, by the workers' prices (worker "
+            "--price). Running trials finish.",
+            metavar="MONEY",
+            is_changeable=True,
+        ),
+    ] = None
     objectives: Annotated[
         Objectives | None,
         _about(

@@ -49,6 +49,8 @@ Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
 #: a moment in a store, of any clock, that can be shown as a date
 StoredMoment = Annotated[float, Meta(ge=-1e11, le=1e11)]
+#: price in money an hour, in any currency
+Price = Annotated[float, Meta(ge=0, le=1e9)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 #: text without characters that stores and queues refuse; and a name that fits a column of a store
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]

@@ -45,6 +45,16 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def money(amount: float) -> str:
+    """Return an amount of money, in any currency, with two decimals, or below 1 with two significant digits."""
+    return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.2g}"
+
+
+def cost_of(price: float, since: float, until: float) -> float:
+    """Return the money that a time costs at a price an hour. Times of two clocks, in seconds, may be in wrong order."""
+    return price * max(0.0, until - since) / 3600
+
+
 def counted(number: int, one: str, several: str = "") -> str:
     """Return a number with what it counts, such as "1 trial has" or "1,200 trials have". By default an s is added."""
     return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -175,7 +175,8 @@ class Workers:
     def describe(self, name: str) -> Present:
         """Return what is recorded of an announced worker."""
         worker = self.announced[name]
-        return Present(worker.compute_class, worker.slots, MachineRecord.of(worker.machine, worker.versions))
+        machine = MachineRecord.of(worker.machine, worker.versions)
+        return Present(worker.compute_class, worker.slots, machine, worker.price)
 
     def leaving(self, name: str) -> Leaving:
         """Return why a worker is no longer present."""

@@ -23,7 +23,7 @@ from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
 from shadho_celery.core.folders import study_folder
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Machine, price
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import own_versions
 from shadho_celery.core.trial import (
@@ -150,6 +150,7 @@ class Slots:
             imports=imports,
             accepts_code=code_folder is not None,
             machine=asdict(machine),
+            price=price(),
             versions=own_versions(),
             storage=storage_id(checkpoints),
             control=None if control is None else control.fingerprint,

@@ -6,7 +6,7 @@ import time
 
 from shadho_celery import __version__
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.units import counted, digits, took
+from shadho_celery.core.units import counted, digits, money, took
 from shadho_celery.pages.document import Html, document, element, joined
 from shadho_celery.pages.figures import figures_of
 from shadho_celery.pages.payload import encoded
@@ -58,6 +58,7 @@ def headline(data: StudyData) -> Html:
         f"best {name}": "–" if best is None else digits(best),
         ended if report.asked is None else f"of {counted(report.asked, 'trial')} ended": f"{report.ended:,}",
         "of trials": took(report.active_seconds),
+        **({"of money": money(sum(report.money.values()))} if report.money else {}),
     }
     pairs = [element("div", element("dt", one_line(key, 60)), element("dd", each)) for key, each in numbers.items()]
     return element("dl", *pairs, class_="headline")

@@ -62,6 +62,8 @@ def _on_what(data: StudyData) -> Iterator[str]:
     yield f"{counted(len(hosts), 'machine')}: {listed(hosts, NAMED)}."
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(data.study.created_at))
     yield f"The study began at {since}; trials ran for {took(report.active_seconds)}."
+    if report.money:
+        yield f"{_upper(report.money_words)}."
 
 
 def _found(data: StudyData, importance: str | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
-from shadho_celery.core.units import counted
+from shadho_celery.core.units import counted, money
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.trial import TrialResult, Values
@@ -161,6 +161,28 @@ class StudyReport(Overview):
     active_seconds: float
     #: number of trials of earlier studies from which the study learned
     warm_start: int
+    #: money that ended attempts have cost, by class, by the prices that workers announced; empty without prices
+    money: Mapping[str, float]
+    #: money that had been spent when the best trial ended; None without a best trial or prices
+    money_to_best: float | None
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the trials have cost the money that the latest limit allows."""
+        most = self.record.settings.get("max_cost")
+        return most is not None and sum(self.money.values()) >= most
+
+    @property
+    def money_words(self) -> str:
+        """Text of the money that the trials have cost; "" without prices."""
+        if not self.money:
+            return ""
+        total, complete = sum(self.money.values()), self.counts[_S.COMPLETE]
+        parts = [f"{one_line(name, 60)} {money(each)}" for name, each in self.money.items()]
+        found = [f"money spent: {money(total)} ({', '.join(parts)})"]
+        found += [f"{money(total / complete)} a complete trial"] if complete else []
+        found += [] if self.money_to_best is None else [f"{money(self.money_to_best)} until the best loss"]
+        return "; ".join(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +249,8 @@ def report_of(
         actions=store.actions(key),
         active_seconds=trials.active_seconds(),
         warm_start=len(known.warm_start),
+        money=(spent := store.spent(key)),
+        money_to_best=_money_to_best(store, key, trials.best) if spent else None,
     )
 
 
@@ -282,6 +306,12 @@ def _failures(known: StudyTrials) -> list[FailureCount]:
     ours = known.failures.common()
     is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
     return ours if is_all else Failures(known.trials.of_state(_S.FAILED)).common()
+
+
+def _money_to_best(store: SqlStore, key: str, best: Trial | None) -> float | None:
+    if best is None or best.finished_at is None:
+        return None
+    return sum(store.spent(key, until=best.finished_at).values())
 
 
 def _warnings(trials: FinishedTrials) -> list[str]:

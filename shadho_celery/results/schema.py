@@ -56,6 +56,8 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "front": [*map(trial_json, report.front)],
         "hypervolume": report.coverage and to_builtins(report.coverage),
         "warm_start": report.warm_start,
+        "money": dict(report.money),
+        "money_to_best": report.money_to_best,
         "classes": {
             name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))
             | {"slots": None if run is None else slots.get(name, 0)}

@@ -190,6 +190,11 @@ class StudyResults:
         return Records(self._store, self.key)
 
     @property
+    def money(self) -> Mapping[str, float]:
+        """Money that its ended attempts have cost, by class, by the prices of the workers; empty without prices."""
+        return self._store.spent(self.key)
+
+    @property
     def change(self) -> int:
         """Latest change number of the study; see `SqlStore.change`."""
         return self._store.change(self.key)

@@ -254,6 +254,16 @@ class Scheduler:
         return [(trial, c, self._reservations.free(c)) for trial, c in found if trial is not None and c is not None]
 
     @property
+    def spent(self) -> float:
+        """Money that the attempts of all runs have cost so far."""
+        return self.study.recorder.spending(self.study.clock.wall())
+
+    @property
+    def is_spent(self) -> bool:
+        """True once the attempts have cost the money that the limit allows."""
+        return self.limits.money is not None and self.spent >= self.limits.money
+
+    @property
     def state(self) -> str:
         """State of the study in one word: running, paused or stopping."""
         return "stopping" if self.stopping else "paused" if self.paused else "running"
@@ -457,7 +467,12 @@ class Scheduler:
     def _limit_reached(self) -> bool:
         is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
         is_late = self.limits.seconds is not None and self._seconds_left() <= 0
-        return is_full or is_late or (self.limits.target is not None and self.limits.is_met_by(self.study.best))
+        return (
+            is_full
+            or is_late
+            or self.is_spent
+            or (self.limits.target is not None and self.limits.is_met_by(self.study.best))
+        )
 
 
 class Reservations:

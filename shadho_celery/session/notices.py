@@ -27,6 +27,8 @@ class Kind(Enum):
     SHARES = auto()
     #: trials that fail in the same way
     FAILURES = auto()
+    #: money that the trials may cost
+    MONEY = auto()
     #: trials that were deleted from the store
     DELETIONS = auto()
 

@@ -100,7 +100,8 @@ def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, 
     settings = read_settings({**before, **given})
     settings = replace(settings, shares=settings.shares_in_force)
     refuse_others(settings.objectives, in_force)
-    is_endless = settings.trials is settings.seconds is settings.target is settings.early_stop is None
+    ends = settings.trials, settings.seconds, settings.target, settings.early_stop, settings.max_cost
+    is_endless = all(each is None for each in ends)
     return replace(settings, trials=DEFAULT_TRIALS) if is_endless and request.limits is None else settings
 
 

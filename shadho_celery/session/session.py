@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from shadho_celery.core import hardware
-from shadho_celery.core.checks import mask
+from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.trial import TrialState
-from shadho_celery.core.units import counted
+from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
@@ -316,9 +316,10 @@ class Session:
         if (other := self.opened.other_code(self.code.digest)) is not None:
             self._say(f"Warning: {other}")
         if self.scheduler.done:
-            ended = self.study.counted
+            ended, spent = self.study.counted, self.scheduler.spent
             said = counted(ended, "trial has", "trials have")
-            self._say(f"nothing is left to run: {said} ended; --trials {2 * ended} runs more")
+            more = f"--max-cost {2 * spent:.3g}" if self.scheduler.is_spent else f"--trials {2 * ended}"
+            self._say(f"nothing is left to run: {said} ended; {more} runs more")
 
     def _after_turn(self, view: View) -> None:
         if self._signals.noted:
@@ -404,6 +405,8 @@ class Watch:
         self._session = session
         self._told = set[Notice]()
         self._looked_at = -math.inf
+        #: prices of all slots, as they were told
+        self._money_an_hour = 0.0
         self._outages, self._missing = Conditions(), Conditions()
 
     def news(self, now: float) -> Iterator[str]:
@@ -439,6 +442,7 @@ class Watch:
         """Return the notices about failures, classes and code that are true now."""
         session, study = self._session, self._session.study
         found: dict[Kind, Iterable[object]] = {
+            Kind.MONEY: [] if session.scheduler.limits.money is None else self._on_money(),
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: study.deletions(),
             Kind.SEARCH: session.scheduler.notices(),
@@ -489,6 +493,23 @@ class Watch:
             if name not in there:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+
+    def _on_money(self) -> Iterator[str]:
+        """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
+        sessions = self._session.study.recorder.sessions
+        if unknown := sorted({each.compute_class for each in sessions if each.price is None}):
+            yield f"trials on class {listed(unknown, 3)} cost nothing here: no price is announced (worker --price)"
+        an_hour = sum(each.slots * (each.price or 0.0) for each in sessions)
+        if an_hour > 2 * self._money_an_hour:
+            self._money_an_hour = an_hour
+        if self._money_an_hour:
+            timeout = self._session.plan.settings.trial_timeout
+            most = (
+                "until they end; --trial-timeout bounds that"
+                if timeout is None
+                else (f"so at most {money(self._money_an_hour * timeout / 3600)} by --trial-timeout")
+            )
+            yield f"after --max-cost running trials finish, for up to {money(self._money_an_hour)} an hour, {most}"
 
     def _untold(self, notices: Iterable[Notice]) -> Iterator[str]:
         for notice in notices:

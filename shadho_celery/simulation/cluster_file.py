@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
+from shadho_celery.core.trial import Price
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
@@ -185,6 +186,8 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
     families: Mapping[str, Family]
+    #: money that a slot costs an hour, by class; None if it is not known
+    prices: Mapping[str, float | None] = {}
     #: seconds before a trial starts its work, by class
     startup: Mapping[str, float] = {}
     size: Law = Constant()
@@ -217,6 +220,7 @@ class _Class(_Table, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
     memory_gib: _Amount = 0.0
     startup_seconds: _Amount = 0.0
+    price: Price | None = None
 
 
 class _Family(_Table, frozen=True, kw_only=True):
@@ -278,6 +282,7 @@ def parse(description: Mapping[str, object]) -> Cluster:
     return Cluster(
         slots=slots,
         memory={name: int(each.memory_gib * GIB) for name, each in classes.items()},
+        prices={name: each.price for name, each in classes.items()},
         startup={name: each.startup_seconds for name, each in classes.items()},
         families=families,
         size=_law("size", top.size, _SIZES),

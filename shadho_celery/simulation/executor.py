@@ -66,6 +66,8 @@ class _Class:
     queue: deque[Attempt] = field(default_factory=deque)
     #: memory of its machines, bytes; 0 for no limit
     memory: int = 0
+    #: money that one of its slots costs an hour; None if it is not known
+    price: float | None = None
     #: slots by machine; each slot is a machine of its own
     hosts: Mapping[str, int] = field(default_factory=dict)
     #: time at which the last of its slots died
@@ -113,6 +115,7 @@ class SimulatedExecutor:
         *,
         changes: Iterable[Change] = (),
         memory: Mapping[str, int] | None = None,
+        prices: Mapping[str, float | None] | None = None,
         lease_seconds: float = LEASE_SECONDS,
         storage: str = "",
         recorder: Recorder | None = None,
@@ -120,8 +123,9 @@ class SimulatedExecutor:
         """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
 
         `changes` refer to classes in `slots`, which may have no slots at first. `memory` is the memory of a class's
-        machines in bytes. All machines keep their checkpoints on `storage`; if that is "", each machine has its own.
-        `recorder` is told which machines, each a worker with one slot, come and go.
+        machines in bytes, and `prices` has the money that a slot of a class costs an hour. All machines keep their
+        checkpoints on `storage`; if that is "", each machine has its own. `recorder` is told which machines, each a
+        worker with one slot, come and go.
         """
         self._play = play
         self._clock = clock
@@ -129,8 +133,11 @@ class SimulatedExecutor:
         self._lease_seconds = lease_seconds
         self._storage = storage
         self._recorder = recorder
-        sizes, now = memory or {}, clock.now()
-        self._classes = {n: _Class(i, memory=sizes.get(n, 0), counted_at=now) for i, n in enumerate(slots)}
+        sizes, prices, now = memory or {}, prices or {}, clock.now()
+        self._classes = {
+            name: _Class(place, memory=sizes.get(name, 0), price=prices.get(name), counted_at=now)
+            for place, name in enumerate(slots)
+        }
         #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
@@ -303,7 +310,8 @@ class SimulatedExecutor:
 
         def present(host: str) -> Present:
             name = class_of[host]
-            return Present(name, 1, MachineRecord(host=host, memory=self._classes[name].memory))
+            of = self._classes[name]
+            return Present(name, 1, MachineRecord(host=host, memory=of.memory), of.price)
 
         self._recorder.see(class_of.keys(), now, present)
 

@@ -62,6 +62,8 @@ class Simulation:
     lost: int
     #: fraction of the slots' time in which they were busy, by class
     utilisation: Mapping[str, float]
+    #: money that the ended attempts have cost, by class; empty without prices
+    money: Mapping[str, float]
     #: least loss, and the simulated seconds until it was found; None without a completed trial
     best: float | None
     best_after: float | None
@@ -154,6 +156,7 @@ def simulate(
         clock,
         changes=cluster.changes,
         memory=cluster.memory,
+        prices=cluster.prices,
         lease_seconds=cluster.lease_seconds,
         storage="shared" if cluster.checkpoints == "shared" else "",
         recorder=study.recorder,
@@ -175,6 +178,7 @@ def simulate(
         placed=_placed(cluster, study),
         lost=study.lost,
         utilisation=executor.utilisation(),
+        money=dict(study.recorder.spent),
         best=best.outcome.loss if best else None,
         best_after=best.finished_at if best else None,
         cpu_seconds=cpu_seconds,

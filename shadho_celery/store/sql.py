@@ -7,6 +7,7 @@ study's row. Every write checks the fence in the same transaction, so a schedule
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 import weakref
@@ -246,6 +247,24 @@ class SqlStore:
         rows = self._fetched(query)
         # Damaged rows are reported when the trials themselves are read.
         return {row.fact: row.trials for row in rows if isinstance(row.fact, str)}
+
+    def spent(self, key: str, until: float = math.inf) -> dict[str, float]:
+        """Return the money that the study's attempts which ended by `until` have cost, by compute class.
+
+        Attempts without a price are left out.
+        """
+        if any("price" in self._lacking.get(table.name, ()) for table in (attempts, sessions)):
+            return {}
+        priced = sa.select(sessions.c.worker).where(sessions.c.study == key, sessions.c.price.is_not(None)).limit(1)
+        if not self._fetched(priced):
+            # There may be millions of attempts.
+            return {}
+        at, took = attempts.c, attempts.c.ended_at - attempts.c.started_at
+        query = sa.select(at.compute_class, (sa.func.sum(took * at.price) / 3600).label("money"))
+        query = query.where(at.study == key, at.price.is_not(None), took > 0).group_by(at.compute_class)
+        rows = self._fetched(query if until == math.inf else query.where(at.ended_at <= until))
+        # The values of a damaged row may be of any type.
+        return {str(row.compute_class): float(row.money) for row in rows if _is_amount(row.money)}
 
     def best(self, key: str) -> int | None:
         """Return the number of the best COMPLETE trial, or None if no trial is COMPLETE.
@@ -555,7 +574,8 @@ class SqlStore:
         """
         if "study" in self._lacking.get(attempts.name, ()):
             return
-        query = readable([attempts.c[name] for name in ATTEMPT_COLUMNS]).where(attempts.c.study == key)
+        query = readable((attempts.c[name] for name in ATTEMPT_COLUMNS), self._lacking.get(attempts.name, ()))
+        query = query.where(attempts.c.study == key)
         place = sa.tuple_(attempts.c.number, attempts.c.attempt)
         query = query.order_by(attempts.c.number, attempts.c.attempt)
         pages: Iterator[Sequence[sa.Row[Any]]]
@@ -582,7 +602,8 @@ class SqlStore:
         """Return the sessions of the study's workers in the order of their beginnings. Damaged rows are left out."""
         if "study" in self._lacking.get(sessions.name, ()):
             return []
-        query = readable([sessions.c[name] for name in SessionRecord.__struct_fields__])
+        names = SessionRecord.__struct_fields__
+        query = readable((sessions.c[name] for name in names), self._lacking.get(sessions.name, ()))
         rows = self._fetched(query.where(sessions.c.study == key).order_by(sessions.c.since, sessions.c.worker))
         return [*self._readable(rows, as_session, lambda row: f"a session of {short(row.worker)}", is_needed=False)]
 
@@ -803,6 +824,10 @@ def _is_number(value: object) -> TypeGuard[int]:
     SQLite stores values of any type in a numeric column.
     """
     return isinstance(value, int) and 0 <= value < 2**63 - 1
+
+
+def _is_amount(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
 def _is_held(row: Any, now: float) -> bool:

@@ -94,6 +94,8 @@ attempts = sa.Table(
     sa.Column("copy", sa.Boolean),
     #: three 32-bit numbers for each class of `studies.classes`, as `core.records.pack` writes them
     sa.Column("placed", sa.LargeBinary),
+    #: money an hour, for all slots of the attempt
+    sa.Column("price", sa.Float),
     sa.Column("change", sa.BigInteger),
     sa.Index("attempts_by_change", "study", "change"),
     # Rows in the order of their keys need no index beside them, which would repeat the study's key.
@@ -113,6 +115,8 @@ sessions = sa.Table(
     #: null while it lasts
     sa.Column("until", sa.Float),
     sa.Column("reason", sa.String(16)),
+    #: money an hour, for each slot
+    sa.Column("price", sa.Float),
 )
 
 #: machines of these workers

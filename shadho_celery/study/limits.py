@@ -28,15 +28,17 @@ class Limits:
     without_gain: int | None = None
     #: lowest budget at which a loss may reach the target; None for any budget
     budget: float | None = None
+    #: money that the attempts may have cost when the last trial is sent
+    money: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
             raise UsageError("a study needs at least one trial, not %s; see %s", self.trials, words("trials"))
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError("a study needs more than %s seconds; see %s", self.seconds, words("seconds"))
-        if self.trials is self.seconds is self.target is self.without_gain is None:
-            ends = map(words, ("trials", "seconds", "target", "early_stop"))
-            raise UsageError("a study needs an end: give %s, %s, %s or %s", *ends)
+        if self.trials is self.seconds is self.target is self.without_gain is self.money is None:
+            ends = map(words, ("trials", "seconds", "target", "early_stop", "max_cost"))
+            raise UsageError("a study needs an end: give %s, %s, %s, %s or %s", *ends)
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
@@ -55,6 +57,7 @@ class Limits:
             target=target,
             failures=failures,
             without_gain=settings.early_stop,
+            money=settings.max_cost,
         )
 
     def trials_left(self, trials: int) -> float:

@@ -93,7 +93,9 @@ def open_study(
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         taught = store.warm_start(record.key) if resume else warm_start
         first_number = max(moved, default=-1) + 1
-        return StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
+        study = StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
+        study.recorder.spent.update(store.spent(record.key) if resume else {})
+        return study
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)

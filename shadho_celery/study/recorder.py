@@ -23,6 +23,7 @@ from shadho_celery.core.records import (
     pack,
 )
 from shadho_celery.core.trial import Attempt, Lost, Result, Started, TrialState
+from shadho_celery.core.units import cost_of
 
 #: how an attempt ended whose result has ended its trial
 _ENDS = {
@@ -56,6 +57,10 @@ class Recorder:
         #: present workers by name, with their sessions; and the machines seen so far by host
         self._sessions: dict[str, SessionRecord] = {}
         self._machines: dict[str, MachineRecord] = {}
+        #: by running attempt with a price: the price, and its start
+        self._priced: dict[_Key, tuple[float, float]] = {}
+        #: money that ended attempts have cost, also those of earlier runs, by class
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
 
     # What is to be written
@@ -127,6 +132,10 @@ class Recorder:
             event.worker or None,
             event.slot,
         )
+        session = self._sessions.get(event.worker)
+        if session is not None and session.price is not None:
+            record.price = session.price * attempt.slots
+            self._priced[attempt.number, attempt.attempt] = record.price, event.at
 
     def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
         """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
@@ -147,6 +156,12 @@ class Recorder:
                 record.started_at = event.at - event.outcome.seconds
         record.compute_class = seen.compute_class or attempt.compute_class
         record.host, record.worker = seen.host or attempt.host, seen.worker or attempt.worker or None
+        if (priced := self._priced.pop((attempt.number, attempt.attempt), None)) is not None:
+            self.spent[str(record.compute_class)] += cost_of(*priced, record.ended_at)
+
+    def spending(self, now: float) -> float:
+        """Return the money that the attempts so far have cost, also those of earlier runs and those that run `now`."""
+        return sum(self.spent.values()) + sum(cost_of(*priced, now) for priced in self._priced.values())
 
     def _unqueue(self, attempt: Attempt) -> None:
         if (waited := self._queued.pop((attempt.number, attempt.attempt), None)) is not None:
@@ -163,6 +178,11 @@ class Recorder:
         return found
 
     # Workers
+
+    @property
+    def sessions(self) -> Collection[SessionRecord]:
+        """The sessions of the present workers."""
+        return self._sessions.values()
 
     def see(
         self,
@@ -191,7 +211,7 @@ class Recorder:
                     "host": machine.host,
                     "slots": facts.slots,
                 }
-                self._sessions[name] = SessionRecord(worker=name, since=at, **where)
+                self._sessions[name] = SessionRecord(worker=name, since=at, price=facts.price, **where)
                 self._seen.append(self._sessions[name])
 
     def close(self, at: float) -> None:

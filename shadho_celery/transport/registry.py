@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive
+from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis, is_spoilt
@@ -110,6 +110,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
+    #: price of each slot; None if it is not known
+    price: Price | None = None
 
 
 class Progress(Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ def first_study(desk: Desk) -> Desk:
 RUN_BY = {
     "run my_study --policy": "test_the_options_of_placement_and_samplers",
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
+    "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
+    "worker --price": "test_the_money_that_a_study_costs",
     "run tasks.svm": "test_the_main_job",
     "run tasks.mlp --pruner": "test_a_search_that_prunes",
     "run tasks.unet": "test_unets_that_find_cells",
@@ -274,6 +276,17 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     assert "5 complete, 0 failed" in out
     unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
     assert "5 complete" not in unsigned.out
+
+
+def test_the_money_that_a_study_costs(first_study: Desk, redis_url: str) -> None:
+    """A worker announces its price, and the study says what its trials have cost."""
+    worker, command = (next(line for line in COMMANDS if part in line) for part in ("worker --price", "--max-cost"))
+    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    first_study.start("bash", "-c", f"exec {worker}", **urls)
+    until(lambda: Registry(connect(redis_url), Worker).living(), 30, first_study.said)
+    out = shell(first_study, command, **urls)
+    assert "30 complete, 0 failed" in out
+    assert re.search(r"money spent: \d\S* \(cpu \d\S*\); \d\S* a complete trial; \d\S* until the best loss", out)
 
 
 def test_planning_a_fleet(desk: Desk) -> None:

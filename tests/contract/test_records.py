@@ -84,7 +84,7 @@ def test_an_attempt_is_recorded_when_it_is_placed_claimed_and_ended(study: Study
     study.recorder.place(attempt, PLACED)
     study.commit()
     queued = {"number": 0, "attempt": 1, "compute_class": "gpu", "queued_at": NOW, "copy": False, "placed": PLACED}
-    nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end"))
+    nothing = dict.fromkeys(("host", "worker", "slot", "started_at", "ended_at", "end", "price"))
     assert row(study, 0) == {**queued, **nothing}
     study.tell(started(0))
     study.commit()
@@ -92,7 +92,7 @@ def test_an_attempt_is_recorded_when_it_is_placed_claimed_and_ended(study: Study
     assert row(study, 0) == {**queued, **nothing, **claimed}
     study.tell(result(0, 1, worker="cpu@node1.1"))
     study.commit()
-    assert row(study, 0) == {**queued, **claimed, "ended_at": NOW + 9, "end": "complete"}
+    assert row(study, 0) == {**queued, **nothing, **claimed, "ended_at": NOW + 9, "end": "complete"}
 
 
 def test_a_queued_attempt_is_written_once_it_has_waited_and_at_the_end_of_a_run(
@@ -184,6 +184,33 @@ def test_sessions_and_machines_are_recorded_as_workers_come_and_go(study: StudyS
         "memory": [2**35],
         "versions": [{"shadho_celery": "1", "python": "3.11.2"}],
     }
+
+
+def test_an_attempt_costs_the_price_of_its_slots_for_its_time(study: StudyState) -> None:
+    prices = {"dear": 7.2, "cheap": 0.0, "unknown": None}
+    study.recorder.see({*prices}, NOW, lambda name: Present(name, 4, MACHINE, prices[name]))
+    for number, worker in enumerate((*prices, "gone", "dear")):
+        study.send(study.add("all", {"x": 0.5}, seed=1, slots=2), worker)
+        study.tell(Started(number=number, attempt=1, host="node1", at=NOW + 10, worker=worker, slot=0))
+    assert study.recorder.spending(NOW + 20) == pytest.approx(2 * 2 * 7.2 * 10 / 3600), "two trials of two slots run"
+    study.tell(replace(result(0, 1, worker="dear"), at=NOW + 110))
+    study.tell(replace(result(1, 1, worker="cheap"), at=NOW + 110))
+    study.tell(Lost(number=4, attempt=1, reason="silent", claimed=True))
+    study.commit()
+    found = records(study)
+    assert found.attempts()["price"] == [14.4, 0.0, None, None, 14.4]
+    assert found.sessions()["price"] == [prices[name] for name in sorted(prices)]
+    assert study.recorder.spent == pytest.approx({"dear": 0.4, "cheap": 0.0}), (
+        "the clock stands before the lost one's start"
+    )
+    if isinstance(study.store, SqlStore):
+        key = study.record.key
+        assert study.store.spent(key) == pytest.approx({"dear": 0.4, "cheap": 0.0})
+        assert study.store.spent(key, until=NOW + 100) == {}
+        study.close()
+        with_past = open_study(study.store, {}, name="s", resume=True, clock=ManualClock(NOW + 200))
+        assert with_past.recorder.spending(NOW + 200) == pytest.approx(0.4)
+        with_past.close()
 
 
 def test_a_class_that_joins_later_leaves_earlier_predictions_as_they_were(study: StudyState) -> None:

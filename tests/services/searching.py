@@ -48,7 +48,7 @@ class SimulatedSearch:
         self.study: StudyState = open_study(
             self.store, space.describe(), name="s", seed=seed, clock=clock, resume=resume
         )
-        self.simulated = SimulatedExecutor(slots, play, clock, **options)
+        self.simulated = SimulatedExecutor(slots, play, clock, recorder=self.study.recorder, **options)
         plan = Plan.of(space, settings, limits)
         self.scheduler: Scheduler = make_scheduler(plan, self.study, wrap(self.simulated))
 

@@ -198,6 +198,7 @@ export function table(caption, columns, rows) {
 export const number = (value) => (value === null || value === undefined ? "–" : digits(value));
 export const seconds = (value) => (value === null || value === undefined ? "–" : took(value));
 export const time = (value) => (value === null || value === undefined ? "–" : moment(value));
+export const money = (amount) => (amount >= 0.995 || !amount ? amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : String(Number(amount.toPrecision(2))));
 export const gib = (bytes) => (bytes ? `${digits(bytes / 2 ** 30)} GiB` : "unknown");
 
 export function valueText(value) {

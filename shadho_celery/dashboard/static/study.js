@@ -1,7 +1,7 @@
 // The page of a study: how it goes, which params matter, what failed.
 
 import { get, ofStudy } from "/static/api.js";
-import { askForChart, chartPlace, follow, headline, link, number, paramsText, placeOf } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, link, money, number, paramsText, placeOf } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
@@ -77,6 +77,9 @@ function headlines(name, facts) {
   }
   if (facts.running_on && facts.a_minute) {
     found.push(headline("trials a minute", number(facts.a_minute)));
+  }
+  if (facts.money) {
+    found.push(headline("of money", money(facts.money)));
   }
   return found;
 }

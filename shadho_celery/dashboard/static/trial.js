@@ -3,7 +3,7 @@
 import { cancelAction } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
-import { chartPlace, follow, gib, headline, number, placeOf, seconds, table, time } from "/static/parts.js";
+import { chartPlace, follow, gib, headline, money, number, placeOf, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
@@ -35,6 +35,11 @@ export async function showTrial({ main, place, signal, ready }, name, number_) {
   });
 }
 
+// The money that an attempt has cost.
+function costOf({ price, started_at: since, ended_at: until }) {
+  return price === null || since === null || until === null ? "–" : money((price * Math.max(0, until - since)) / 3600);
+}
+
 function parts({ trial, attempts, machine, reports }) {
   const top = element("div", "", { class: "facts" });
   top.append(headline("state", trial.state.toLowerCase()));
@@ -60,6 +65,7 @@ function parts({ trial, attempts, machine, reports }) {
       ["queued", (each) => time(each.queued_at)],
       ["waited", (each) => seconds(difference(each.queued_at, each.started_at)), "number"],
       ["ran", (each) => seconds(difference(each.started_at, each.ended_at)), "number"],
+      ...(attempts.some((each) => each.price !== null) ? [["money", costOf, "number"]] : []),
       ["end", (each) => `${each.end ?? "running"}${each.copy ? ", copy" : ""}`],
     ], attempts),
   );

@@ -92,6 +92,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "seconds": 60,
         "target": -0.5,
         "early_stop": 30,
+        "max_cost": 12.5,
         "objectives": {"error": "minimize", "accuracy": "maximize"},
         "sampler": "tpe",
         "policy": "fifo",

@@ -90,6 +90,7 @@ class Search(SimulatedSearch):
         resume: bool = False,
         clock: ManualClock | None = None,
         speculate: bool = False,
+        prices: dict[str, float | None] | None = None,
         **limits: Any,
     ) -> None:
         super().__init__(
@@ -104,6 +105,7 @@ class Search(SimulatedSearch):
             resume=resume,
             wrap=wrap,
             ahead=ahead,
+            prices=prices,
         )
 
     def resumed(self, **changes: Any) -> Search:
@@ -285,6 +287,23 @@ def test_the_seconds_are_those_of_this_run() -> None:
     again = search.resumed(seconds=10.0, slots={"only": 1}, play=lasting(1.0)).run()
     assert first >= 9
     assert again.study.counted >= first + 9
+
+
+def test_once_the_money_is_spent_nothing_is_sent_and_what_runs_is_finished() -> None:
+    prices = {"gpu": 3600.0, "cpu": 360.0}
+    search = Search(money=100.0, slots={"gpu": 2, "cpu": 2}, play=lasting(4.0), prices=prices).run()
+    assert search.study.in_flight == 0
+    spent = sum(search.study.recorder.spent.values())
+    assert 100.0 <= spent <= 100.0 + (2 * 1.0 + 2 * 0.1) * 4.0
+    assert search.scheduler.spent == pytest.approx(spent), "nothing runs"
+    assert spent == pytest.approx(
+        4.0 * (search.study.count(compute_class="gpu") + 0.1 * search.study.count(compute_class="cpu"))
+    )
+
+
+def test_without_a_price_no_money_is_spent() -> None:
+    search = Search(money=1.0, trials=20, slots={"only": 2}).run()
+    assert (search.study.counted, search.scheduler.spent) == (20, 0.0)
 
 
 def test_at_the_target_what_runs_is_cancelled() -> None:
