@@ -208,7 +208,7 @@ def test_an_attempt_costs_the_price_of_its_slots_for_its_time(study: StudyState)
         assert study.store.spent(key) == pytest.approx({"dear": 0.4, "cheap": 0.0})
         assert study.store.spent(key, until=NOW + 100) == {}
         study.close()
-        with_past = open_study(study.store, {}, name="s", resume=True, clock=ManualClock(NOW + 200))
+        with_past = open_study(study.store, {}, module="m", name="s", resume=True, clock=ManualClock(NOW + 200))
         assert with_past.recorder.spending(NOW + 200) == pytest.approx(0.4)
         with_past.close()
 

@@ -22,10 +22,12 @@ from shadho_celery.core.hardware import (
     Machine,
     by_strength,
     detect,
+    price,
     shortages,
     uses_gpus,
 )
 from shadho_celery.core.trial import Memory
+from shadho_celery.errors import UsageError
 
 GIB = 2**30
 
@@ -310,3 +312,15 @@ def test_a_shortage_is_of_the_memory_that_was_recorded_else_of_the_classs_own(
     outgrown: str | None, memories: str | None, found: list[tuple[str, Memory]]
 ) -> None:
     assert shortages(outgrown, memories) == found
+
+
+def test_a_price_is_a_number_from_0_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHADHO_PRICE", raising=False)
+    assert price() is None
+    for told, expected in (("2.40", 2.4), ("0", 0.0)):
+        monkeypatch.setenv("SHADHO_PRICE", told)
+        assert price() == expected
+    for told in ("nan", "-1", "inf", "2,40", "free"):
+        monkeypatch.setenv("SHADHO_PRICE", told)
+        with pytest.raises(UsageError, match="give the money that a slot costs an hour"):
+            price()

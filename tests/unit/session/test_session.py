@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.records import SessionRecord
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import NestedStart, ServiceError, UsageError
@@ -37,7 +38,7 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "executor": executor,
         "study": study,
         "embedded": embedded,
-        "scheduler": SimpleNamespace(notices=list),
+        "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1)),
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         "code": CodeVersion(),
         "disk": DiskWatch(),
@@ -62,7 +63,7 @@ def warnings(
         trouble=None,
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
-    scheduler = SimpleNamespace(notices=lambda: notices)
+    scheduler = SimpleNamespace(notices=lambda: notices, limits=Limits(trials=1))
     found = watch(executor, study, embedded, scheduler=scheduler, options=SimpleNamespace(workers=names_workers))
     return [*found.news(0.0)]
 
@@ -214,6 +215,29 @@ def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
     assert see([], 2.0) == see(missing, 3.0) == see([], 3.0 + OVER_SECONDS - 0.1) == []
     assert see([], 3.0 + OVER_SECONDS) == ["over: cpu does not answer"]
     assert see(missing, 20.0) == [line], "it has begun anew"
+
+
+def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> None:
+    def session(compute_class: str, price: float | None) -> SessionRecord:
+        return SessionRecord(worker="w", since=0.0, compute_class=compute_class, host="h", slots=2, price=price)
+
+    def said(sessions: Sequence[SessionRecord], timeout: float | None = None) -> list[str]:
+        executor = SimpleNamespace(notices=list, workers=SimpleNamespace(with_other_code=list))
+        study = SimpleNamespace(best=None, deletions=list, recorder=SimpleNamespace(sessions=sessions))
+        limits = Limits(money=50.0)
+        plan = SimpleNamespace(settings=StudySettings(trial_timeout=timeout), limits=limits)
+        found = watch(executor, study, scheduler=SimpleNamespace(notices=list, limits=limits), plan=plan)
+        return [each.text for each in found.present()]
+
+    assert said([session("gpu", 2.4), session("gpu", 1.2)]) == [
+        "after --max-cost running trials finish, for up to 7.20 an hour, until they end; --trial-timeout bounds that"
+    ]
+    assert said([session("gpu", 2.4)], 600.0) == [
+        "after --max-cost running trials finish, for up to 4.80 an hour, so at most 0.8 by --trial-timeout"
+    ]
+    assert said([session("cpu", None)]) == [
+        "trials on class cpu cost nothing here: no price is announced (worker --price)"
+    ]
 
 
 def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
