@@ -39,6 +39,8 @@ MOST_RANDOM, LEAST_RANDOM = 10, 5
 GOOD_SHARE, MOST_GOOD = 0.1, 25
 #: maximum number of bad trials that a proposal uses, to save time; of more bad trials, a random sample is used
 MOST_BAD = 300
+#: number of best trials of all among which a subspace's own best ones are searched, to save time
+MOST_RANKED = 1000
 #: maximum number of trials with several losses that are kept to find the best ones; above it the worse half is dropped
 MOST_KEPT = 300
 #: number of draws from l(x), of which the one with the best ratio is used
@@ -224,11 +226,12 @@ class TpeSampler(Learner):
         orders = orders if first is None else orders[orders < first]
         number = len(orders)
         successes = int(np.count_nonzero(np.frombuffer(self._completed, np.bool_)[:first]))
-        share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
-        count = min(math.ceil(share), MOST_GOOD, successes)
+        count = min(math.ceil(self._good_share(number)), MOST_GOOD, successes)
         # Pending trials count as bad, so that slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
         good = self._best(count) if first is None else [*range(count)]
+        if part.fixed and not self._several:
+            good += [place for place in self._own_best(part, orders[:successes]) if place not in good]
         others, room = number - len(good), MOST_BAD - len(pending)
         bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
         # Convert places among the other trials to places among all trials.
@@ -240,6 +243,24 @@ class TpeSampler(Learner):
             _Density(axes, np.vstack([self._rows[orders[good]], prior]), parts),
             _Density(axes, np.vstack([self._rows[orders[bad]], *pending, prior]), parts),
         )
+
+    def _good_share(self, number: int) -> float:
+        """Return how many of this many trials are good, before rounding."""
+        return GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
+
+    def _own_best(self, part: Subspace, orders: NDArray[np.int64]) -> list[int]:
+        """Return the places, in the ranking, of the trials that are good compared with those of their subspace only.
+
+        Proposals in this subspace may then improve its own best loss, although other subspaces have better ones. A
+        subspace of fewer than five trials has none. `orders` are those of the trials that may be good, the best first.
+        """
+        rows = self._rows[orders[:MOST_RANKED]]
+        own = np.ones(len(rows), dtype=bool)
+        for place, label in enumerate(self._axes):
+            if label in part.fixed:
+                own &= rows[:, place] == part.fixed[label]
+        places: list[int] = np.flatnonzero(own).tolist()
+        return places[: min(int(self._good_share(len(places)) + 0.5), MOST_GOOD)]
 
     def _parts(self, part: Subspace) -> list[list[int]]:
         """Return the places of the labels of a part of the space, grouped by those that are drawn together.

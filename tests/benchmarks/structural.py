@@ -13,6 +13,11 @@ the regrets, after 30, 60 and 100 evaluations:
   tenths of independent labels (six spaces): .01, .06 and .13.
 - a part that is learned, by the leave-one-out likelihood of the good trials, on 22 seeds of six spaces: -.03, -.08 and
   -.08 (+- .1), in twice the time.
+
+The best tenth of a subspace's own trials counts as good in it, rounded, so that there is none for fewer than five. On
+22 seeds this changed the means by .01, -.03 and -.03 (+- .03): better with nothing in common (-.25 after 100), worse
+where labels behave alike (.06). Rounded up, it lost .15, .15 and .17. On `svm` and `tree`, of which one branch has a
+narrow valley, the median regret after 100 evaluations of 80 seeds fell from .13 to .002, and from .50 to .31.
 """
 
 from __future__ import annotations

@@ -130,6 +130,18 @@ def test_a_worse_subspace_that_still_improves_gets_trials_once_the_best_one_has_
     assert outlook[search.subspaces[-1].name] > 0.05
 
 
+@pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
+def test_a_subspace_with_worse_losses_is_searched_near_its_own_best_trials(name: str) -> None:
+    """In other subspaces the loss is lower whatever their params are."""
+    search = Search(name, lambda params: (float(params["own2"]) - 0.7) ** 2 if params["model"] == 2 else -1.0)
+    first, _, last = search.subspaces
+    search.run(first, 30)
+    search.run(last, 10)
+    losses = [loss for loss in search.run(last, 20) if loss is not None]
+    # Draws from -1 to 1 have a loss of .5 in the median.
+    assert np.median(losses) < 0.15
+
+
 def test_the_first_trials_cover_the_structures_of_the_space() -> None:
     """Also if several trials run at the same time."""
     choices = {f"c{place}": hp.choice(f"c{place}", [0, hp.uniform(f"x{place}", 0, 1)]) for place in range(5)}
