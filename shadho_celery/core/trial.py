@@ -168,7 +168,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_memory: Bytes | None = None
     #: kind of memory that ran out, if the trial FAILED because of this; the trial may succeed on another compute class
     out_of_memory: Memory | None = None
-    #: True if the trial FAILED because a rank of its process group was lost; it is tried again
+    #: True if the trial FAILED because one of the processes that train it together was lost; it is tried again
     rank_lost: bool = False
     #: message to the user about a trial that ended well, for example about a dropped metric
     warning: str | None = None

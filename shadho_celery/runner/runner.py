@@ -152,11 +152,17 @@ class Runner:
             process, number, has_more = self._begin(order)
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
-        limit, ended, reason = None, None, ""
+        limit, ended, reason, has_gang = None, None, "", False
+
+        def note_gang(call: GangCall) -> None:
+            nonlocal has_gang
+            has_gang = call.assembled
+            on_gang(call)
+
         try:
             timeout = order.payload.timeout
             limit = None if timeout is None else _TimeLimit(timeout, process, number)
-            ended = _converse(process, number, limit, on_report, on_gang, has_more=has_more)
+            ended = _converse(process, number, limit, on_report, note_gang, has_more=has_more)
         except BrokenRecord as error:
             reason = str(error)
             process.kill()
@@ -175,14 +181,16 @@ class Runner:
             return ended.outcome
         if ended is not None:
             return replace(ended.outcome, log=process.output.last_lines(number) or None)
-        how, out_of_memory = process.death()
+        death = process.death()
         last_lines = process.output.last_lines(number)
         printed = f"; it last printed:\n{unstamped(last_lines)}" if last_lines else ""
         return Outcome(
             state=TrialState.FAILED,
-            error=(reason or how) + printed,
+            error=(reason or death.how) + printed,
             seconds=max(0.0, SystemClock().now() - began),
-            out_of_memory=out_of_memory,
+            out_of_memory=death.out_of_memory,
+            # The gang's training goes on from its checkpoint, as if another of its processes was killed.
+            rank_lost=has_gang and death.is_unexplained,
             log=last_lines or None,
             code=order.payload.code or None,
         )

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,16 @@ log = logging.getLogger(__name__)
 
 #: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
+
+
+class Death(NamedTuple):
+    """How a slot's process ended."""
+
+    how: str
+    #: memory that ran out, if that was the cause
+    out_of_memory: Memory | None = None
+    #: True if the process was killed from outside, and it is not known whether memory ran out
+    is_unexplained: bool = False
 
 
 class BrokenRecord(Exception):
@@ -164,26 +175,27 @@ class TrialProcess:
         self.was_killed |= self._code is None
         self._end()
 
-    def death(self) -> tuple[str, Memory | None]:
-        """Wait for the end of the process. Return how it ended, and which memory ran out if that was the cause."""
+    def death(self) -> Death:
+        """Wait for the end of the process. Return how it ended."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
         code = self._end()
         if self.was_killed:
-            return "the trial's process was killed", None
+            return Death("the trial's process was killed")
         if code == protocol.PIPE_LOST:
-            return "the trial closed the pipe between its process and the worker", None
+            return Death("the trial closed the pipe between its process and the worker")
         if code >= 0:
-            return f"the trial's process ended with exit code {code}", None
+            return Death(f"the trial's process ended with exit code {code}")
         # Real-time signals have numbers but no names.
         name = next((each.name for each in signal.Signals if each == -code), -code)
         text = f"the trial's process ended with signal {name}"
         if code != -signal.SIGKILL:
-            return text, None
+            return Death(text)
         if system_kills() > self._system_kills:
-            return f"{text}: the system killed it because memory ran out", Memory.HOST
-        return f"{text}, which this worker did not send; memory may have run out", Memory.HOST
+            return Death(f"{text}: the system killed it because memory ran out", Memory.HOST)
+        unexplained = f"{text}, which this worker did not send; memory may have run out"
+        return Death(unexplained, Memory.HOST, is_unexplained=True)
 
     def _end(self) -> int:
         """End the process and its reaper, in any state they are in. Return the reaper's exit code."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,8 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet
 from integration.test_gangs import whose
+
+from shadho_celery.training.process_group import CHECKPOINT
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -94,8 +95,9 @@ def pids(fleet: Fleet) -> dict[int, int]:
 
 
 def training(fleet: Fleet) -> dict[int, int]:
-    """Wait until both ranks train; return their processes."""
-    until(lambda: len(pids(fleet)) == 2, 90, fleet.desk.said)
+    """Wait until both ranks train and rank 0 has saved a checkpoint; return their processes."""
+    checkpoints = fleet.desk.folder / ".shadho" / "checkpoints"
+    until(lambda: len(pids(fleet)) == 2 and [*checkpoints.rglob(CHECKPOINT)], 90, fleet.desk.said)
     return pids(fleet)
 
 
@@ -107,7 +109,6 @@ def test_a_worker_dies_and_the_trial_goes_on_from_its_checkpoint_on_the_other(fl
     dead = whose(training(fleet)[rank], two)
     other = next(pid for each, pid in pids(fleet).items() if each != rank)
     is_alone = whose(other, two) is not dead
-    time.sleep(0.5)
     dead.send(signal.SIGKILL)
     if is_alone:  # the document names 30 seconds
         until(lambda: ["left", "1", str(1 - rank)] in log(fleet), 60, fleet.desk.said)
@@ -119,12 +120,13 @@ def test_a_worker_dies_and_the_trial_goes_on_from_its_checkpoint_on_the_other(fl
     assert metrics["ranks"] == 2
 
 
-def test_the_process_of_a_rank_is_killed(fleet: Fleet) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_process_of_a_rank_is_killed(fleet: Fleet, rank: int) -> None:
     """Its worker lives on and says so; the trial is tried again, and the loss counts."""
     (fleet.desk.folder / "hold").touch()
     fleet.workers(2)
     command = fleet.launch("ranks", 1)
-    os.kill(training(fleet)[1], signal.SIGKILL)
+    os.kill(training(fleet)[rank], signal.SIGKILL)
     [trial] = fleet.ended_well(command, "ranks", 1, 120)
     assert (trial["lost"], trial["attempt"]) == (1, 2)
     assert json.loads(trial["metrics"])["first"] > 0

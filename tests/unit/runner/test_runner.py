@@ -354,6 +354,11 @@ def assembling_at_home(params, context):
     context.gang_assembled()
     return 0.0
 
+def training_and_killed(params, context):
+    context.call_replicas("10.0.0.1:5000", "secret", 0)
+    context.gang_assembled()
+    os.kill(os.getpid(), signal.SIGKILL)
+
 def miscalling(params, context):
     context.call_replicas(["10.0.0.1"], "secret", 0)
 
@@ -1052,6 +1057,14 @@ def test_a_trial_that_waits_for_replicas_can_be_stopped(shared: Runner) -> None:
 def test_a_trial_that_waits_for_replicas_is_not_said_to_hang(shared: Runner) -> None:
     outcome = run(shared, "gathering_and_vanishing", timeout=0.2, slots=2)
     assert outcome.error == "the trial's process ended with exit code 3"
+
+
+def test_a_gang_whose_first_process_is_killed_has_lost_a_rank_and_other_trials_fail(shared: Runner) -> None:
+    lost = run(shared, "training_and_killed", slots=2)
+    assert lost.rank_lost
+    assert "SIGKILL" in str(lost.error)
+    assert not run(shared, "gathering_and_vanishing", slots=2).rank_lost, "it ended by itself"
+    assert not run(shared, "killed_as_by_the_system").rank_lost, "it has no gang"
 
 
 def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
