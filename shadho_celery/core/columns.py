@@ -161,6 +161,8 @@ class TrialFacts:
                    "Sampler that chose the params; or start (of `auto`), promoted, enqueued or added.")
     lost = Fact(lambda t: t.lost, needed(INTEGER), ASIDE, _JSON,
                 "Number of attempts that were lost with their workers.")
+    vanished = Fact(lambda t: t.vanished, INTEGER, None, _NO,
+                    "Number of further attempts whose machines have vanished; None for none.")
     seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")
     slots = Fact(lambda t: t.slots, INTEGER, None, _NO, "Slots of one class that it takes.")
     memory = Fact(lambda t: t.outcome.memory, BIG, COUNT, _JSON, "Peak bytes of the objective's resident memory.")

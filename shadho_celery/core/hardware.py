@@ -203,7 +203,7 @@ def detect() -> Machine:
     gpus, name, gpu_memory = _nvidia_gpus()
     cores = usable_cores()
     return Machine(
-        host=os.environ.get("SHADHO_HOST") or socket.gethostname(),
+        host=own_host(),
         cores=cores.count,
         memory=ram_bytes(),
         gpu_name=name,
@@ -228,6 +228,11 @@ def price() -> float | None:
             "--price, SHADHO_PRICE: %s is not a price; give the money that a slot costs an hour, such as 2.40",
             short(told, 60),
         ) from None
+
+
+def own_host() -> str:
+    """Return the name of this machine: ``SHADHO_HOST``, or its host name."""
+    return os.environ.get("SHADHO_HOST") or socket.gethostname()
 
 
 def ram_bytes() -> int:

@@ -266,8 +266,10 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     sampler: Name | None = None
     #: number of the latest attempt, from 1; 0 before the first
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
-    #: number of attempts that were lost after a worker had claimed them
+    #: number of attempts that were lost after a worker had claimed them, and that count against the trial
     lost: int = 0
+    #: number of further attempts whose machines have vanished, which do not count; None for none
+    vanished: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] | None = None
     #: `NO_OUTCOME` until the trial ends
     outcome: Outcome = NO_OUTCOME
     #: seconds since the epoch
@@ -391,6 +393,8 @@ class Lost(_Event, frozen=True, kw_only=True):
     reason: Text
     #: True if the loss counts against the trial: a worker had claimed the attempt, and the trial may be the cause
     claimed: bool = True
+    #: True if the whole machine of its worker is gone, so that the trial is probably not the cause
+    vanished: bool = False
 
 
 #: ``host:port`` of a gang's coordinator; and the secret that admits a replica, either plain or encrypted for transport

@@ -80,12 +80,20 @@ class LeaseMonitor:
             self.channel.extend_leases()
             self.was_silent = False
         self.ended = self.channel.ended_leases()
-        reason = "its worker was silent until the lease ran out"
-        self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in self.ended]
+        self.losses += [self._lost(number, attempt, now) for number, attempt in self.ended]
         keys = [sent.key for sent in self.in_flight]
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
         self._read = len(self.workers.announced) + len(self.in_flight)
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
+
+    def _lost(self, number: int, attempt: int, now: float) -> Lost:
+        """Return the loss of an attempt whose lease has ended. A trial may end its worker, but hardly a machine."""
+        sent = self.in_flight.find(number, attempt)
+        host = None if sent is None else sent.attempt.host
+        if host and self.workers.has_vanished(host, now):
+            reason = "its machine has vanished: none of its workers is live"
+            return Lost(number=number, attempt=attempt, reason=reason, vanished=True)
+        return Lost(number=number, attempt=attempt, reason="its worker was silent until the lease ran out")
 
     def note_wait(self, seconds: float) -> None:
         """Record how long Redis took to answer: a server that hangs for a while raises no error."""

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
+from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
@@ -185,6 +186,15 @@ class Workers:
         if name in self.announced:
             return Leaving.UNFIT
         return Leaving.STOPPED if self._workers.has_left(name) else Leaving.LOST
+
+    def has_vanished(self, host: str, now: float) -> bool:
+        """Return whether no worker of a machine announces itself, which is not this one.
+
+        Return False if that may be due to Redis.
+        """
+        if host == hardware.own_host() or self.known_for(now) < ANNOUNCE_SECONDS:
+            return False
+        return all(worker.machine.host != host for worker in self.announced.values())
 
     def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
         """Return the classes with the current turns, which depend on the slot seconds that `sent` has used so far."""

@@ -47,6 +47,8 @@ from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 
 #: number of claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
+#: number of attempts of one trial whose machines may vanish before such losses count too
+MAX_VANISHED = 3
 
 #: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
 MAX_AVOIDING = 30
@@ -562,7 +564,10 @@ class StudyState(StudyTrials):
         if sent.is_claimed and is_loss and trial.step is None:
             self.losses.append((sent.attempt, reason))
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
-        trial = replace(trial, lost=trial.lost + is_counted)
+        if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
+            trial = replace(trial, vanished=(trial.vanished or 0) + 1)
+        else:
+            trial = replace(trial, lost=trial.lost + is_counted)
         if retry is not None and retry.outgrown is not None:
             trial = replace(
                 trial,
@@ -583,7 +588,8 @@ class StudyState(StudyTrials):
             return self._note(self._as_cancelled(trial))
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
-            error = f"{count} were lost; the last one: {reason}"
+            besides = f", besides {trial.vanished} whose machines vanished" if trial.vanished else ""
+            error = f"{count} were lost{besides}; the last one: {reason}"
             failed = Outcome(state=_S.FAILED, error=error)
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)

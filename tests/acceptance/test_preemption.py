@@ -56,9 +56,9 @@ def fleet(desk: Desk, redis_url: str, unique: Callable[[str], str]) -> Fleet:
     return made
 
 
-def worker(desk: Desk, fleet: Fleet, *options: str) -> Command:
+def worker(desk: Desk, fleet: Fleet, *options: str, host: str = "") -> Command:
     words = ["python", "-m", "shadho_celery.worker", "--class", fleet.cpu, "--import", "my_study", *options]
-    return desk.start(*words, SHADHO_CORES="2")
+    return desk.start(*words, SHADHO_CORES="2", SHADHO_HOST=host)
 
 
 def notes(desk: Desk, what: str) -> list[list[str]]:
@@ -132,6 +132,17 @@ def test_a_worker_whose_time_is_over_gives_its_trial_back(desk: Desk, fleet: Fle
     worker(desk, fleet, "--slots", "1")
     assert study.wait(90).code == 0, desk.said()
     assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
+
+
+def test_a_machine_that_vanishes_is_free(desk: Desk, fleet: Fleet) -> None:
+    """Its worker says nothing; the trial waits until the lease is over, and does not count that as lost."""
+    gone = worker(desk, fleet, "--slots", "1", host="spot-1")
+    study = desk.launch("my_study", "--trials", "1")
+    await_notes(desk, "began", 1)
+    gone.send(signal.SIGKILL)
+    worker(desk, fleet, "--slots", "1", host="spot-2")
+    assert study.wait(120).code == 0, desk.said()
+    assert [(trial["state"], trial["lost"], trial["vanished"]) for trial in desk.trials()] == [("COMPLETE", 0, 1)]
 
 
 def test_an_idle_worker_ends(desk: Desk, fleet: Fleet) -> None:

@@ -28,6 +28,7 @@ class Services:
         #: state of every attempt
         self.state = "leased"
         self.quarantined: set[str] = set()
+        self.ended: list[tuple[int, int]] = []
         self.able = self.announced = {"w"}
         #: seconds that Redis takes to answer
         self.answers_after = 0.0
@@ -49,7 +50,10 @@ class Services:
         self.extended += 1
 
     def ended_leases(self) -> list[tuple[int, int]]:
-        return []
+        return self.ended
+
+    def has_vanished(self, host: str, now: float) -> bool:
+        return host == "vanished"
 
     def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
         return [self.state for _ in attempts]
@@ -82,6 +86,16 @@ class Rig:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+@pytest.mark.parametrize("host", ["vanished", "live", None])
+def test_a_lost_attempt_is_that_of_a_vanished_machine_or_of_a_worker(rig: Rig, host: str | None) -> None:
+    rig.send(TrialState.RUNNING, host=host)
+    # Of the second one nothing is known.
+    rig.services.ended = [(0, 1), (5, 1)]
+    rig.look()
+    assert [lost.vanished for lost in rig.monitor.losses] == [host == "vanished", False]
+    assert all(lost.claimed for lost in rig.monitor.losses)
 
 
 def test_leases_are_extended_once_after_an_outage(rig: Rig) -> None:

@@ -9,12 +9,13 @@ from unittest.mock import MagicMock
 import msgspec
 import pytest
 
+from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.workers import Workers, allow
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import Progress, StudyWants, Worker
+from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Progress, StudyWants, Worker
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,17 @@ def test_a_worker_that_drains_gets_nothing_and_what_it_runs_takes_no_slot_of_the
     fleet.announce("b1", "b")
     found = fleet.look(0.0, running(1, "a1"), running(2, "b1"))
     assert (found.names, found.slots, found.silent) == ({"b1"}, 1, 1)
+
+
+def test_a_machine_has_vanished_once_none_of_its_workers_is_live() -> None:
+    """This machine, on which the scheduler runs, never has; nor has any while workers may still return to Redis."""
+    fleet = Fleet()
+    fleet.announce("a", "one")
+    fleet.look(0.0)
+    assert not fleet.workers.has_vanished("two", ANNOUNCE_SECONDS - 1.0)
+    for now in range(0, 31, 5):
+        fleet.look(float(now))
+    assert not fleet.workers.has_vanished("one", 30.0)
+    assert not fleet.workers.has_vanished(hardware.own_host(), 30.0)
+    assert fleet.workers.has_vanished("two", 30.0)
+    assert not fleet.workers.has_vanished("two", 100.0)

@@ -49,7 +49,7 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study import open as open_module
 from shadho_celery.study.open import MAX_NAME, open_study
-from shadho_celery.study.state import MAX_LOST, StudyState
+from shadho_celery.study.state import MAX_LOST, MAX_VANISHED, StudyState
 
 S = TrialState
 
@@ -191,6 +191,26 @@ def test_claimed_attempts_that_were_lost_end_the_trial_failed_with_the_reason() 
     assert str(MAX_LOST) in str(ended.outcome.error)
     assert study.next_waiting() is None
     assert (study.counted, study.in_flight) == (1, 0)
+
+
+def test_machines_that_vanish_are_free_at_first_and_then_end_the_trial_with_that_reason() -> None:
+    """Also in a study that is resumed meanwhile, because the number is recorded."""
+    study = begin()
+    trial = sent(study)
+    for losses in range(1, MAX_VANISHED + MAX_LOST):
+        told = study.tell(replace(lost(trial), vanished=True))
+        assert told is not None
+        assert (told.vanished, told.lost) == (min(losses, MAX_VANISHED), max(0, losses - MAX_VANISHED))
+        study.commit()
+        [stored] = study.store.trials(study.record.key, [0])
+        assert (stored.vanished, stored.lost) == (told.vanished, told.lost)
+        waiting = study.next_waiting()
+        assert waiting is not None
+        trial = study.send(waiting, "cpu")
+    ended = study.tell(replace(lost(trial), vanished=True))
+    assert ended is not None
+    assert ended.state is S.FAILED
+    assert f"{MAX_LOST} attempts were lost, besides {MAX_VANISHED} whose machines vanished" in str(ended.outcome.error)
 
 
 def test_losing_attempts_that_nobody_claimed_is_free() -> None:
