@@ -455,6 +455,9 @@ def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.in
 @cache
 def _threads() -> ThreadpoolController:
     """Return the controller that limits the threads of linear algebra libraries: several would wait for each other."""
+    # The controller knows only the libraries that are loaded now. scipy loads its own one with this module.
+    import scipy.linalg  # noqa: F401
+
     return ThreadpoolController()
 
 
