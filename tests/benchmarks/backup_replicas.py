@@ -254,7 +254,8 @@ def forks() -> Any:
     """Ways to start processes from one that has torch imported already, and no threads."""
     context = multiprocessing.get_context("forkserver")
     # Older Pythons look for them on a path without this folder. An optimizer imports _dynamo, which takes seconds.
-    context.set_forkserver_preload(["sklearn.datasets", "torch._dynamo", "shadho_celery.training.gang"])
+    libraries = ["sklearn.datasets", "sklearn.model_selection", "scipy.stats", "rich.progress", "torch._dynamo"]
+    context.set_forkserver_preload([*libraries, "shadho_celery.training.gang"])
     return context
 
 
