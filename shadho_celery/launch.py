@@ -213,4 +213,4 @@ def run(options: RunOptions) -> int:
 
 if __name__ == "__main__":
     with ending_quickly():
-        main()
+        main(prog_name="shadho-celery run")

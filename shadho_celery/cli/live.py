@@ -161,7 +161,7 @@ class LiveView(_View):
     def update(self) -> None:
         """Show the current state."""
         now = self._scheduler.study.clock.now()
-        if now - self._shown_at >= REFRESH_SECONDS:
+        if now - self._shown_at >= REFRESH_SECONDS or self._scheduler.study.losses:
             self._shown_at = now
             for line in self._lost.news():
                 self.note(line)
@@ -213,7 +213,7 @@ class PlainView(_View):
     def update(self) -> None:
         """Print a line if PLAIN_SECONDS have passed since the last one."""
         now = self._scheduler.study.clock.now()
-        if now - self._looked_at >= REFRESH_SECONDS:
+        if now - self._looked_at >= REFRESH_SECONDS or self._scheduler.study.losses:
             self._looked_at = now
             self._pace.note()
             if self._scheduler.study.losses or self._lost.numbers:
@@ -293,10 +293,11 @@ def waiting_gangs(study: StudyState, fleet: Fleet) -> list[str]:
 
 
 def gang_text(gang: Seated) -> str:
-    """Return text with the numbers of replicas and backup replicas that a gang has and wants."""
-    has = f"{gang.taken} of {counted(gang.slots, 'slot')}"
-    has += f" and {gang.backups_taken} of {counted(gang.backups, 'backup')}" if gang.backups else ""
-    return f"waits for its gang, which has {has}" if gang.waits else f"has {has}"
+    """Return text with the numbers of slots and backup replicas that a gang has and wants. It waits for no backup."""
+    has = f"has {gang.taken} of {counted(gang.slots, 'slot')}"
+    if gang.waits:
+        return f"waits for its gang, which {has}" + (" and is starting" if gang.taken == gang.slots else "")
+    return has + (f" and {gang.backups_taken} of {counted(gang.backups, 'backup')}" if gang.backups else "")
 
 
 def running_lines(study: StudyState, fleet: Fleet = NO_FLEET) -> list[str]:

@@ -53,7 +53,8 @@ def logs(
     """Print the output of trial number TRIAL: all that it and its child processes have printed, logged and warned.
 
     The log is read from this folder, otherwise from the workers of the named fleet. Only the beginning and the end of a
-    long log are kept.
+    long log are kept. Each other replica or rank of a gang has a file of its own, which is named if it is in this
+    folder.
     """
     named = connection_options.environment(**connection)
     os.environ.update(named)
@@ -77,6 +78,8 @@ def logs(
             trial = study.trial(number)
         if not shown.attempt:
             _explain(trial, shown.missing)
+        for path in found.of_replicas(study.key, number, shown.attempt or attempt or trial.attempts):
+            say(f"output of another replica or rank: {path}", err=True)
 
 
 class Shown:

@@ -104,11 +104,12 @@ class _WithOutput:
         self._view.__exit__(*error)
 
     def update(self) -> None:
+        # The view first: it says that a trial was lost before the next attempt's output.
+        self._view.update()
         for each in self._shown:
             each.update()
             if self._session.scheduler.done:
                 each.close()
-        self._view.update()
 
 
 def _beside(on_trial: Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.inline import HOST as IN_PROCESS
-from shadho_celery.runner.output import log_path, read_log
+from shadho_celery.runner.output import log_path, read_log, replica_logs
 from shadho_celery.transport import urls
 from shadho_celery.transport.logs import LogClient
 from shadho_celery.transport.redis import Redis, connect, refusals
@@ -76,6 +77,10 @@ class TrialLogs:
             "in the workers' folder",
             is_error=True,
         )
+
+    def of_replicas(self, study: str, number: int, attempt: int) -> list[Path]:
+        """Return the files in this folder that have the output of an attempt's other replicas or ranks."""
+        return replica_logs(CHECKPOINTS, study, number, attempt)
 
     def close(self) -> None:
         """Close the connection to the fleet."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+#: end of the line that says how a process ended, if lines that it printed follow
+PRINTED = "; it last printed:"
+
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|'[^']*'|\"[^\"]*\"")
@@ -43,7 +46,7 @@ def read_failure(error: str | None) -> Failure:
     last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
-        said = (text.splitlines() or [""])[-1 if last else 0]
+        said = (text.splitlines() or [""])[-1 if last else 0].removesuffix(PRINTED)
         return Failure(kind=_CHANGING.sub("#", said)[:200] or "no reason", headline=said or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")

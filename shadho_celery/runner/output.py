@@ -185,6 +185,11 @@ def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0)
     return Path(f"{study_folder(folder, study)}/logs/{number}.{attempt}{replica}.log")
 
 
+def replica_logs(folder: Path, study: str, number: int, attempt: int) -> list[Path]:
+    """Return the paths of the logs of an attempt's replicas, below the `folder` of checkpoints."""
+    return sorted(log_path(folder, study, number, attempt).parent.glob(f"{number}.{attempt}.replica*.log"))
+
+
 def unstamped(text: str) -> str:
     """Return lines of a log without their time stamps."""
     return _STAMP.sub("", text)

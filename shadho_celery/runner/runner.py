@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner import protocol
@@ -183,7 +184,7 @@ class Runner:
             return replace(ended.outcome, log=process.output.last_lines(number) or None)
         death = process.death()
         last_lines = process.output.last_lines(number)
-        printed = f"; it last printed:\n{unstamped(last_lines)}" if last_lines else ""
+        printed = f"{PRINTED}\n{unstamped(last_lines)}" if last_lines else ""
         return Outcome(
             state=TrialState.FAILED,
             error=(reason or death.how) + printed,

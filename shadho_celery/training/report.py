@@ -163,9 +163,10 @@ class Report:
         """Return the report as text for a terminal."""
         per_second = self.steps / self.seconds if self.seconds > 0 else 0.0
         within = ", ".join(f"{name} % within {value:.3g} s" for name, value in self.percentiles().items())
+        few = f"{came} of " if (came := len(self.backups_came)) < self.backups else ""
         lines = [
             f"{many(self.steps, 'step')} in {self.seconds:.1f} s ({per_second:.1f} a second) "
-            f"with {many(self.replicas, 'replica')} and {many(self.backups, 'backup')}",
+            f"with {many(self.replicas, 'replica')} and {few}{many(self.backups, 'backup')}",
             *([f"steps: {within}"] if within else []),
             f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
         ]

@@ -86,6 +86,10 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
     assert set(stored.values()) == {None}
     files = {path.name for path in desk.folder.glob(".shadho/checkpoints/*/logs/*")}
     assert files == {"1.1.log", "2.1.log", "3.1.log"}, "one file a trial, none without output"
+    [first] = desk.folder.glob(".shadho/checkpoints/*/logs/3.1.log")
+    first.with_suffix(".replica1.log").write_text("as a replica of a gang leaves it\n")
+    named = desk.told("logs", "s", "3").err
+    assert re.fullmatch(r"output of another replica or rank: \.shadho/\S+/logs/3\.1\.replica1\.log\n", named)
     silent = desk.told("logs", "s", "0")
     assert (silent.code, silent.out) == (0, "")
     assert silent.err == "trial 0 has printed nothing, or ran in another folder\n"

@@ -120,8 +120,8 @@ class Rendezvous:
         """Take the rank's place in the group. Raises ShadhoError if another process has taken it."""
         if self.store.add(f"joined/{self.rank}", 1) > 1:
             raise ShadhoError(
-                f"rank {self.rank} has joined twice; its first process keeps the place, because torch cannot replace a "
-                "rank in a group"
+                f"the place of rank {self.rank} is taken by its earlier process, and torch cannot replace a rank in a "
+                "group; if that process was killed, the group ends within seconds, and the trial is tried again"
             )
 
     def meet(self, card: Card, wanted: Backend | None, seconds: float, host: str) -> Terms:
@@ -193,10 +193,11 @@ def reach(whose: str, own: str, other: str, address: str) -> None:
     try:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
     except OSError as error:
-        raise ShadhoError(
-            f"{whose} at {own} cannot reach {other} at {address} ({error}); open the ports between these machines, or "
-            "set SHADHO_HOST there to the address by which others reach it"
-        ) from error
+        remedy = "open the ports between these machines, or set SHADHO_HOST there to the address that others can reach"
+        if isinstance(error, ConnectionRefusedError) and own.partition(":")[0] == host:
+            # On one machine there is no firewall in between.
+            remedy = f"{other} has ended"
+        raise ShadhoError(f"{whose} at {own} cannot reach {other} at {address} ({error}); {remedy}") from error
 
 
 def interface_of(host: str) -> str | None:

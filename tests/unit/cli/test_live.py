@@ -234,18 +234,23 @@ def test_running_trials_are_counted_beyond_the_first_and_tell_their_step_loss_an
     assert lines[4] == "and 2 more run"
 
 
-def test_a_gang_tells_the_slots_that_it_has_and_wants_and_that_it_waits() -> None:
-    study, _ = running("a", "b")
+def test_a_gang_tells_the_slots_that_it_has_and_wants_and_that_it_waits_for_no_backup() -> None:
+    study, _ = running("a", "b", "c")
     gangs = {
         (0, 1): Seated(slots=3, taken=1, backups=1, backups_taken=0, waits=True),
         (1, 1): Seated(slots=3, taken=3, backups=2, backups_taken=1, waits=False),
+        (2, 1): Seated(slots=2, taken=2, backups=1, backups_taken=0, waits=True),
     }
     known = Fleet(gangs=lambda: gangs)
     assert [line.partition(", 0 s, ")[2] for line in running_lines(study, known)] == [
-        "waits for its gang, which has 1 of 3 slots and 0 of 1 backup: model=net",
+        "waits for its gang, which has 1 of 3 slots: model=net",
         "has 3 of 3 slots and 1 of 2 backups: model=net",
+        "waits for its gang, which has 2 of 2 slots and is starting: model=net",
     ]
-    assert waiting_gangs(study, known) == ["trial 0 waits for its gang, which has 1 of 3 slots and 0 of 1 backup"]
+    assert waiting_gangs(study, known) == [
+        "trial 0 waits for its gang, which has 1 of 3 slots",
+        "trial 2 waits for its gang, which has 2 of 2 slots and is starting",
+    ]
 
 
 def test_a_trial_that_waits_for_free_slots_tells_how_many_it_wants() -> None:

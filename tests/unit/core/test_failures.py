@@ -33,7 +33,7 @@ def test_a_kind_is_the_exception_and_the_place_and_neither_the_folder_nor_the_wo
         (TRACE.format(folder="/a", line=3, error="ValueError: x is 0.5"), "ValueError: x is 0.5"),
         (
             "the trial's process ended with exit code 3; it last printed:\nsome words",
-            "the trial's process ended with exit code 3; it last printed:",
+            "the trial's process ended with exit code 3",
         ),
         ("", "no reason given"),
         (None, "no reason given"),

@@ -76,7 +76,7 @@ def test_a_rank_that_never_joins_is_named() -> None:
 def test_a_rank_that_joins_twice_is_refused_and_the_first_one_stays() -> None:
     with ranks(2) as views:
         views[1].take_place()
-        with pytest.raises(ShadhoError, match="rank 1 has joined twice; its first process keeps the place"):
+        with pytest.raises(ShadhoError, match=r"the place of rank 1 is taken by its earlier process, .* tried again"):
             views[1].take_place()
         assert views[0].ended() is None
 
@@ -125,13 +125,13 @@ def test_nccl_is_chosen_if_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.Mo
     assert terms.backend == "nccl"
 
 
-def test_machines_that_cannot_reach_one_another_are_named_with_both_addresses() -> None:
+def test_ranks_that_cannot_reach_one_another_are_named_with_both_addresses_and_on_one_machine_one_has_ended() -> None:
     with socket.create_server((LOOPBACK, 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(
-        ShadhoError, match=rf"rank 1 at 10.0.0.1:5 cannot reach rank 0 at {LOOPBACK}:{port} \(.*refused"
-    ):
-        reach("rank 1", "10.0.0.1:5", "rank 0", f"{LOOPBACK}:{port}")
+    for own, remedy in (("10.0.0.1:5", "open the ports "), (LOOPBACK, "rank 0 has ended")):
+        said = rf"rank 1 at {own} cannot reach rank 0 at {LOOPBACK}:{port} \(.*refused\); {remedy}"
+        with pytest.raises(ShadhoError, match=said):
+            reach("rank 1", own, "rank 0", f"{LOOPBACK}:{port}")
 
 
 def test_the_first_end_counts_and_ends_the_waiting_of_the_others() -> None:

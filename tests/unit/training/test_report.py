@@ -47,8 +47,11 @@ def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
 def test_the_backups_that_came_are_named_and_absent_ones_are_warned_of() -> None:
     report = made()
     assert report.as_metrics()["backups_came"] == [2]
+    assert "2 replicas and 1 backup" in report.text()
     report.log.places = 5
     assert report.warnings()[1].startswith("2 of 3 backups never came")
+    del report.log.joined[2]
+    assert "2 replicas and 0 of 1 backup" in report.text()
 
 
 def test_batches_that_never_counted_are_reported_and_warned_of_if_they_are_many() -> None:
