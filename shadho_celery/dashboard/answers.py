@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,6 @@ def studies(cache: Cache) -> Json:
     found = []
     for record in records[:MOST_STUDIES]:
         study = cache.results(record)
-        best = study.best_loss
         found.append(
             {
                 "name": record.name,
@@ -45,10 +45,10 @@ def studies(cache: Cache) -> Json:
                 "created_at": record.created_at,
                 "running_on": study.running_on,
                 "state": study.state,
-                "counts": study.counts,
                 "asked": record.in_force.get("trials") or record.settings.get("trials"),
                 "loss": next(iter(record.objectives), "loss"),
-                "best": best,
+                # Reading these takes long in a large study, and the page asks each second.
+                **cache.listed(record, lambda study: {"counts": study.counts, "best": study.best_loss}),
             }
         )
     return {
@@ -61,7 +61,7 @@ def studies(cache: Cache) -> Json:
 def summary(cached: CachedStudy) -> Json:
     """Return the facts of a study that stand at the top of its page."""
     # What is read after this number may be newer.
-    change = cached.refresh()
+    change = cached.look()
     study, trials = cached.study, cached.trials(Depth.LOSSES)
     running_on, best = study.running_on, _best(cached, trials)
     counts = {name: len(places) for name, places in trials.state.places()}
@@ -214,6 +214,8 @@ def trial(cached: CachedStudy, number: int) -> Json:
         "machine": None if at is None else plain_json({name: column[at] for name, column in machines.items()}),
         "reports": [{"attempt": r.attempt, "step": r.step, "loss": plain_json(r.loss), "at": r.at} for r in reports],
         "is_live": not TrialState(found.state).is_finished,
+        # The browser may be on another machine, with another clock.
+        "now": time.time(),
     }
 
 

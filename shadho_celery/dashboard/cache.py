@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,6 +49,8 @@ class CachedStudy:
         self._attempts_lock = threading.Lock()
         #: latest change number that is known; None before the first look
         self.change: int | None = None
+        #: host and process of the scheduler that runs the study, or None
+        self.running_on: str | None = None
         self._read_at = self._attempts_at = -math.inf
         #: change numbers up to which trials and attempts were read; None before the first reading
         self._trials_until: int | None = None
@@ -56,22 +59,25 @@ class CachedStudy:
         self._depth = Depth.LOSSES
         self._trials: TrialColumns | None = None
         self._attempts: AttemptColumns | None = None
-        #: answers by what was asked, with the change number for which they hold and their time
-        self._answers: OrderedDict[object, tuple[int, float, object]] = OrderedDict()
+        #: answers by what was asked, with the version for which they hold and their time
+        self._answers: OrderedDict[object, tuple[str, float, object]] = OrderedDict()
 
     def refresh(self) -> int:
         """Look for changes, unless that was done just now, and return the change number."""
         with self._lock:
             return self._refresh()
 
-    def look(self) -> int:
-        """Refresh, or return the last change number at once if another thread is reading the store."""
+    def look(self) -> str:
+        """Refresh, unless another thread is reading the store, and return a text that differs after each change.
+
+        A study that begins or ends to run is a change too, which has no number.
+        """
         if self._lock.acquire(blocking=False):
             try:
-                return self._refresh()
+                self._refresh()
             finally:
                 self._lock.release()
-        return self.change or 0
+        return self._version
 
     def trials(self, depth: Depth = Depth.PARAMS) -> TrialColumns:
         """Return the trials as they are now. Facts that are deeper than `depth` may be missing."""
@@ -112,7 +118,7 @@ class CachedStudy:
         """Return the attempts and sessions as they are now."""
         change = self.refresh()
         with self._attempts_lock:
-            now, is_running = self._clock.now(), self._is_running
+            now, is_running = self._clock.now(), self.running_on is not None
             if self._attempts_until != change:
                 self._attempting.put(self.study.rows_of_attempts(ATTEMPTS, self._attempts_until or 0))
                 self._attempts_until, self._attempts = change, None
@@ -124,14 +130,15 @@ class CachedStudy:
 
     def answer(self, asked: object, make: Callable[[], T]) -> T:
         """Return what `make` returns, or has returned for the same question since the study has changed."""
-        change, now = self.refresh(), self._clock.now()
+        self.refresh()
+        version, now = self._version, self._clock.now()
         found = self._answers.get(asked)
         # While trials run, answers also depend on the time.
-        if found is not None and found[0] == change and (now - found[1] < FRESH_ANSWERS or not self._is_running):
+        if found is not None and found[0] == version and (now - found[1] < FRESH_ANSWERS or self.running_on is None):
             return found[2]  # type: ignore[return-value] # the type of an answer follows from the question
         made = make()
         with self._lock:
-            self._answers[asked] = change, now, made
+            self._answers[asked] = version, now, made
             self._answers.move_to_end(asked)
             while len(self._answers) > MOST_ANSWERS:
                 self._answers.popitem(last=False)
@@ -161,8 +168,8 @@ class CachedStudy:
         return limit
 
     @property
-    def _is_running(self) -> bool:
-        return self.study.running_on is not None
+    def _version(self) -> str:
+        return f"{self.change or 0}{'' if self.running_on is None else ' running'}"
 
     def _refresh(self) -> int:
         """Look for changes. They are read by those who need them, after this number, so that none is missed."""
@@ -175,6 +182,7 @@ class CachedStudy:
                 if record.key != self._key:
                     raise StudyNotFound(f"study {self.study.name} was deleted")
                 self.study = StudyResults(self._store, record)
+            self.running_on = self._store.holder(self._key, time.time())
             self.change, self._read_at = change, now
         return self.change
 
@@ -187,11 +195,22 @@ class Cache:
         self._clock = clock
         self._lock = threading.Lock()
         self._studies: OrderedDict[str, CachedStudy] = OrderedDict()
+        #: what the list says of a study, by its key, with the change number for which it holds
+        self._listed: dict[str, tuple[int, Any]] = {}
 
     def records(self) -> list[StudyRecord]:
         """Return all studies, the latest first."""
         self.store.verify()
         return self.store.records()
+
+    def listed(self, record: StudyRecord, make: Callable[[StudyResults], T]) -> T:
+        """Return what `make` returns of a study, or has returned since the study has changed."""
+        change = self.store.change(record.key)
+        known = self._listed.get(record.key)
+        # An earlier version counts no changes.
+        if known is None or known[0] != change or not change:
+            known = self._listed[record.key] = change, make(self.results(record))
+        return known[1]
 
     def results(self, record: StudyRecord) -> StudyResults:
         """Return a study without its trials."""

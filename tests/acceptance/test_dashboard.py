@@ -134,6 +134,21 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
 
 
+def test_a_study_that_begins_while_the_list_is_open_is_listed(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", STUDY)
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        desk.launch("my_study", "--trials", "10", "--study", "early", "--seed", "0").wait()
+        opened.page.get_by_role("checkbox", name="Compare early").check()
+        desk.launch("my_study", "--trials", "10", "--study", "late", "--seed", "0").wait()
+        row = opened.page.get_by_role("row").filter(has_text="late")
+        until(lambda: "10 of 10" in row.inner_text(), 30, row.inner_text)
+        assert opened.page.get_by_role("checkbox", name="Compare early").is_checked()
+        assert opened.page.evaluate("document.activeElement.ariaLabel") == "Compare early"
+
+
 def test_a_change_before_the_stream_of_events_is_open_is_not_missed(desk: Desk, browser: Any) -> None:
     desk.write("my_study.py", STUDY)
     desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
@@ -275,6 +290,14 @@ def test_a_run_has_a_dashboard_beside_it_that_ends_with_it_and_can_stop_it(desk:
         opened.page.get_by_role("button", name="unpause").click()
         opened.page.locator("nav .state", has_text="running").wait_for()
         assert opened.page.get_by_role("button", name="pause", exact=True).is_visible()
+        for place in ("trials", "placement", "trial/0"):
+            opened.page.goto(f"{address.partition('#')[0]}#/study/shown/{place}")
+            opened.page.locator("nav .state", has_text="running").wait_for()
+            assert desk.told("pause", "shown").code == 0
+            opened.page.locator("nav .state", has_text="paused").wait_for()
+            opened.page.get_by_role("button", name="unpause").wait_for()
+            assert desk.told("unpause", "shown").code == 0
+            opened.page.locator("nav .state", has_text="running").wait_for()
         opened.page.get_by_role("button", name="stop").click()
         until(lambda: "stop" in opened.page.locator("#said").inner_text(), 30, opened.page.locator("#said").inner_text)
         assert run.wait(60).code == 0, desk.said()

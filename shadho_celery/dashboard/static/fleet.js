@@ -2,8 +2,7 @@
 
 import { workerAction } from "/static/actions.js";
 import { get } from "/static/api.js";
-import { sayLost } from "/static/events.js";
-import { link, seconds, table } from "/static/parts.js";
+import { link, repeat, seconds, table } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
 const PAUSE = 3000;
@@ -20,13 +19,7 @@ export async function showFleet({ main, signal }) {
       }
     }
   };
-  await renew();
-  const again = () => renew().then(() => sayLost(""), (error) => signal.aborted || sayLost(error.message));
-  const timer = setInterval(() => document.hidden || again(), PAUSE);
-  signal.addEventListener("abort", () => {
-    clearInterval(timer);
-    sayLost("");
-  });
+  await repeat(renew, PAUSE, signal);
 }
 
 function placeParts(found) {

@@ -26,7 +26,7 @@ export function headline(label, value) {
 }
 
 // The line at the top for a study: its name, what it does, and its pages.
-export function placeOf(name, facts, at) {
+function placeOf(name, facts, at) {
   document.title = `${name} – shadho_celery`;
   const made = element("nav", "", { "aria-label": `Study ${name}`, class: "study" });
   made.append(element("span", name, { class: "name" }), element("span", facts.state, { class: `state ${facts.state}` }));
@@ -98,14 +98,29 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
   };
 }
 
-// Calls the functions `parts` one after the other, and each again when the study has changed, until the reader goes on.
-// A part that takes long does not delay those before it. `ready` is called when there is something to read. `since` is
-// the change of the study at which the page began to read: a later one is not missed.
-export async function follow(name, { signal, ready, since }, ...parts) {
-  const drawn = parts.map((renew) => new Part(renew, signal));
+// Draws the line at the top for the page `at` of a study, and calls the functions `parts` one after the other with the
+// facts of the study; all of this again when the study has changed, until the reader goes on. A part that takes long
+// does not delay those before it. `ready` is called when there is something to read. `facts` are those with which the
+// page began: a later change is not missed.
+export async function follow(name, at, { place, signal, ready }, facts, first, ...others) {
+  let now = facts;
+  let isNew = true;
+  let shown = "";
+  const top = async () => {
+    now = isNew ? facts : await get(ofStudy(name));
+    isNew = false;
+    const text = JSON.stringify([now.state, now.running_on, now.asked]);
+    // A line that stays as it is keeps the focus of the keyboard.
+    if (!signal.aborted && text !== shown) {
+      place.replaceChildren(placeOf(name, now, at));
+      shown = text;
+    }
+    await first(now);
+  };
+  const drawn = [top, ...others.map((renew) => () => renew(now))].map((renew) => new Part(renew, signal));
   const ending = new AbortController();
   signal.addEventListener("abort", () => ending.abort());
-  let last = String(since);
+  let last = facts.change;
   // Opened first: its first event has the change until now.
   listen(name, ending.signal, (change) => {
     if (change !== last) {
@@ -123,6 +138,28 @@ export async function follow(name, { signal, ready, since }, ...parts) {
     ending.abort();
     throw error;
   }
+}
+
+// Calls `renew` now and again, with a pause of so many milliseconds, until the reader goes on.
+export async function repeat(renew, pause, signal) {
+  await renew();
+  const again = async () => {
+    const began = performance.now();
+    if (!document.hidden) {
+      await renew().then(() => sayLost(""), (error) => signal.aborted || sayLost(error.message));
+    }
+    // What takes long is done for at most a tenth of the time.
+    wait(9 * (performance.now() - began));
+  };
+  let timer = null;
+  const wait = (least = 0) => {
+    timer = signal.aborted ? null : setTimeout(again, Math.max(pause, least));
+  };
+  signal.addEventListener("abort", () => {
+    clearTimeout(timer);
+    sayLost("");
+  });
+  wait();
 }
 
 class Part {

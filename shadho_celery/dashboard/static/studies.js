@@ -1,21 +1,50 @@
 // The list of studies, and the comparison of several.
 
 import { get } from "/static/api.js";
-import { library, link, number, table, time } from "/static/parts.js";
+import { library, link, number, repeat, table, time } from "/static/parts.js";
 import { showChart } from "/pages/figure.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
+// Milliseconds between two looks for changes.
+const PAUSE = 1000;
+
 export async function showStudies({ main, signal }) {
-  const found = await get("/api/studies");
-  if (signal.aborted) {
-    return;
-  }
-  main.append(element("h1", "Studies"), element("p", found.store, { class: "soft" }));
+  const body = element("div");
+  const columns = columnsOf();
+  let shown = "";
+  await repeat(async () => {
+    const found = await get("/api/studies");
+    const text = JSON.stringify(found);
+    if (signal.aborted || text === shown) {
+      return;
+    }
+    shown = text;
+    const focused = document.activeElement;
+    body.replaceChildren(...partsOf(found, columns));
+    if (!body.isConnected) {
+      main.append(element("h1", "Studies"), body);
+    }
+    if (body.contains(focused)) {
+      focused.focus();
+    }
+  }, PAUSE, signal);
+}
+
+function partsOf(found, { columns, compare }) {
+  const made = [element("p", found.store, { class: "soft" })];
   if (!found.studies.length) {
-    main.append(element("p", "The studies of this store will be here. A first one: shadho-celery run tasks.svm --trials 40"));
-    return;
+    return [...made, element("p", "The studies of this store will be here. A first one: shadho-celery run tasks.svm --trials 40")];
   }
+  made.push(table("Studies of this store, the latest first", columns, found.studies), compare);
+  if (found.left_out) {
+    made.push(element("p", `${counted(found.left_out, "earlier study is", "earlier studies are")} left out.`, { class: "soft" }));
+  }
+  return made;
+}
+
+// The columns of the list, and the button that compares the chosen studies.
+function columnsOf() {
   const chosen = new Set();
   const compare = element("button", "Compare", { type: "button", disabled: "" });
   compare.addEventListener("click", () => {
@@ -29,20 +58,26 @@ export async function showStudies({ main, signal }) {
     });
     return made;
   };
+  // What can be chosen or has the focus stays the same element when the list is drawn again.
+  const kept = new Map();
+  const keep = (name, make) => (study) => {
+    const key = `${name} ${study.name}`;
+    if (!kept.has(key)) {
+      kept.set(key, make(study));
+    }
+    return kept.get(key);
+  };
   const count = (study, ...states) => states.reduce((sum, state) => sum + (study.counts[state] ?? 0), 0);
   const columns = [
-    ["compare", box],
-    ["study", (study) => link(study.name, "study", study.name)],
+    ["compare", keep("compare", box)],
+    ["study", keep("study", (study) => link(study.name, "study", study.name))],
     ["state", (study) => (study.running_on ? `${study.state} on ${study.running_on}` : study.state)],
     ["trials", (study) => trialsText(study, count(study, "COMPLETE", "PRUNED", "FAILED")), "number"],
     ["failed", (study) => whole(count(study, "FAILED")), "number"],
     ["best", (study) => (study.best === null ? "–" : `${study.loss} ${number(study.best)}`), "number"],
     ["begun", (study) => time(study.created_at)],
   ];
-  main.append(table("Studies of this store, the latest first", columns, found.studies), compare);
-  if (found.left_out) {
-    main.append(element("p", `${counted(found.left_out, "earlier study is", "earlier studies are")} left out.`, { class: "soft" }));
-  }
+  return { columns, compare };
 }
 
 function trialsText(study, ended) {

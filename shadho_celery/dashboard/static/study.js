@@ -1,11 +1,12 @@
 // The page of a study: how it goes, which params matter, what failed.
 
 import { get, ofStudy } from "/static/api.js";
-import { askForChart, chartPlace, follow, headline, link, money, number, paramsText, placeOf } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, link, money, number, paramsText } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
-export async function showStudy({ main, place, signal, ready }, name) {
+export async function showStudy(page, name) {
+  const { main, signal } = page;
   const top = element("div", "", { class: "facts", role: "region", "aria-label": "State of the study" });
   const charts = element("div", "", { class: "charts" });
   // The line at the top has the name already.
@@ -36,12 +37,8 @@ export async function showStudy({ main, place, signal, ready }, name) {
       drawn.push(chartPlace(charts, name, chart, options));
     }
   }
-  let first = facts;
-  const head = async () => {
-    const now = first ?? (await get(ofStudy(name)));
-    first = null;
+  const head = async (now) => {
     if (!signal.aborted) {
-      place.replaceChildren(placeOf(name, now, "study"));
       top.replaceChildren(...headlines(name, now));
       await history();
     }
@@ -51,7 +48,7 @@ export async function showStudy({ main, place, signal, ready }, name) {
       await renew();
     }
   };
-  await follow(name, { signal, ready, since: facts.change }, head, rest);
+  await follow(name, "study", page, facts, head, rest);
 }
 
 function headlines(name, facts) {

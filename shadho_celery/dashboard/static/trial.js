@@ -3,31 +3,44 @@
 import { cancelAction } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
-import { chartPlace, follow, gib, headline, money, number, placeOf, seconds, table, time } from "/static/parts.js";
+import { chartPlace, follow, gib, headline, money, number, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
-export async function showTrial({ main, place, signal, ready }, name, number_) {
+// Milliseconds of a second.
+const SECOND = 1000;
+
+export async function showTrial(page, name, number_) {
+  const { main, signal } = page;
   const facts = await get(ofStudy(name));
-  place.replaceChildren(placeOf(name, facts, "trial"));
   const body = element("div", "", { class: "trial" });
   const log = element("section");
   const charts = element("div", "", { class: "charts" });
   main.append(element("h1", `Trial ${number_}`), body, log, charts);
-  const first = await get(ofStudy(name, `/trial/${number_}`));
-  followLog(log, name, number_, signal);
   const options = { classes: facts.classes, signal };
-  const drawn = first.attempts.map((each) =>
-    chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt: each.attempt } }),
-  );
-  await follow(name, { signal, ready, since: facts.change }, async () => {
+  const drawn = [];
+  let ticking = null;
+  signal.addEventListener("abort", () => clearInterval(ticking));
+  await follow(name, "trial", page, facts, async ({ running_on: runningOn }) => {
     const found = await get(ofStudy(name, `/trial/${number_}`));
     if (signal.aborted) {
       return;
     }
-    body.replaceChildren(...parts(found));
-    if (found.is_live && facts.running_on) {
-      body.prepend(cancelAction(name, Number(number_)));
+    if (!log.childElementCount) {
+      followLog(log, name, number_, signal);
+    }
+    clearInterval(ticking);
+    const elapsed = runningOn && elapsedOf(found);
+    const spent = headline(elapsed ? "time so far" : "time", seconds(elapsed ? elapsed() : found.trial.seconds));
+    if (elapsed) {
+      ticking = setInterval(() => (spent.firstChild.textContent = seconds(elapsed())), SECOND);
+    }
+    body.replaceChildren(...parts(found, spent));
+    if (found.is_live && runningOn) {
+      body.firstChild.append(cancelAction(name, Number(number_)));
+    }
+    for (const { attempt } of found.attempts.slice(drawn.length)) {
+      drawn.push(chartPlace(charts, name, "why_here", { ...options, query: { number: number_, attempt } }));
     }
     for (const renew of drawn) {
       await renew();
@@ -35,18 +48,28 @@ export async function showTrial({ main, place, signal, ready }, name, number_) {
   });
 }
 
+// Returns a function for the seconds since the latest attempt of a running trial began, or null.
+function elapsedOf({ trial, attempts, now }) {
+  const since = attempts.at(-1)?.started_at;
+  if (trial.state !== "RUNNING" || since === null || since === undefined) {
+    return null;
+  }
+  const known = performance.now();
+  return () => Math.round(Math.max(0, now - since + (performance.now() - known) / SECOND));
+}
+
 // The money that an attempt has cost.
 function costOf({ price, started_at: since, ended_at: until }) {
   return price === null || since === null || until === null ? "–" : money((price * Math.max(0, until - since)) / 3600);
 }
 
-function parts({ trial, attempts, machine, reports }) {
+function parts({ trial, attempts, machine, reports }, spent) {
   const top = element("div", "", { class: "facts" });
   top.append(headline("state", trial.state.toLowerCase()));
   if (trial.loss !== null) {
     top.append(headline(`loss, in full ${trial.loss}`, number(trial.loss)));
   }
-  top.append(headline("time", seconds(trial.seconds)));
+  top.append(spent);
   const made = [top];
   const values = trial.values instanceof Object ? trial.values : trial.params;
   const pairs = (found) => Object.entries(found ?? {});

@@ -1,7 +1,7 @@
 // The table of trials: pages from the server, which filters, sorts and searches.
 
 import { get, ofStudy } from "/static/api.js";
-import { follow, link, number, paramsText, placeOf, seconds, table, time } from "/static/parts.js";
+import { follow, link, number, paramsText, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
@@ -10,10 +10,10 @@ const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITIN
 const NARROW = 640;
 const SORTS = { "-number": "newest first", number: "oldest first", loss: "best first", "-seconds": "longest first", seconds: "shortest first" };
 
-export async function showTrials({ main, place, signal, ready }, name, query) {
+export async function showTrials(page, name, query) {
+  const { main, signal } = page;
   const asked = Object.fromEntries(new URLSearchParams(query));
   const facts = await get(ofStudy(name));
-  place.replaceChildren(placeOf(name, facts, "trials"));
   const go = (changed) => {
     const next = new URLSearchParams({ ...asked, page: 0, ...changed });
     for (const [key, value] of [...next]) {
@@ -32,7 +32,7 @@ export async function showTrials({ main, place, signal, ready }, name, query) {
   );
   const body = element("div");
   main.append(element("h1", `Trials of ${name}`), form, body);
-  await follow(name, { signal, ready, since: facts.change }, async () => {
+  await follow(name, "trials", page, facts, async () => {
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
     if (!signal.aborted) {
       body.replaceChildren(...rows(name, found, go, ["state", "class", "search"].some((key) => asked[key])));

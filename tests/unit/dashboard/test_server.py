@@ -382,11 +382,11 @@ def test_a_stream_of_events_does_not_wait_while_another_request_reads_the_store(
     reader.start()
     try:
         assert slow.called.wait(60)
-        assert study.look() == 0
+        assert study.look() == "0"
     finally:
         slow.go.set()
         reader.join()
-    assert study.look() > 0
+    assert study.look() != "0"
 
 
 def test_trials_are_shown_while_the_attempts_are_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,9 +496,9 @@ def events(rig: Rig, count: int) -> list[str]:
 def test_a_stream_of_events_outlasts_an_outage_of_the_store(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    results = iter([5, StoreOutage("gone"), StoreOutage("gone"), 6])
+    results = iter(["5", StoreOutage("gone"), StoreOutage("gone"), "6"])
 
-    def look(_: CachedStudy) -> int:
+    def look(_: CachedStudy) -> str:
         found = next(results)
         if isinstance(found, Exception):
             raise found
@@ -528,7 +528,7 @@ def test_what_a_newer_version_adds_to_an_older_store_is_read(rig: Rig) -> None:
         database.execute("ALTER TABLE trials DROP COLUMN change")
         database.execute("ALTER TABLE studies DROP COLUMN change")
     older = Rig(rig.path)
-    assert older.get("/api/study/first")["change"] == 0
+    assert older.get("/api/study/first")["change"] == "0"
     assert older.get("/api/study/first")["ended"] == 30
     with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
         record = store.find("first")
@@ -541,7 +541,7 @@ def test_what_a_newer_version_adds_to_an_older_store_is_read(rig: Rig) -> None:
 
 
 def test_a_stream_of_events_ends_with_its_study(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(_: CachedStudy) -> int:
+    def look(_: CachedStudy) -> str:
         raise StudyNotFound("deleted")
 
     monkeypatch.setattr(CachedStudy, "look", look)
@@ -575,12 +575,45 @@ def test_answers_are_kept_until_the_study_changes_or_for_two_seconds_while_it_ru
         assert found(0.1) == [0, 0]
         assert found(FRESH_ANSWERS) == [0, 1]
         store.unlock(record.key, fence)
-        assert found(FRESH_ANSWERS) == [1, 1]
+        # What was said of the running study is not said of the ended one.
+        assert found(FRESH_ANSWERS) == [2, 2]
         fence = store.lock(record.key, "test", time.time())
         [last] = store.trials(record.key, [29])
         store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
         store.unlock(record.key, fence)
-    assert found(0.1) == [2, 2]
+    assert found(0.1) == [3, 3]
+
+
+def test_a_study_that_begins_or_ends_to_run_is_a_change_without_a_trial(rig: Rig) -> None:
+    study, seen = rig.cache.study("first"), []
+    with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+        record = store.find("first")
+        for _ in range(2):
+            seen.append((study.look(), rig.get("/api/study/first")["state"]))
+            fence = store.lock(record.key, "test", time.time())
+            rig.clock.sleep(FRESH_SECONDS)
+            seen.append((study.look(), rig.get("/api/study/first")["state"]))
+            store.unlock(record.key, fence)
+            rig.clock.sleep(FRESH_SECONDS)
+    assert [state for _, state in seen] == ["ended", "running"] * 2
+    assert len({look for look, _ in seen}) == 2
+
+
+def test_the_list_of_studies_has_what_is_written_meanwhile(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are read again only of a study that has changed."""
+    first = rig.get("/api/studies")["studies"][1]
+    asked: list[str] = []
+    counts = rig.cache.store.counts
+    monkeypatch.setattr(rig.cache.store, "counts", lambda key: asked.append(key) or counts(key))
+    with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
+        record = store.find("first")
+        fence = store.lock(record.key, "test", time.time())
+        [last] = store.trials(record.key, [29])
+        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)])
+    now = rig.get("/api/studies")["studies"][1]
+    assert sum(now["counts"].values()) == sum(first["counts"].values()) + 1
+    assert (first["state"], now["state"]) == ("ended", "running")
+    assert asked == [record.key]
 
 
 def test_a_study_whose_best_trial_is_damaged_does_not_hide_the_list(rig: Rig) -> None:
