@@ -124,9 +124,9 @@ def _show(report: StudyReport) -> None:
     if report.warm_start:
         say(f"warm start: learned from {counted(report.warm_start, 'trial')} of earlier studies, not counted here")
     in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
-    ended = "simulated: its trials ran on no machine, and it cannot be resumed" if record.is_simulated else "ended"
+    cannot = ": its trials ran on no machine, and it cannot be resumed" if record.is_simulated else ""
     running = f"{report.state} on {report.running_on}, {counted(in_flight, 'trial')} in flight"
-    say(running if report.running_on else ended)
+    say(running if report.running_on else f"{report.state}{cannot}")
 
 
 @click.command(

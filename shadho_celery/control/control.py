@@ -12,6 +12,7 @@ from shadho_celery.control.reach import NO_FLEET, Reach, reaches, requester
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.settings import CHANGEABLE, read_settings
+from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, ShadhoError, UsageError
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -33,7 +34,7 @@ from shadho_celery.transport.control import (
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import refusals
 from shadho_celery.transport.registry import Registry, StudyWants, Worker, place_of
-from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL, Signer
 
 #: seconds for which an answer is waited for, and between two checks
 ANSWER_SECONDS, LOOK_SECONDS = 10.0, 0.1
@@ -117,7 +118,7 @@ class Control:
             drains.put(place, requester(), is_drained=True, after=obeyed)
             workers = _await(reach, place, is_drained=True)
         running = sum(worker.busy for worker in workers.values())
-        rest = f"; {running} of its slots finish their trials first" if running else ""
+        rest = f"; {counted(running, 'running trial finishes', 'running trials finish')} first" if running else ""
         return Answer(is_done=True, text=f"drained {place}: it takes no more trials{rest}")
 
     def undrain(self, worker: str) -> Answer:
@@ -208,8 +209,8 @@ def why_not(what: str, control: str | None, signer: Signer) -> str | None:
     """Return why `what` refuses requests that `signer` signs, or None. `control` is what it announces."""
     if control is None:
         return (
-            f"{what} refuses control because it has no signing key; start it with --signing-key-file, or with "
-            "--allow-unsigned-control"
+            f"{what} refuses control because it has no signing key; start it with --signing-key-file ({KEY_FILE}), or "
+            f"with --allow-unsigned-control ({UNSIGNED_CONTROL}=1)"
         )
     if control != signer.fingerprint:
         return f"{what} obeys requests with another signing key; give its --signing-key-file"

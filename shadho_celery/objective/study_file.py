@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from msgspec.structs import replace
@@ -71,19 +72,26 @@ def load(module: str) -> StudyFile:
     except NestedStart:
         raise
     except ImportError as error:
-        raise UsageError(f"{name} cannot be imported: {error}; install what it needs") from error
+        line = line_of(error, str(spec.origin))
+        raise UsageError(f"{name} cannot be imported: {error}{line}; install what it needs") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        line = line_of(error, str(spec.origin))
-        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line}") from error
+        line, hint = line_of(error, str(spec.origin)), ""
+        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+            hint = guess(error.name, vars(error.obj)).rstrip()
+        reason = f"{type(error).__name__}: {short(error, 1000)}{line}"
+        raise UsageError(f"{name} cannot be imported: {'; '.join(filter(None, (reason, hint)))}") from error
     finally:
         # Store and state are in the folder of the command, even if the file changes the working directory for its data.
         os.chdir(here)
     # hasattr is not used: a module may compute its attributes and fail.
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
-        raise UsageError(f"{name} is not a study file: it lacks {' and '.join(missing)}; see the README's first study")
+        hint = "".join(guess(part, vars(imported)) for part in missing)
+        raise UsageError(
+            f"{name} is not a study file: it lacks {' and '.join(missing)}; {hint}see the README's first study"
+        )
     if not any(code.files.values()):
         raise UsageError(
             f"the source of {name} cannot be read, because {spec.origin} is not a Python file; workers must compare it"

@@ -145,12 +145,13 @@ class StudyResults:
 
     @property
     def state(self) -> str:
-        """``"ended"``, ``"simulated"``, ``"running"``, ``"paused"`` or ``"stopping"``.
+        """``"ended"``, ``"interrupted"``, ``"simulated"``, ``"running"``, ``"paused"`` or ``"stopping"``.
 
-        An interrupted study counts as ended.
+        A study is interrupted if its scheduler ended without recording its end, for instance by a crash.
         """
         if self.running_on is None:
-            return "simulated" if self.is_simulated else "ended"
+            is_interrupted = self._store.is_interrupted(self.key, time.time())
+            return "simulated" if self.is_simulated else "interrupted" if is_interrupted else "ended"
         asked = self._store.steered(self.key)
         if "stop" in asked:
             return "stopping"

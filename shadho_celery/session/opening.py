@@ -194,7 +194,8 @@ class OpenStudy:
         """
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
-        if not now or not others:
+        if not now or not others or self.study.best is None:
+            # Trials without a loss, such as those that failed before a fix, share nothing.
             return None
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (

@@ -59,7 +59,8 @@ class Steering:
             )
             self._run.study.note_action(action)
             self._unsaid.append((request, answer))
-            say(f"{name}, asked by {one_line(request.by)}: {answer.text}")
+            refused = "" if answer.is_done else ", refused"
+            say(f"{name}, asked by {one_line(request.by)}{refused}: {answer.text}")
         if self._unsaid and self._run.study.commit():
             for request, answer in self._unsaid:
                 self._run.executor.answer(request, answer)

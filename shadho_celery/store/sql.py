@@ -211,6 +211,11 @@ class SqlStore:
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
         return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
+    def is_interrupted(self, key: str, now: float) -> bool:
+        """Return whether the study's last scheduler ended without unlocking the study, for instance by a crash."""
+        query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
+        return any(row.holder and not _is_held(row, now) for row in self._fetched(query))
+
     def numbers(self, key: str) -> Iterator[int]:
         """Yield the numbers of the study's trials, in order."""
         for row in self._rows(sa.select(trials.c.number).where(trials.c.study == key), None):
@@ -672,7 +677,8 @@ class SqlStore:
                 f"{name!r} matches {len(fitting)} studies in {self.safe_url}: {listed(sorted(fitting), MAX_LISTED)}; "
                 "write more of the name"
             )
-        near = get_close_matches(name, modules, n=3) if not fitting and len(modules) < 10_000 else []
+        known = {*modules, *(map(_last_part, modules.values()) if may_be_module else ())}
+        near = get_close_matches(name, known, n=3) if not fitting and len(modules) < 10_000 else []
         if near:
             raise StudyNotFound(f"there is no study {name!r} in {self.safe_url}; did you mean {' or '.join(near)}?")
         return (fitting[0] if fitting else name), 0

@@ -289,6 +289,16 @@ def test_a_lock_of_another_machine_is_taken_over_once_it_has_run_out(store: SqlS
     assert store.lock("k1", holder_name(), NOW + LOCK_SECONDS) > first
 
 
+def test_a_study_whose_lock_has_run_out_without_an_unlocking_is_interrupted(store: SqlStore) -> None:
+    store.create(RECORD)
+    assert not store.is_interrupted("k1", NOW), "it has never run"
+    fence = store.lock("k1", ELSEWHERE, NOW)
+    assert not store.is_interrupted("k1", NOW + LOCK_SECONDS - 1)
+    assert store.is_interrupted("k1", NOW + LOCK_SECONDS)
+    store.unlock("k1", fence)
+    assert not store.is_interrupted("k1", NOW + LOCK_SECONDS)
+
+
 def test_every_write_renews_the_lock(store: SqlStore) -> None:
     store.create(RECORD)
     fence = store.lock("k1", ELSEWHERE, NOW)

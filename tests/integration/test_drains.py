@@ -208,7 +208,7 @@ def test_a_drained_worker_finishes_its_trial_and_the_others_run_the_rest(
         answer = control.drain(place)
         assert answer.is_done
         begun = len(desk.runs())
-        assert "1 of its slots finish their trials first" in answer.text
+        assert "1 running trial finishes first" in answer.text
         until(lambda: len(desk.runs("ended")) == begun, 20, desk.said)
         status = desk.told("status", **{KEY_FILE: key})
         assert "drained" in status.out

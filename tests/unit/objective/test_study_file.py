@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from services.cases import cases
 
 from shadho_celery.core.settings import SETTINGS, StudySettings
 from shadho_celery.errors import NestedStart, UsageError
@@ -73,6 +74,24 @@ def refusal(module: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+@cases(
+    "text, says",
+    [
+        (
+            "from hyperopt import hp\nSPACE = hp.unifrom('x', 0, 1)\n",
+            "SPACE = hp.unifrom('x', 0, 1)); did you mean uniform?",
+        ),
+        ("SPCE = {}\ndef objective(values): return 0.0\n", "it lacks SPACE; did you mean SPCE? see"),
+        ("import sklaern_\n", "line 1: import sklaern_); install what it needs"),
+    ],
+)
+def test_a_misspelt_name_in_a_study_file_is_answered_with_its_line_and_a_similar_one(
+    write: Callable[..., str], text: str, says: str
+) -> None:
+    forget()
+    assert says in refusal(write(text))
 
 
 def test_a_module_in_the_working_directory_is_found(write: Callable[..., str]) -> None:
