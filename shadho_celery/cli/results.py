@@ -43,6 +43,9 @@ NARROW = 80
 #: number of last intermediate losses that `trial` shows
 REPORTS = 10
 
+#: number of trials up to which `show` says which params matter, which takes about a second for that many
+MOST_EXPLAINED = 50_000
+
 MIB = 2**20
 
 
@@ -104,17 +107,30 @@ def show(name: str, store: str, as_json: bool) -> None:
 
             print_json(study_json(report))
         else:
-            _show(report)
+            _show(report, found)
 
 
-def _show(report: StudyReport) -> None:
+def _explain(found: StudyResults, *, has_workers: bool) -> None:
+    """Print which params matter, and what one more worker would add if trials run on workers."""
+    from shadho_celery.pages.reading import StudyData
+
+    charts = StudyData(found).charts
+    for chart in (charts.importance(), *([charts.one_more_worker()] if has_workers else [])):
+        if not chart.empty:
+            say(f"{chart.title}.")
+
+
+def _show(report: StudyReport, found: StudyResults) -> None:
     from shadho_celery.cli import tables
+    from shadho_celery.executors.inline import INLINE_CLASS
 
     record = report.record
     command = (record.module, record.name, report.store, tables.further_trials(report.asked, report.ended))
     resumed = tables.resume_command(*command) if record.module else f"minimize(..., study={record.name!r}, resume=True)"
     is_over = report.running_on is None and not record.is_simulated
     tables.summary(report, tables.make_console(), resumed if is_over else None)
+    if report.ended <= MOST_EXPLAINED:
+        _explain(found, has_workers={*report.classes} != {INLINE_CLASS})
     if in_force := {**report.in_force}:
         in_force |= {"objectives": in_words(report.objectives)} if report.objectives else {}
         in_force.pop("simulated", None)

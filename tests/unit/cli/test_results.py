@@ -159,6 +159,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     assert re.search(r"\nran for about \S+ m?s: 12 trials, \S+ trials a minute\n", shown)
     assert "trials by host: this process (12)" in shown
     assert "(rounded; in full precision: shadho-celery best svm-1a2b)" in shown or "its loss is rounded" in shown
+    assert "One more" not in shown, "it has run in this process"
     assert shown.splitlines()[-2:] == [
         "settings: sampler auto, policy cost, shares promise, pool by the number of slots",
         "ended",
@@ -495,6 +496,14 @@ def test_an_ending_that_names_no_form_is_refused() -> None:
 def test_yes_deletes_only_what_is_named_in_full(here: Path) -> None:
     assert "--yes needs the full name: svm-1a2b" in refused("rm", "svm-1a", "--yes")
     assert "12 trials" in answer("trials", "svm-1a")
+
+
+def test_a_study_is_shown_with_the_param_that_matters_most() -> None:
+    space = {"x": hp.uniform("x", 0, 1), "y": hp.uniform("y", 0, 1)}
+    shadho_celery.minimize(
+        lambda values: values["x"], space, trials=60, seed=0, sampler="random", store="sqlite:///shadho.db", study="two"
+    )
+    assert "\nx matters most for the loss" in answer("show", "two")
 
 
 def test_a_warm_start_is_shown_with_its_study() -> None:
