@@ -105,8 +105,9 @@ class TrialColumns:
     compute_class: Codes
     host: Codes
     sampler: Codes
-    #: headline of a failure
+    #: a failure as `core.failures` shows it, and its kind, which is equal for failures of one line of code
     failure: Codes
+    failure_kind: Codes
     #: budget (NaN for all of it) and rung (-1 without budgets)
     budget: Array
     rung: Indices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark, Scale, Series, empty_chart
+from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark, Scale, Series, cells, empty_chart
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import explained, groups, interval_names
 from shadho_celery.core.trial import TrialState
@@ -14,25 +14,27 @@ _NONE = "No trial has failed."
 
 
 def failures(trials: TrialColumns) -> Chart:
-    """Return the number of failed trials by the headline of their failure, the most frequent first."""
-    counts = sorted(
-        ((len(places), name) for name, places in trials.failure.places()), key=lambda pair: (-pair[0], pair[1])
-    )
+    """Return the number of failed trials by kind of failure, the most frequent first, as `study.failures` counts them.
+
+    A kind is shown as the failure of its first trial.
+    """
+    counts = sorted((-len(places), int(places[0])) for _, places in trials.failure_kind.places())
     shown = counts[:MOST_CATEGORIES]
-    axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=[name for _, name in shown])
+    names = trials.failure.texts(np.array([place for _, place in shown], np.intp))
+    axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=names)
     if not counts:
         return empty_chart("failures", "Failures by kind", _NONE, *axes)
-    first = {name: int(trials.number[places[0]]) for name, places in trials.failure.places()}
     columns: dict[str, list[Cell]] = {
-        "x": [count for count, _ in shown],
+        "x": [-less for less, _ in shown],
         "y": [*range(len(shown))],
-        "number": [first[name] for _, name in shown],
+        "number": cells(trials.number[[place for _, place in shown]]),
     }
-    failed = sum(count for count, _ in counts)
+    failed, most, first = -sum(less for less, _ in counts), -shown[0][0], trials.number[shown[0][1]]
+    like = "" if failed == 1 else f", {'all' if most == failed else f'{most:,}'} of them like trial {first}"
     left = len(counts) - len(shown)
     return Chart(
         name="failures",
-        title=f"{failed:,} of {counted(len(trials), 'trial')} failed, most with {shown[0][1]}",
+        title=f"{failed:,} of {counted(len(trials), 'trial')} failed{like}: {names[0]}",
         axes=axes,
         series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
         note=f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else "",

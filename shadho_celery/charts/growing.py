@@ -15,7 +15,7 @@ from shadho_celery.charts.arrays import Grown, Keys, Names, columns_of, integers
 from shadho_celery.charts.chart import Array, Indices, shortened
 from shadho_celery.charts.columns import AttemptColumns, Codes, Depth, Label, Session, TrialColumns
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.failures import headline
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.records import CLASS_BYTES
 from shadho_celery.core.trial import MAX_ATTEMPTS, MAX_COUNT, TrialState
@@ -71,7 +71,9 @@ class GrowingTrials:
         self.asked: int | None = study.in_force.get("trials") or study.settings.get("trials")
         self._keys = Keys()
         self._reals = {name: Grown(math.nan, np.float64) for names in NUMBERS.values() for name in names}
-        self._names = {name: Names() for name in ("failure", *(name for names in TEXTS.values() for name in names))}
+        self._names = {
+            name: Names() for name in ("failure", "failure_kind", *(name for names in TEXTS.values() for name in names))
+        }
         self._labels: dict[str, Grown] = {}
         self._losses = {name: Grown(math.nan, np.float64) for name in self._objectives}
         #: by label and index: text of an option
@@ -109,7 +111,12 @@ class GrowingTrials:
             elif name in self._names:
                 self._names[name].put(places, column, count)
         if "error" in columns:
-            self._names["failure"].put(places, [text and _headline(text) for text in columns["error"]], count)
+            read = [
+                read_failure(text_of(text)) if text and isinstance(text, str | bytes) else None
+                for text in columns["error"]
+            ]
+            self._names["failure"].put(places, [each and str(each) for each in read], count)
+            self._names["failure_kind"].put(places, [each and each.kind for each in read], count)
         if "losses" in columns and self._losses:
             self._put_losses(places, columns["losses"])
         if "params" in columns:
@@ -162,6 +169,7 @@ class GrowingTrials:
             host=codes["host"],
             sampler=codes["sampler"],
             failure=_of_failed(codes["failure"], codes["state"]),
+            failure_kind=_of_failed(codes["failure_kind"], codes["state"]),
             budget=real["budget"],
             rung=_whole(real["rung"]),
             origin=_whole(real["origin"]),
@@ -321,10 +329,6 @@ def _mapping(text: Any) -> Mapping[str, float]:
         return _as_numbers(text)
     except _NO_NUMBERS:
         return {}
-
-
-def _headline(error: object) -> str | None:
-    return headline(text_of(error)) if isinstance(error, str | bytes) else None
 
 
 def _of_failed(failure: Codes, state: Codes) -> Codes:

@@ -25,7 +25,7 @@ from shadho_celery.charts.chart import (
     thin_steps,
 )
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted, digits
 
 #: share of the marks for the points of trials with a loss; the rest is for the failed ones and the line
@@ -154,7 +154,7 @@ def _loss_name(trials: TrialColumns) -> str:
 
 
 def _title(trials: TrialColumns, best: Array) -> str:
-    ended = len(trials) - int(trials.state.is_in(TrialState.WAITING, TrialState.QUEUED, TrialState.RUNNING).sum())
+    ended = int(trials.state.is_in(*COUNTED).sum())
     of = f"{ended:,} of {counted(trials.asked, 'trial')}" if trials.asked else counted(ended, "trial")
     said = f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No trial has a loss"
     return f"{said} after {of}"

@@ -24,6 +24,7 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.charts.timeline import busy_share
 from shadho_celery.core.checks import listed
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
@@ -33,6 +34,8 @@ from shadho_celery.predictors.durations import Durations
 
 #: maximum number of intervals of time in charts over time, and mean number of trials of an interval if there are fewer
 INTERVALS, PER_INTERVAL = 60, 10
+#: factor below which predicted seconds count as exact
+EXACT = 1.01
 #: seconds of a trial below which it takes longer to send than to run
 SHORT_SECONDS = 0.1
 _HOUR = 3600.0
@@ -81,7 +84,12 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
     share = completed / possible if possible else 0.0
     title = f"{100 * share:.0f} % of the trials that this fleet could have completed"
-    return Chart(name="throughput", title=title, axes=axes, series=series, note=_bound_note(trials, attempts))
+    note = _bound_note(trials, attempts)
+    if (total > EXACT * np.array(bounds)).any():
+        note += (
+            " Bars are higher than the bound where trials took less than the mean seconds, or began in the bar before."
+        )
+    return Chart(name="throughput", title=title, axes=axes, series=series, note=note)
 
 
 def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
@@ -102,11 +110,15 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         "slots": [sizes[each] for each in shown],
         "first slot": [_HOUR * found.per_slot[each] for each in shown],
     }
-    best = shown[0]
-    rate = _HOUR * found.rate
+    title = (
+        f"One more {shown[0]} worker adds {digits(gains[shown[0]])} trials an hour to the "
+        f"{digits(_HOUR * found.rate)} of this fleet at full use"
+    )
+    if (busy := busy_share(attempts)) is not None:
+        title += f"; its slots were busy for {100 * busy:.0f} % of the time"
     return Chart(
         name=name,
-        title=f"One more {best} worker adds {digits(gains[best])} trials an hour to the {digits(rate)} of this fleet",
+        title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
         note=f"{_bound_note(trials, attempts)} A gain is the difference to the bound with the slots of one more "
@@ -141,7 +153,8 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     series.append(Series(name="as predicted", mark=Mark.LINE, colour="bound", columns={"x": ends, "y": [*ends]}))
     # The middle half of the trials lies within this factor.
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
-    title = f"Half of {counted(len(places), 'trial')} took within a factor of {factor:.2f} of their predicted seconds"
+    within = "1 %" if factor < EXACT else f"a factor of {factor:.2f}"
+    title = f"Half of {counted(len(places), 'trial')} took their predicted seconds, to within {within}"
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 

@@ -105,8 +105,8 @@ def timeline(
     known = np.isfinite(attempts.started_at)
     if not known.any():
         return empty_chart("timeline", "Which slot ran which trial", "No attempt has started yet.", *axes)
-    start = float(attempts.started_at[known].min()) if since is None else since
-    end = float(attempts.until[known].max()) if until is None else until
+    start, end = _span(attempts)
+    start, end = start if since is None else since, end if until is None else until
     end = max(end, start + 1e-3)
     rows = make_rows(attempts)
     is_shown = known & (attempts.until >= start) & (attempts.started_at <= end)
@@ -124,7 +124,7 @@ def timeline(
     strips = np.flatnonzero(is_shown & is_joined)
     forms = {each.form for each in series}
     meanings = "; ".join(words for form, words in MEANINGS.items() if form in forms)
-    note = f"Bars: {meanings}; white: idle. " if forms else ""
+    note = f"Bars: {meanings}; empty: idle. " if forms else ""
     if any("continues" in each.columns for each in series):
         note += "Lines lead from a trial to the one that continues it with a greater budget. "
     if len(strips):
@@ -135,11 +135,24 @@ def timeline(
     idle = idle_shares(attempts, rows, start, end)
     columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(idle), **rows.parts}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
-    weights = np.array(rows.slots, float)
-    busy = 1.0 - float(np.average(idle, weights=weights)) if len(idle) else 0.0
+    busy = 1.0 - float(np.average(idle, weights=rows.slots))
     title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots were busy for {100 * busy:.0f} % of the time"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
+
+
+def busy_share(attempts: AttemptColumns) -> float | None:
+    """Return the share of the time for which the slots were busy, as the timeline has it; None without attempts."""
+    if not np.isfinite(attempts.started_at).any():
+        return None
+    start, end = _span(attempts)
+    rows = make_rows(attempts)
+    return 1.0 - float(np.average(idle_shares(attempts, rows, start, max(end, start + 1e-3)), weights=rows.slots))
+
+
+def _span(attempts: AttemptColumns) -> tuple[float, float]:
+    """Return the first start and the last end of an attempt."""
+    return float(np.nanmin(attempts.started_at)), float(np.nanmax(attempts.until))
 
 
 def continued(trials: TrialColumns) -> dict[int, int]:

@@ -38,7 +38,7 @@ def many_failures(data: StudyData) -> Iterator[str]:
     trials = data.trials()
     failed, ended = len(np.flatnonzero(trials.failure.codes >= 0)), _ended(trials)
     if failed and failed >= MANY_FAILED * ended:
-        yield f"{failures(trials).title}: fix the cause, or exclude such params from the space."
+        yield f"{failures(trials).title}. Fix the cause, or exclude such params from the space."
         where = failures_by_label(trials)
         if not where.empty:
             yield f"{where.title}."

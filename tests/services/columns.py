@@ -46,6 +46,7 @@ def trials(
         host=codes("host", "one"),
         sampler=codes("sampler", "random"),
         failure=codes("failure", None),
+        failure_kind=Codes.of(row.get("failure_kind", row.get("failure")) for row in rows),
         budget=real("budget"),
         rung=whole("rung", -1),
         origin=whole("origin", -1),

@@ -79,7 +79,8 @@ function axisOf(axis, theme, width, chart, column) {
   if (axis.scale === "category") {
     const most = width < NARROW ? NARROW_CATEGORY : CATEGORY;
     made.data = axis.categories;
-    label.formatter = (text) => cut(text, most);
+    // Categories may differ at their ends only.
+    label.formatter = (text) => (text.length > most ? `${text.slice(0, most / 2 - 1)}…${text.slice(-most / 2)}` : text);
   } else if (axis.scale !== "time") {
     label.formatter = digits;
     made.splitNumber = width < NARROW ? 3 : 5;

@@ -17,6 +17,8 @@ ROWS = [
     {"loss": 2.0, "state": "PRUNED"},
     {"loss": 2.5},
     {"state": "RUNNING", "finished_at": math.nan},
+    # It does not count against the limit.
+    {"state": "CANCELLED"},
 ]
 
 

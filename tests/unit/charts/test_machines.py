@@ -95,9 +95,28 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
 def test_a_pause_between_two_runs_does_not_count_in_what_a_worker_adds() -> None:
     resumed = busy() + [{**each, "started_at": 1e4, "finished_at": 1e4 + 10} for each in busy(count=1)]
     found = attempts([], [session("cpu", until=200.0), session("cpu", since=1e4, until=1e4 + 10.0)])
-    title = "One more cpu worker adds 360 trials an hour to the 360 of this fleet"
+    title = "One more cpu worker adds 360 trials an hour to the 360 of this fleet at full use"
     assert one_more_worker(trials(resumed), found).title == title
     assert throughput(trials(resumed), found).title == "100 % of the trials that this fleet could have completed"
+
+
+def test_the_rates_of_one_more_worker_are_at_full_use_beside_the_share_of_busy_slots() -> None:
+    began = [{"started_at": each["started_at"], "ended_at": each["finished_at"]} for each in busy()]
+    found = attempts(began, [session("cpu", 2, until=200.0)])
+    title = one_more_worker(trials(busy()), found).title
+    assert title.endswith("of this fleet at full use; its slots were busy for 50 % of the time")
+    assert timeline(found).title == "20 attempts; the slots were busy for 50 % of the time"
+
+
+def test_bars_above_the_bound_are_explained() -> None:
+    rows = [
+        {"loss": 1.0, "seconds": 5.0 + 10.0 * (n >= 20), "started_at": start, "finished_at": start + 5.0}
+        for n, start in enumerate(5.0 * np.arange(40))
+    ]
+    found = attempts([], [session("cpu", until=200.0)])
+    assert "Bars are higher than the bound where" in throughput(trials(rows), found).note
+    idle = attempts([], [session("cpu", 2, until=200.0)])
+    assert "higher than the bound" not in throughput(trials(busy()), idle).note
 
 
 def test_trials_that_take_longer_to_send_than_to_run_are_said_to_be_short() -> None:
@@ -118,7 +137,9 @@ def test_predictions_stand_beside_actual_seconds() -> None:
     chart = predictions(trials(rows), found)
     assert chart.series[0].columns["x"] == [4.0, 4.0]
     assert sorted(map(float, chart.series[0].columns["y"])) == [2.0, 8.0]  # type: ignore[arg-type]
-    assert chart.title == "Half of 2 trials took within a factor of 2.00 of their predicted seconds"
+    assert chart.title == "Half of 2 trials took their predicted seconds, to within a factor of 2.00"
+    exact = attempts([{"predicted": 2.0}, {"predicted": 8.01}])
+    assert predictions(trials(rows), exact).title == "Half of 2 trials took their predicted seconds, to within 1 %"
     assert "earlier version" in predictions(trials(rows), attempts([])).empty
     assert "No prediction was recorded" in predictions(trials(rows), attempts([{}])).empty
 
@@ -184,7 +205,7 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["gpu, running"].form != found["cpu, complete"].form
     assert chart.note == (
         "Bars: filled: complete; with a point: running; hatched: lost with its worker; "
-        "outlined: a copy of a late trial, or replaced by another attempt; white: idle."
+        "outlined: a copy of a late trial, or replaced by another attempt; empty: idle."
     )
     rows_of = found["idle"].columns
     assert rows_of["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]

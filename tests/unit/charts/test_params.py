@@ -216,11 +216,15 @@ def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
     rows = searched()
     for row in rows:
         if row["params"]["x"] > 0.8:  # type: ignore[index]
-            row |= {"state": "FAILED", "loss": float("nan"), "failure": "ValueError: x is too large"}
-    rows[0] |= {"state": "FAILED", "failure": "OSError: disk"}
+            said = f"ValueError: {row['params']['x']} is too large (a.py:3)"  # type: ignore[index]
+            row |= {"state": "FAILED", "loss": float("nan"), "failure": said, "failure_kind": "ValueError a.py:3"}
+    rows[0] |= {"state": "FAILED", "failure": "OSError: disk", "failure_kind": "OSError b.py:1"}
     chart = failures(trials(rows))
-    assert chart.axes[1].categories == ["ValueError: x is too large", "OSError: disk"]
-    assert chart.title.endswith("failed, most with ValueError: x is too large")
+    first, large = next((n, row["failure"]) for n, row in enumerate(rows[1:], 1) if row.get("failure"))
+    assert chart.axes[1].categories == [large, "OSError: disk"]
+    counts = [*chart.series[0].columns["x"]]
+    assert chart.series[0].columns["number"] == [first, 0]
+    assert chart.title == f"{counts[0] + 1} of 200 trials failed, {counts[0]} of them like trial {first}: {large}"  # type: ignore[operator]
     where = failures_by_label(trials(rows))
     assert where.axes[1].name == "x"
     assert max(where.series[0].columns["x"]) == 1.0  # type: ignore[type-var]

@@ -54,7 +54,7 @@ def study(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
 def objective(values: dict[str, Any], context: Any) -> float:
     context.report(1, values["rate"])
     if values["rate"] > 0.5:
-        raise ArithmeticError("too fast")
+        raise ArithmeticError(f"{values['rate']} is too fast")
     return float(values["rate"])
 
 
@@ -88,9 +88,20 @@ def test_columns_have_the_facts_of_the_trials(study: StudyResults) -> None:
         for label, column in found.labels.items():
             assert column.is_active[place] == (label in trial.params)
             assert not column.is_active[place] or column.values[place] == trial.params[label]
-    assert {name for name, _ in found.failure.places()} == {"ArithmeticError: too fast"}
     assert found.labels["rate"].is_log
     assert len(found.labels["model"].options) == 2
+
+
+def test_failures_are_counted_by_the_kinds_of_the_command_line(study: StudyResults) -> None:
+    """Failures of one line of code are one kind, whatever their messages."""
+    [common] = study.read_report().failures
+    chart = StudyCharts(Read(study)).failures()
+    assert len({name for name, _ in read_trials(study).failure.places()}) == common.trials > 1
+    assert [*chart.axes[1].categories] == [str(common.failure)]
+    assert chart.series[0].columns == {"x": [common.trials], "y": [0], "number": [common.first]}
+    assert chart.title == (
+        f"{common.trials} of 40 trials failed, all of them like trial {common.first}: {common.failure}"
+    )
 
 
 def test_the_ranking_is_that_of_the_best_trial(study: StudyResults) -> None:
