@@ -59,10 +59,11 @@ class Gang:
 
     The gang waits `start_seconds` for its first N replicas. The default is a minute, or an hour in a trial with several
     slots, whose scheduler takes an incomplete gang back earlier. If fewer than N replicas are alive later, the gang
-    waits `grace_seconds` (by default 10, or 0 if lost replicas cannot return). Then `on_few` decides: "shrink"
-    continues with fewer replicas and a learning rate reduced in proportion, "wait" continues to wait, and "fail" raises
-    ShadhoError. A replica that sends nothing for `deadline_seconds` counts as lost. `delay(place, draw)` returns the
-    minimum seconds of a gradient, to simulate slow machines. Raises UsageError for arguments that are not valid.
+    waits `grace_seconds` for others: by default 10, or 0 if its replicas are processes of one slot, which are not
+    started again. Then `on_few` decides: "shrink" continues with fewer replicas and a learning rate reduced in
+    proportion, "wait" continues to wait, and "fail" raises ShadhoError. A replica that sends nothing for
+    `deadline_seconds` counts as lost. `delay(place, draw)` returns the minimum seconds of a gradient, to simulate slow
+    machines. Raises UsageError for arguments that are not valid.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Gang:
 
     @taking(Plan)
     def steps(self, plan: Plan) -> Iterator[int]:
-        """Yield the number of each step when the mean gradient is in ``parameter.grad``; the caller's loop steps.
+        """Yield the number of each step when the mean gradient is in ``parameter.grad``. The caller takes the step.
 
         This is for what `fit` cannot do. The arguments are those of `fit`, except those of the step: schedule, warmup,
         clip and scale_with_replicas. Failures, checkpoints and replay are as with `fit`. While replicas are missing,

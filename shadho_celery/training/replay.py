@@ -38,9 +38,9 @@ def replay(
 ) -> Iterable[int]:
     """Take every step of `log` on a model and an optimizer in their initial state. Yield each step's number after it.
 
-    Give the settings that `fit` was given; `scale_with_replicas` is the number of replicas N if it was True there.
-    With `by_hand`, a step is yielded when its gradient is in the parameters, as by `Gang.steps`; the caller's loop
-    takes the step. Loss scales are in the log.
+    `log` is that of the report. Give the settings that `fit` was given, and the trial's seed. `scale_with_replicas` is
+    the number of replicas N if it was True there. With `by_hand`, a step is yielded when its gradient is in the
+    parameters, as by `Gang.steps`, and the caller takes the step. Loss scales are in the log.
 
     A gradient is a function of parameters, step and place, and gradients are added in the logged order. The parameters
     therefore equal those of the training: to the bit if the same instructions compute the gradients, else within float

@@ -73,7 +73,7 @@ class Plan:
     checkpoint_every: int = 100
     #: weight of the past in a moving average of the parameters, which is evaluated and left in the model
     ema: float | None = None
-    #: torch scheduler of the optimizer, which goes on after each step
+    #: torch scheduler of the optimizer, which goes on after each step, also in the warm-up
     schedule: LRScheduler | None = None
     #: number of steps at the start in which the learning rates rise linearly
     warmup: int = 0
