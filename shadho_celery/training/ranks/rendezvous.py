@@ -120,8 +120,8 @@ class Rendezvous:
         """Take the rank's place in the group. Raises ShadhoError if another process has taken it."""
         if self.store.add(f"joined/{self.rank}", 1) > 1:
             raise ShadhoError(
-                f"the place of rank {self.rank} is taken by its earlier process, and torch cannot replace a rank in a "
-                "group; if that process was killed, the group ends within seconds, and the trial is tried again"
+                f"an earlier process has the place of rank {self.rank}, and torch cannot replace it; if that process "
+                "was killed, the trial is tried again within 30 s"
             )
 
     def meet(self, card: Card, wanted: Backend | None, seconds: float, host: str) -> Terms:

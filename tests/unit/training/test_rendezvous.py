@@ -76,7 +76,7 @@ def test_a_rank_that_never_joins_is_named() -> None:
 def test_a_rank_that_joins_twice_is_refused_and_the_first_one_stays() -> None:
     with ranks(2) as views:
         views[1].take_place()
-        with pytest.raises(ShadhoError, match=r"the place of rank 1 is taken by its earlier process, .* tried again"):
+        with pytest.raises(ShadhoError, match=r"an earlier process has the place of rank 1, .* tried again"):
             views[1].take_place()
         assert views[0].ended() is None
 
