@@ -60,6 +60,8 @@ class Axis(Struct, frozen=True, kw_only=True):
     unit: str = ""
     scale: Scale = Scale.LINEAR
     categories: Sequence[str] = ()
+    #: greatest possible value, such as 1 for a share; None without one
+    most: float | None = None
 
 
 class Series(Struct, frozen=True, kw_only=True):

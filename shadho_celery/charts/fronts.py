@@ -26,8 +26,8 @@ from shadho_celery.core.units import counted, digits
 from shadho_celery.results.coverage import Coverage, coverage_of
 from shadho_celery.study.front import first_front
 
-_NO_FRONT = "A study with several `objectives` has a front once a feasible trial has completed."
-_ONE_LOSS = "This study has one loss. A study with several `objectives` has a front."
+_NO_FRONT = "A study with several objectives has a front once a feasible trial has completed."
+_ONE_LOSS = "This study has one loss. A study with several objectives has a front."
 
 
 def on_front(trials: TrialColumns) -> list[int]:

@@ -21,7 +21,6 @@ from shadho_celery.charts.chart import (
     cells,
     empty_chart,
     thin_points,
-    thin_rows,
 )
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 from shadho_celery.charts.timeline import busy_share
@@ -32,7 +31,7 @@ from shadho_celery.core.units import counted, digits, took
 from shadho_celery.placement.bound import Bound, throughput_bound
 from shadho_celery.predictors.durations import Durations
 
-#: maximum number of intervals of time in charts over time, and mean number of trials of an interval if there are fewer
+#: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
 INTERVALS, PER_INTERVAL = 60, 10
 #: factor below which predicted seconds count as exact
 EXACT = 1.01
@@ -56,7 +55,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
         return empty_chart("throughput", "Completed trials an hour", _NO_TRIALS, *axes)
-    edges = _edges(trials, attempts)
+    edges = _edges(*_extent(trials, attempts), int(trials.is_complete.sum()))
     hours = np.diff(edges) / _HOUR
     series = []
     total = np.zeros(len(hours))
@@ -234,26 +233,25 @@ def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str,
 
 
 def waiting(attempts: AttemptColumns) -> Chart:
-    """Return the number of attempts that waited in the queue of each class over time."""
-    axes = Axis(name="time", scale=Scale.TIME), Axis(name="waiting attempts")
+    """Return the mean number of attempts that waited in the queue of each class, by intervals of time."""
+    axes = Axis(name="time", scale=Scale.TIME), Axis(name="mean number of waiting attempts")
     left = np.where(np.isnan(attempts.started_at), attempts.ended_at, attempts.started_at)
     known = np.isfinite(attempts.queued_at)
     if not known.any():
         empty = "No attempt has been sent yet, or the store has none: earlier versions did not record them."
         return empty_chart("waiting", "Attempts that wait in the queues", empty, *axes)
-    series, waited = [], []
+    gone = np.fmax(np.where(np.isnan(left), attempts.now, left), attempts.queued_at)
+    start, end = float(attempts.queued_at[known].min()), float(gone[known].max())
+    edges = _edges(start, end, int(known.sum()))
+    series = []
     for name, own in attempts.compute_class.places(known):
-        queued, gone = attempts.queued_at[own], left[own]
-        waited.append(gone - queued)
-        moments = np.concatenate([queued, gone[np.isfinite(gone)]])
-        steps = np.concatenate([np.ones(len(queued)), -np.ones(int(np.isfinite(gone).sum()))])
-        order = np.argsort(moments, kind="stable")
-        length = np.cumsum(steps[order])
-        drawn, _ = thin_rows(len(order), MOST // max(1, len(attempts.compute_class.names)))
-        columns = {"x": cells(moments[order][drawn]), "y": cells(length[drawn])}
+        queued, until = attempts.queued_at[own], gone[own]
+        # Seconds for which they had waited until each edge.
+        seconds = [float((np.clip(edge, queued, until) - queued).sum()) for edge in edges]
+        mean = np.diff(seconds) / np.diff(edges)
+        columns = {"x": cells(edges), "y": cells(np.append(mean, mean[-1]))}
         series.append(Series(name=name, mark=Mark.STEPS, colour=f"class {name}", columns=columns))
-    all_waits = np.concatenate(waited)
-    all_waits = all_waits[np.isfinite(all_waits)]
+    all_waits = (left - attempts.queued_at)[known & np.isfinite(left)]
     said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
     title = f"{counted(len(all_waits), 'attempt has', 'attempts have')} left the queues{said}"
     return Chart(name="waiting", title=title, axes=axes, series=series)
@@ -398,10 +396,9 @@ def _extent(trials: TrialColumns, attempts: AttemptColumns) -> tuple[float, floa
     return trials.began_at, attempts.now if is_running or not len(ends) else float(ends.max())
 
 
-def _edges(trials: TrialColumns, attempts: AttemptColumns) -> Array:
-    began, ended = _extent(trials, attempts)
-    count = min(INTERVALS, max(1, int(trials.is_complete.sum()) // PER_INTERVAL))
-    return np.linspace(began, max(ended, began + 1e-3), count + 1)
+def _edges(began: float, ended: float, count: int) -> Array:
+    """Return the ends of equal intervals between two moments in which this many trials or attempts lie."""
+    return np.linspace(began, max(ended, began + 1e-3), min(INTERVALS, max(1, count // PER_INTERVAL)) + 1)
 
 
 def _key(seconds: float | None) -> float:

@@ -72,12 +72,14 @@ def parallel(trials: TrialColumns) -> Chart:
         columns["number"] = cells(trials.number[own])
         series.append(Series(name=name, mark=Mark.POLYLINES, colour=f"class {name}", columns=columns))
     if note:
-        note = f"{note} The best {BEST} trials are among them."
+        note = f"{note} The best {BEST} trials are among them. "
+    if not all(trials.labels[label].is_active[places].all() for label in shown):
+        note += "Trials without a label pass its axis at the place marked inactive."
     more = len(trials.labels) - len(shown)
     title = f"The params of {counted(len(places), 'trial')}" + (
         f"; {counted(more, 'label that matters less is', 'labels that matter less are')} left out" if more else ""
     )
-    return Chart(name="parallel", title=title, axes=axes, series=series, note=note)
+    return Chart(name="parallel", title=title, axes=axes, series=series, note=note.strip())
 
 
 def slice_of(trials: TrialColumns, label: str) -> Chart:
@@ -114,7 +116,7 @@ def importance(trials: TrialColumns) -> Chart:
     """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
     found = [each for each in importances(trials) if each.loss is not None or each.seconds is not None]
     axes = (
-        Axis(name="share of the variance"),
+        Axis(name="share of the variance", most=1.0),
         Axis(name="label", scale=Scale.CATEGORY, categories=[each.label for each in found[:MOST_CATEGORIES]]),
     )
     if not found:

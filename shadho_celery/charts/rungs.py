@@ -92,7 +92,7 @@ def curves(trials: TrialColumns, reports: Iterable[Report]) -> Chart:
     axes = Axis(name="step"), Axis(name="reported loss", scale=scale_of(values))
     if not by_trial:
         return empty_chart(
-            "curves", "The reports of trials", "No trial has reported a loss: see `context.report`.", *axes
+            "curves", "The reports of trials", "No trial has reported a loss: see context.report.", *axes
         )
     place = {number: index for index, number in enumerate(trials.number.tolist())}
     chosen = sorted(number for number in by_trial if number in place)

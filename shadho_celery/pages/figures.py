@@ -28,7 +28,11 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 def figures_of(data: StudyData) -> list[Figure]:
     """Return the figures of a study. Charts of what the study does not have, such as budgets, are left out."""
-    return [*_search(data), *_machines(data), *_params(data), *_failures(data)]
+    found = [*_search(data), *_machines(data), *_params(data), *_failures(data)]
+    if data.trials().is_complete.any():
+        return found
+    # The others without marks say the same as the first one.
+    return [found[0], *(each for each in found[1:] if not all(chart.empty for _, chart in each.charts))]
 
 
 def _search(data: StudyData) -> Iterator[Figure]:

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,87 @@ def test_a_logarithmic_axis_has_finite_ends_whatever_the_losses(desk: Desk, brow
             assert min(most, 1e306) <= high < float("inf"), (least, most)
 
 
+AXES = """async () => {
+  const { optionOf } = await import("/pages/draw.js");
+  const theme = { colourOf: () => "black", symbolOf: () => "circle" };
+  const of = (axes, mark, columns) =>
+    optionOf({ axes, series: [{ name: "s", mark, colour: "c", form: "filled", columns }] }, theme, 800);
+  const axis = (name, more) => ({ name, unit: "", scale: "linear", categories: [], ...more });
+  const kinds = axis("kind", { scale: "category", categories: ["a", "b"] });
+  const counts = of([axis("trials"), kinds], "bars", { x: [1, 2], y: [0, 1] }).xAxis;
+  const shares = of([axis("share", { most: 1 }), kinds], "bars", { x: [0.5, 1], y: [0, 1] }).xAxis;
+  const lines = of([axis("depth"), kinds, axis("rate", { scale: "log" })], "polylines", {
+    "axis 0": [3, null, 5], "axis 1": [0, 1, null], "axis 2": [0.1, null, 10],
+  });
+  return {
+    counts: counts.minInterval, shares: [shares.minInterval ?? 0, shares.max({ max: 1 }), shares.max({ max: 0.2 })],
+    data: lines.series[0].data, ends: lines.parallelAxis.map((each) => each.min ?? each.data),
+    feet: [0, 2].map((dim) => lines.parallelAxis[dim].axisLabel.formatter(lines.parallelAxis[dim].min)),
+  };
+}"""
+
+
+def test_axes_of_counts_have_whole_numbers_and_inactive_labels_have_a_place(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        found = opened.page.evaluate(AXES)
+    assert found["counts"] == 1
+    assert found["shares"] == [0, 1, None]
+    depth, kinds, rate = found["ends"]
+    assert depth < 3
+    assert kinds == ["inactive", "a", "b"]
+    assert 0 < rate < 0.1
+    assert found["data"] == [[3, 1, 0.1], [depth, 2, rate], [5, 0, 10]]
+    assert found["feet"] == ["inactive"] * 2
+
+
+TEXTS = """async () => {
+  const { Timeline } = await import("/pages/timeline.js");
+  const found = [];
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const width = this.measureText(text).width;
+    const left = x - { left: 0, center: width / 2, right: width }[this.textAlign];
+    found.push([text, left, left + width, y]);
+    draw.call(this, text, x, y);
+  };
+  const names = ["a-worker-with-a-long-name-1", "a-worker-with-a-long-name-2"];
+  const parts = { class: ["cpu", "cpu"], machine: ["vm", "vm"], worker: names, slot: ["0", "0"] };
+  const spans = { y: [0, 1], start: [0, 1], end: [5, 9], number: [0, 1], attempt: [1, 1] };
+  const host = document.createElement("div");
+  host.style.width = "360px";
+  document.getElementById("main").append(host);
+  const bars = { mark: "spans", form: "filled" };
+  const series = [
+    { ...bars, name: "cpu", colour: "class cpu", columns: spans },
+    { ...bars, name: "idle", colour: "idle", columns: { y: [0, 1], idle: [0.5, 0.5], ...parts } },
+  ];
+  const axes = [
+    { name: "time", scale: "time", unit: "", categories: [] },
+    { name: "slot", scale: "category", unit: "", categories: names },
+  ];
+  new Timeline(host, { name: "timeline", axes, series }, { font: "sans-serif", colourOf: () => "black" });
+  return found;
+}"""
+
+
+def test_names_in_a_narrow_timeline_do_not_lie_upon_one_another(desk: Desk, browser: Any) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    with Opened(browser, address, 400) as opened:
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        texts = opened.page.evaluate(TEXTS)
+    lines: dict[float, list[list[Any]]] = {}
+    for each in texts:
+        lines.setdefault(each[3], []).append(each)
+    assert any(text == "vm" for text, *_ in texts)
+    for line in lines.values():
+        line.sort(key=lambda each: each[1])
+        assert all(one[2] <= other[1] for one, other in pairwise(line)), line
+
+
 def test_a_page_that_does_not_exist_leads_to_those_that_do(desk: Desk, browser: Any) -> None:
     make_store(desk)
     _, address = started(desk)
@@ -328,6 +410,9 @@ def test_the_log_of_a_running_trial_is_followed_as_text(
         log = opened.page.get_by_role("region", name="Log of trial 0")
         opened.page.get_by_text("<img src=x onerror='window.hit = 1'>").wait_for()
         assert "it ends" not in log.inner_text()
+        spent = opened.page.locator(".fact", has_text="time so far").locator("strong")
+        first = spent.inner_text()
+        until(lambda: spent.inner_text() not in {first, "–"}, 30, spent.inner_text)
         assert not opened.problems()
         there.write("go", "")
         until(lambda: "it ends" in log.inner_text(), 30, log.inner_text)

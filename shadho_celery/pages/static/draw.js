@@ -17,6 +17,10 @@ const FAR = 1e290;
 // Ratio of the ends of a logarithmic axis above which it has whole decades, and its number of intervals at most.
 const DECADES = 1e4;
 const INTERVALS = 5;
+// What a line passes where its trial does not have the label of an axis, and its distance from the other values, as a
+// share of the axis.
+const INACTIVE = "inactive";
+const APART = 0.15;
 // Powers of ten beyond this are 0 or infinite.
 const LAST_DECADE = 307;
 
@@ -93,13 +97,28 @@ const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…
 
 // The ends of an axis, where ECharts' own choice would not do.
 function extent(axis, chart, column) {
-  const values = chart.series.flatMap((series) => series.columns[column] ?? []).filter((value) => value !== null);
-  const least = values.reduce((a, b) => Math.min(a, b), Infinity);
-  const most = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const { least, most, values } = rangeOf(chart, column);
   if (axis.scale === "linear" && Math.max(Math.abs(least), Math.abs(most)) > FAR && values.length) {
     return { min: Math.max(least, -FAR), max: Math.min(most, FAR) };
   }
-  return axis.scale === "log" && least > 0 && values.length ? logExtent(least, most) : {};
+  if (axis.scale === "log") {
+    return least > 0 && values.length ? logExtent(least, most) : {};
+  }
+  return {
+    // Counts have no parts.
+    ...(values.length && values.every(Number.isInteger) ? { minInterval: 1 } : {}),
+    // A share has no values above 1.
+    ...(axis.most ? { max: ({ max }) => (max > 0.8 * axis.most ? axis.most : null) } : {}),
+  };
+}
+
+function rangeOf(chart, column) {
+  const names = column === "x" ? ["x", "start", "end"] : [column];
+  const all = chart.series.flatMap((series) => names.flatMap((name) => series.columns[name] ?? []));
+  const values = all.filter((value) => value !== null);
+  const least = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const most = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  return { values, least, most, hasGaps: values.length < all.length };
 }
 
 // 1, 2 or 5 times a power of ten. Where there are many decades, several are one interval.
@@ -229,6 +248,7 @@ function rectangle(api, [left, top], [right, bottom]) {
 
 function parallel(chart, theme, width) {
   const isNarrow = width < NARROW;
+  const feet = chart.axes.map((axis, dim) => footOf(axis, rangeOf(chart, columnOf(dim))));
   const lines = chart.series.reduce((sum, series) => sum + lengthOf(series), 0);
   return {
     // On a narrow page the axes lie below one another.
@@ -245,6 +265,7 @@ function parallel(chart, theme, width) {
       made.axisLabel.formatter = axis.scale === "category" ? (text) => text.slice(0, 8) : digits;
       return {
         ...made,
+        ...withFoot(made, axis, feet[dim], rangeOf(chart, columnOf(dim))),
         dim,
         scale: true,
         splitNumber: 3,
@@ -260,8 +281,38 @@ function parallel(chart, theme, width) {
       lineStyle: { color: theme.colourOf(series.colour), width: 1.5, opacity: lines > 100 ? 0.35 : 0.6 },
       emphasis: { lineStyle: { opacity: 1, width: 3 } },
       data: Array.from({ length: lengthOf(series) }, (_, place) =>
-        chart.axes.map((_, dim) => series.columns[columnOf(dim)][place] ?? "-"),
+        chart.axes.map((axis, dim) => {
+          const value = series.columns[columnOf(dim)][place] ?? feet[dim] ?? "-";
+          // The foot is the first category.
+          return axis.scale === "category" && feet[dim] !== null ? value + 1 : value;
+        }),
       ),
     })),
   };
+}
+
+// The place on an axis of the lines without a value, away from the values; null if each line has one.
+function footOf(axis, { least, most, values, hasGaps }) {
+  if (!hasGaps || !values.length || Math.max(Math.abs(least), Math.abs(most)) > FAR) {
+    return null;
+  }
+  if (axis.scale === "category") {
+    return -1;
+  }
+  return axis.scale === "log"
+    ? least / Math.max(most / least, 10) ** APART
+    : least - APART * (most - least || Math.abs(least) || 1);
+}
+
+// What an axis has besides if some lines pass its foot.
+function withFoot(made, axis, foot, { least, most }) {
+  if (foot === null) {
+    return {};
+  }
+  if (axis.scale === "category") {
+    return { data: [INACTIVE, ...axis.categories] };
+  }
+  const isFoot = (value) => Math.abs(value - foot) <= 1e-6 * Math.abs(least - foot);
+  const formatter = (value) => (isFoot(value) ? INACTIVE : value < least ? "" : digits(value));
+  return { min: foot, max: most, axisLabel: { ...made.axisLabel, formatter } };
 }

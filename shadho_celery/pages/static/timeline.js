@@ -183,13 +183,18 @@ export class Timeline {
         return;
       }
       free = middle + FONT_SIZE / 2;
-      const most = this.labels - 12 - (part && pen.measureText(`  ${part}`).width);
+      // A machine keeps a part of the column beside the name of its worker.
+      const most = this.labels - 12;
+      const least = name && Math.max(most - pen.measureText(`${name}  `).width, 0.6 * most);
+      const beside = fitting(pen, part, least || most);
       pen.fillStyle = this.theme.ink;
       pen.textAlign = "left";
-      pen.fillText(fitting(pen, name, most), 0, middle);
+      if (name) {
+        pen.fillText(fitting(pen, name, most - (beside && pen.measureText(`  ${beside}`).width)), 0, middle);
+      }
       pen.fillStyle = this.theme.muted;
       pen.textAlign = "right";
-      pen.fillText(fitting(pen, part, this.labels - 12), this.labels - 12, middle);
+      pen.fillText(beside, most, middle);
       if (this.idle.has(row)) {
         pen.fillText(`${Math.round(100 * this.idle.get(row))} %`, this.width, middle);
       }

@@ -10,6 +10,7 @@ from services.columns import attempts, session, trials
 
 from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
+    INTERVALS,
     fleet_bound,
     free_slots,
     live_slots,
@@ -173,7 +174,7 @@ def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
     assert free_slots(found, 4, 1) == free_slots(attempts(rows), 2, 1) == {}, "not recorded"
 
 
-def test_waiting_counts_what_stands_in_each_queue() -> None:
+def test_waiting_is_the_mean_number_in_each_queue() -> None:
     found = attempts(
         [
             {"queued_at": 0.0, "started_at": 2.0, "ended_at": 3.0},
@@ -182,9 +183,16 @@ def test_waiting_counts_what_stands_in_each_queue() -> None:
         ]
     )
     chart = waiting(found)
-    assert chart.series[0].columns["y"][-1] == 1.0
-    assert max(map(float, chart.series[0].columns["y"])) == 3.0  # type: ignore[arg-type]
+    assert chart.series[0].columns == {"x": [0.0, 100.0], "y": [pytest.approx((2.0 + 2.0 + 99.0) / 100.0)] * 2}
     assert chart.title == "2 attempts have left the queues; half of them waited less than 2 s"
+
+
+def test_waiting_attempts_of_any_number_are_few_marks() -> None:
+    """Each attempt waits for half of the time until the next one is queued."""
+    found = attempts([{"queued_at": float(n), "started_at": n + 0.5, "ended_at": n + 1.0} for n in range(1000)])
+    [series] = waiting(found).series
+    assert len(series) == INTERVALS + 1
+    assert series.columns["y"] == [pytest.approx(0.5, rel=0.1)] * len(series)
 
 
 def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:

@@ -40,6 +40,18 @@ def test_a_study_without_trials_has_a_report() -> None:
     assert "No loss yet." in text
 
 
+def test_a_report_without_a_complete_trial_says_so_once() -> None:
+    with Study({"x": hp.uniform("x", 0, 1)}, seed=0) as study:
+        none = figures_of(StudyData(study))
+        for _ in range(3):
+            study.tell(study.ask(), error="ValueError: no")
+        found = figures_of(StudyData(study))
+    assert [[chart.name for _, chart in each.charts] for each in none] == [["history"] * 2]
+    empty = [chart.empty for each in found for _, chart in each.charts if chart.empty]
+    assert {*empty} == {"3 trials have failed, and none has a loss yet."}
+    assert "failures" in [chart.name for each in found for _, chart in each.charts]
+
+
 @cases("loss", [1e300, -1e300, 0.0, 1e-300])
 def test_a_study_of_one_trial_has_a_report(loss: float) -> None:
     with Study({"x": hp.uniform("x", 0, 1)}, seed=0) as study:
