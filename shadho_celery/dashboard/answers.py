@@ -19,6 +19,7 @@ from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
 from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
@@ -35,27 +36,29 @@ Json = dict[str, Any]
 def studies(cache: Cache) -> Json:
     """Return the studies of the store, the latest first."""
     records = cache.records()
-    found = []
-    for record in records[:MOST_STUDIES]:
-        study = cache.results(record)
-        found.append(
-            {
-                "name": record.name,
-                "module": record.module,
-                "created_at": record.created_at,
-                "running_on": study.running_on,
-                "state": study.state,
-                "asked": record.in_force.get("trials") or record.settings.get("trials"),
-                "loss": next(iter(record.objectives), "loss"),
-                # Reading these takes long in a large study, and the page asks each second.
-                **cache.listed(record, lambda study: {"counts": study.counts, "best": study.best_loss}),
-            }
-        )
+    shown = records[:MOST_STUDIES]
+    found = [
+        {
+            "name": record.name,
+            "module": record.module,
+            "created_at": record.created_at,
+            "asked": record.in_force.get("trials") or record.settings.get("trials"),
+            "loss": next(iter(record.objectives), "loss"),
+            **read,
+        }
+        for record, read in zip(shown, cache.listed(shown, _listed), strict=True)
+    ]
     return {
         "store": cache.store.safe_url,
         "studies": plain_json(found),
         "left_out": max(0, len(records) - MOST_STUDIES),
     }
+
+
+def _listed(study: StudyResults) -> Json:
+    """Return what the list of studies shows of a study beside its record."""
+    best = study.best_loss
+    return {"running_on": study.running_on, "state": study.state, "counts": study.counts, "best": best}
 
 
 def summary(cached: CachedStudy) -> Json:

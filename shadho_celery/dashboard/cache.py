@@ -195,26 +195,28 @@ class Cache:
         self._clock = clock
         self._lock = threading.Lock()
         self._studies: OrderedDict[str, CachedStudy] = OrderedDict()
-        #: what the list says of a study, by its key, with the change number for which it holds
-        self._listed: dict[str, tuple[int, Any]] = {}
+        #: what the list says of each study, by its key, with the version for which it holds
+        self._listed: dict[str, tuple[object, Any]] = {}
 
     def records(self) -> list[StudyRecord]:
         """Return all studies, the latest first."""
         self.store.verify()
         return self.store.records()
 
-    def listed(self, record: StudyRecord, make: Callable[[StudyResults], T]) -> T:
-        """Return what `make` returns of a study, or has returned since the study has changed."""
-        change = self.store.change(record.key)
-        known = self._listed.get(record.key)
-        # An earlier version counts no changes.
-        if known is None or known[0] != change or not change:
-            known = self._listed[record.key] = change, make(self.results(record))
-        return known[1]
+    def listed(self, records: Sequence[StudyRecord], make: Callable[[StudyResults], T]) -> list[T]:
+        """Return for each study what `make` returns, or has returned since the study has changed.
 
-    def results(self, record: StudyRecord) -> StudyResults:
-        """Return a study without its trials."""
-        return StudyResults(self.store, record)
+        A page asks for all studies each second, and most of them have ended.
+        """
+        versions, known, found = self.store.versions(time.time()), self._listed, {}
+        for record in records:
+            version = versions.get(record.key, (None,))
+            is_same = record.key in known and known[record.key][0] == version
+            # An earlier version of this package counts no changes.
+            is_kept = is_same and bool(version[0])
+            found[record.key] = known[record.key] if is_kept else (version, make(StudyResults(self.store, record)))
+        self._listed = found
+        return [made for _, made in found.values()]
 
     def study(self, name: str) -> CachedStudy:
         """Return the study of a name, or of the beginning of one. Raises StudyNotFound."""

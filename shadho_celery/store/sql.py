@@ -572,6 +572,15 @@ class SqlStore:
         found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
         return found[0].change if found and _is_number(found[0].change) else 0
 
+    def versions(self, now: float) -> dict[str, tuple[object, ...]]:
+        """Return by key of each study: its change number, its last scheduler, and whether that may be running it.
+
+        The counts and the state of a study are the same as long as these are, if the change number is not None.
+        """
+        columns = (studies.c.key, studies.c.change, studies.c.holder, studies.c.lock_expires)
+        rows = self._fetched(readable(columns, self._lacking.get(studies.name, ())))
+        return {str(row.key): (row.change, row.holder, _is_held(row, now)) for row in rows}
+
     def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
         """Yield the attempts of the study's trials, or of the trials with these `numbers`, in order of both numbers.
 

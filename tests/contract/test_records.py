@@ -248,6 +248,9 @@ def test_a_reader_learns_which_rows_are_new_since_a_change(url: str) -> None:
         assert changed(reader, key) == ([0, 1, 2], [(0, 1), (1, 1), (2, 1)])
         study.commit()
         assert (reader.change(key), changed(reader, key, second)) == (second, ([], [])), "nothing was written"
+        running = reader.versions(NOW)
+        assert running[key][0] == second
+        assert running[key][2], "it may be running"
         study.tell(Lost(number=1, attempt=1, reason="silent", claimed=False))
         study.send(study.trial(1), "cpu")
         study.commit()
@@ -256,6 +259,8 @@ def test_a_reader_learns_which_rows_are_new_since_a_change(url: str) -> None:
         assert changed(reader, key, second) == ([1], [(1, 1), (1, 2)])
         assert changed(reader, key)[0] == [0, 1, 2], "0 is the beginning"
         study.close()
+        ended = reader.versions(NOW)
+        assert ended[key] == (third, None, False)
         again = open_study(store, {}, module="m", name="s", resume=True)
         again.tell(result(0, 1))
         again.commit()
@@ -338,6 +343,7 @@ def test_a_reader_of_an_earlier_version_s_store_finds_no_records_and_every_trial
     assert (study.records.sessions()["worker"], study.records.machines()["host"]) == ([], [])
     with closing(SqlStore(url, read_only=True)) as reader:
         assert (reader.change(study.key), changed(reader, study.key, 7)) == (0, ([0], []))
+        assert reader.versions(NOW)[study.key][0] is None
 
 
 def test_a_study_of_an_earlier_version_is_recorded_from_now_on(url: str) -> None:
