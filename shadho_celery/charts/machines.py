@@ -61,13 +61,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     total = np.zeros(len(hours))
     for name, places in trials.compute_class.places(trials.is_complete):
         rate = np.histogram(trials.finished_at[places], edges)[0] / hours
-        columns = {
-            "x": cells(edges[:-1]),
-            "width": cells(np.diff(edges)),
-            "base": cells(total),
-            "y": cells(total + rate),
-        }
-        series.append(Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns))
+        series.append(_stacked(name, edges, total, total + rate))
         total = total + rate
     bounds = []
     # Most intervals have the same slots, and a linear program takes milliseconds.
@@ -89,6 +83,12 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
             " Bars are higher than the bound where trials took less than the mean seconds, or began in the bar before."
         )
     return Chart(name="throughput", title=title, axes=axes, series=series, note=note)
+
+
+def _stacked(name: str, edges: Array, base: Array, top: Array) -> Series:
+    """Return the bars of a class between `edges`, upon those of the classes before it."""
+    columns = {"x": cells(edges[:-1]), "width": cells(np.diff(edges)), "base": cells(base), "y": cells(top)}
+    return Series(name=name, mark=Mark.BARS, colour=f"class {name}", columns=columns)
 
 
 def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
@@ -243,14 +243,14 @@ def waiting(attempts: AttemptColumns) -> Chart:
     gone = np.fmax(np.where(np.isnan(left), attempts.now, left), attempts.queued_at)
     start, end = float(attempts.queued_at[known].min()), float(gone[known].max())
     edges = _edges(start, end, int(known.sum()))
-    series = []
+    series, base = [], np.zeros(len(edges) - 1)
     for name, own in attempts.compute_class.places(known):
         queued, until = attempts.queued_at[own], gone[own]
         # Seconds for which they had waited until each edge.
         seconds = [float((np.clip(edge, queued, until) - queued).sum()) for edge in edges]
-        mean = np.diff(seconds) / np.diff(edges)
-        columns = {"x": cells(edges), "y": cells(np.append(mean, mean[-1]))}
-        series.append(Series(name=name, mark=Mark.STEPS, colour=f"class {name}", columns=columns))
+        top = base + np.diff(seconds) / np.diff(edges)
+        series.append(_stacked(name, edges, base, top))
+        base = top
     all_waits = (left - attempts.queued_at)[known & np.isfinite(left)]
     said = f"; half of them waited less than {took(max(0.0, float(np.median(all_waits))))}" if len(all_waits) else ""
     title = f"{counted(len(all_waits), 'attempt has', 'attempts have')} left the queues{said}"

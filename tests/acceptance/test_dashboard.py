@@ -246,13 +246,13 @@ AXES = """async () => {
   const kinds = axis("kind", { scale: "category", categories: ["a", "b"] });
   const counts = of([axis("trials"), kinds], "bars", { x: [1, 2], y: [0, 1] }).xAxis;
   const shares = of([axis("share", { most: 1 }), kinds], "bars", { x: [0.5, 1], y: [0, 1] }).xAxis;
-  const lines = of([axis("depth"), kinds, axis("rate", { scale: "log" })], "polylines", {
-    "axis 0": [3, null, 5], "axis 1": [0, 1, null], "axis 2": [0.1, null, 10],
+  const lines = of([axis("depth"), kinds, axis("rate", { scale: "log" }), axis("none")], "polylines", {
+    "axis 0": [3, null, 5], "axis 1": [0, 1, null], "axis 2": [0.1, null, 10], "axis 3": [null, null, null],
   });
   return {
     counts: counts.minInterval, shares: [shares.minInterval ?? 0, shares.max({ max: 1 }), shares.max({ max: 0.2 })],
     data: lines.series[0].data, ends: lines.parallelAxis.map((each) => each.min ?? each.data),
-    feet: [0, 2].map((dim) => lines.parallelAxis[dim].axisLabel.formatter(lines.parallelAxis[dim].min)),
+    feet: [0, 2, 3].map((dim) => lines.parallelAxis[dim].axisLabel.formatter(lines.parallelAxis[dim].min)),
   };
 }"""
 
@@ -265,12 +265,12 @@ def test_axes_of_counts_have_whole_numbers_and_inactive_labels_have_a_place(desk
         found = opened.page.evaluate(AXES)
     assert found["counts"] == 1
     assert found["shares"] == [0, 1, None]
-    depth, kinds, rate = found["ends"]
+    depth, kinds, rate, none = found["ends"]
     assert depth < 3
     assert kinds == ["inactive", "a", "b"]
     assert 0 < rate < 0.1
-    assert found["data"] == [[3, 1, 0.1], [depth, 2, rate], [5, 0, 10]]
-    assert found["feet"] == ["inactive"] * 2
+    assert found["data"] == [[3, 1, 0.1, none], [depth, 2, rate, none], [5, 0, 10, none]]
+    assert found["feet"] == ["inactive"] * 3
 
 
 TEXTS = """async () => {

@@ -293,11 +293,14 @@ function parallel(chart, theme, width) {
 
 // The place on an axis of the lines without a value, away from the values; null if each line has one.
 function footOf(axis, { least, most, values, hasGaps }) {
-  if (!hasGaps || !values.length || Math.max(Math.abs(least), Math.abs(most)) > FAR) {
+  if (!hasGaps || (values.length && Math.max(Math.abs(least), Math.abs(most)) > FAR)) {
     return null;
   }
   if (axis.scale === "category") {
     return -1;
+  }
+  if (!values.length) {
+    return 1;
   }
   return axis.scale === "log"
     ? least / Math.max(most / least, 10) ** APART
@@ -305,14 +308,17 @@ function footOf(axis, { least, most, values, hasGaps }) {
 }
 
 // What an axis has besides if some lines pass its foot.
-function withFoot(made, axis, foot, { least, most }) {
+function withFoot(made, axis, foot, { least, most, values }) {
   if (foot === null) {
     return {};
   }
   if (axis.scale === "category") {
     return { data: [INACTIVE, ...axis.categories] };
   }
-  const isFoot = (value) => Math.abs(value - foot) <= 1e-6 * Math.abs(least - foot);
-  const formatter = (value) => (isFoot(value) ? INACTIVE : value < least ? "" : digits(value));
+  if (!values.length) {
+    [least, most] = [10, 10];
+  }
+  const isFoot = (value) => Math.abs(value - foot) <= 1e-6 * (least - foot);
+  const formatter = (value) => (isFoot(value) ? INACTIVE : values.length && value >= least ? digits(value) : "");
   return { min: foot, max: most, axisLabel: { ...made.axisLabel, formatter } };
 }
