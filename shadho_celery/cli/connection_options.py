@@ -22,23 +22,23 @@ from shadho_celery.transport.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
 F = TypeVar("F", bound=Callable[..., object])
 
 
+def file_options(command: F) -> F:
+    """Add the options --url-file and --signing-key-file to a command."""
+    command = click.option(
+        "--signing-key-file",
+        type=click.Path(),
+        help="Key that signs messages and results, the same on all machines; unsigned ones are refused. "
+        f"Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  [env: {KEY_FILE}]",
+    )(command)
+    return click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL.")(command)
+
+
 def options(command: F) -> F:
     """Add the options --broker, --redis, --url-file and --signing-key-file to a command."""
-    for decorate in (
-        click.option(
-            "--signing-key-file",
-            type=click.Path(),
-            help="Key that signs messages and results, the same on all machines; unsigned ones are refused. "
-            f"Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  [env: {KEY_FILE}]",
-        ),
-        click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL."),
-        click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]"),
-        click.option(
-            "--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {OWN_BROKER}, {BROKER}]"
-        ),
-    ):
-        command = decorate(command)
-    return command
+    command = click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]")(file_options(command))
+    return click.option(
+        "--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {OWN_BROKER}, {BROKER}]"
+    )(command)
 
 
 def control_option(command: F) -> F:

@@ -55,6 +55,7 @@ RUN_BY = {
     "shadho-celery stop": "test_steering_a_running_study",
     "shadho-celery logs": "test_the_output_of_a_trial",
     "shadho-celery doctor": "test_the_doctor",
+    "shadho-celery slurm": "test_the_script_for_slurm",
     "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
     "docker compose": "test_the_servers_of_the_compose_file",
@@ -190,6 +191,18 @@ def test_the_doctor(desk: Desk) -> None:
     answer = desk.told(*shlex.split(next(line for line in COMMANDS if "doctor" in line))[1:])
     assert answer.code == int("something wrong" in answer.out)
     assert "store: sqlite:///shadho.db" in answer.out
+
+
+def test_the_script_for_slurm(first_study: Desk) -> None:
+    """One command prints a script that bash can parse, the other one gives such a script to sbatch."""
+    printed, submitted = (line for line in COMMANDS if "shadho-celery slurm" in line)
+    urls = {"CELERY_BROKER_URL": "amqp://host", "SHADHO_REDIS_URL": "redis://host/0"}
+    shell(first_study, f"{printed}; bash -n workers.sh", **urls)
+    assert "#SBATCH --array=1-4\n" in (first_study.folder / "workers.sh").read_text()
+    path = first_study.write("sbatch", "#!/bin/bash\ncat > got\necho Submitted batch job 7\n")
+    path.chmod(0o755)
+    assert shell(first_study, f'PATH="$PWD:$PATH"; {submitted}', **urls) == "Submitted batch job 7\n"
+    assert "#SBATCH --cpus-per-task=8\n" in (first_study.folder / "got").read_text()
 
 
 def test_the_dashboard(first_study: Desk) -> None:

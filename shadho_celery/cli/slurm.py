@@ -1,0 +1,192 @@
+"""Command that writes the script of a SLURM job whose tasks are workers, and submits it: `slurm`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.command import Command, Duration
+from shadho_celery.cli.messages import say
+from shadho_celery.core.checks import one_line, printable, short
+from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.units import duration
+from shadho_celery.errors import UsageError
+from shadho_celery.node import stay
+from shadho_celery.transport import urls
+from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL
+
+#: signal that SLURM sends before the end of a job
+SIGNAL = "USR1"
+
+#: seconds between the end of the grace and that of the job, in which a worker gives its trials back
+END_SECONDS = 10
+
+#: seconds by which SLURM may send a signal too early
+EARLY_SECONDS = 60
+
+#: variables that mean the same on all machines and are no secrets; the script has their values
+CARRIED = (
+    "SHADHO_ACCEPT_CODE",
+    "SHADHO_LEASE_SECONDS",
+    "SHADHO_PRICE",
+    "SHADHO_START",
+    UNSIGNED_CONTROL,
+    urls.CA,
+    urls.CERTIFICATE,
+    urls.KEY,
+)
+
+#: an option of sbatch without characters that sbatch or bash treats specially
+OPTION = r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@%/+=\[\]-]+)?"
+
+
+@click.command(
+    cls=Command,
+    epilog="""
+\b
+Examples:
+  shadho-celery slurm --class gpu_large --count 4 --for 4h --gpus 1 --import my_study > workers.sh
+  shadho-celery slurm --class cpu --for 2d --partition long --url-file ~/fleet.urls --submit
+  shadho-celery slurm --class cpu --for 8h --grace 5m --idle-exit 10m -- --cpus-per-task=8 --mem=32G
+
+\b
+The script has no URLs: give a --url-file that the nodes can read, or set the variables where sbatch is called.
+""",
+)
+@click.option("--class", "compute_class", required=True, metavar="NAME", help="Compute class of the workers.")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of workers.")
+@click.option(
+    "--for",
+    "seconds",
+    type=Duration(),
+    required=True,
+    metavar="DURATION",
+    help="Time limit of each job, such as 4h, in whole minutes. Its worker ends in time.",
+)
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="2m",
+    show_default=True,
+    metavar="DURATION",
+    help="Time for running trials to write a checkpoint before the job ends.",
+)
+@click.option("--idle-exit", "idle", type=Duration(), metavar="DURATION", help="End after this time without a trial.")
+@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
+@click.option("--partition", metavar="NAME", help="Partition of the cluster.")
+@click.option("--gpus", metavar="[TYPE:]NUMBER", help="GPUs of each worker, such as 2 or a100:2.")
+@click.option("--submit", is_flag=True, help="Call sbatch with the script, instead of printing it.")
+@click.argument("others", nargs=-1, metavar="[-- SBATCH_OPTIONS]")
+@connection_options.file_options
+def slurm(
+    *,
+    compute_class: str,
+    count: int,
+    seconds: float,
+    grace: float,
+    idle: float | None,
+    imports: Sequence[str],
+    partition: str | None,
+    gpus: str | None,
+    submit: bool,
+    others: Sequence[str],
+    url_file: str | None,
+    signing_key_file: str | None,
+) -> None:
+    """Print an sbatch script for workers of one class: an array of jobs that SLURM may requeue.
+
+    Running trials are told before a job ends, or when it is preempted, so that they write a checkpoint.
+    """
+    if re.match(CLASS_NAME, compute_class) is None:
+        raise UsageError(f"--class {short(compute_class, 80)}: give a name of up to 60 characters, without commas")
+    files = connection_options.environment(None, None, url_file, signing_key_file)
+    if not (url_file or urls.is_fleet({})):
+        problem = f"no fleet is named; give --url-file, or set {urls.BROKER} and {urls.REDIS} where sbatch is called"
+        if submit:
+            raise UsageError(f"--submit: {problem}")
+        say(f"Warning: {problem}", err=True)
+    minutes = math.ceil(seconds / 60)
+    stays = minutes * 60 - END_SECONDS - EARLY_SECONDS
+    if stays <= grace:
+        least = duration(60 * math.ceil((grace + END_SECONDS + EARLY_SECONDS + 1) / 60))
+        raise UsageError(f"--for must be at least {least} with this --grace, in which trials return")
+    directives = [
+        f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
+        f"--array=1-{count}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={minutes}",
+        "--requeue",
+        # A job that runs again continues the log of its first run.
+        "--open-mode=append",
+        "--export=ALL",
+        # To the worker alone, not to its trials.
+        f"--signal=B:{SIGNAL}@{math.ceil(grace) + END_SECONDS}",
+        *([f"--partition={partition}"] if partition is not None else []),
+        *([f"--gpus={gpus}"] if gpus is not None else []),
+        *others,
+    ]
+    variables = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+    variables |= {stay.FOR: f"{stays}s", stay.GRACE: f"{math.ceil(grace)}s", stay.SIGNAL: SIGNAL}
+    variables |= {} if idle is None else {stay.IDLE: f"{math.ceil(idle)}s"}
+    # A key from the environment is known by its path, too.
+    key = files.get(KEY_FILE) or os.environ.get(KEY_FILE)
+    variables |= {KEY_FILE: _absolute(key)} if key else {}
+    words = ["exec", sys.executable, "-m", "shadho_celery", "worker", f"--class={compute_class}"]
+    words += [f"--import={name}" for name in imports]
+    words += [f"--url-file={_absolute(url_file)}"] if url_file else []
+    text = script(directives, variables, words)
+    if submit:
+        say(submitted(text))
+    else:
+        say(text, nl=False)
+
+
+def script(directives: Sequence[str], variables: dict[str, str], words: Sequence[str]) -> str:
+    """Return the script: options of sbatch, environment variables, and the command that takes the shell's place.
+
+    Raises UsageError for an option of sbatch with special characters, and for texts that cannot be printed as they are.
+    """
+    for each in directives:
+        if re.fullmatch(OPTION, each) is None:
+            raise UsageError(f"{short(each, 80)} is not an option of sbatch like --mem=32G, without spaces and quotes")
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {each}" for each in directives),
+        "",
+        "# Those of the machine that submits.",
+        "unset SHADHO_HOST SHADHO_LISTEN SHADHO_CORES",
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        "# In place of the shell, which gets the signal.",
+        shlex.join(words),
+        "",
+    ]
+    text = "\n".join(lines)
+    if printable(text) != text:
+        raise UsageError(f"{short(text, 80)} has control characters; use names and paths without them")
+    return text
+
+
+def submitted(text: str) -> str:
+    """Give a script to sbatch, and return its answer. Raises UsageError."""
+    program = shutil.which("sbatch")
+    if program is None:
+        raise UsageError("--submit: there is no sbatch on PATH; use a login node of the cluster, or print the script")
+    done = subprocess.run([program], input=text, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise UsageError(f"sbatch ended with {done.returncode}: {one_line(done.stderr or done.stdout, 500)}")
+    return done.stdout.strip()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
