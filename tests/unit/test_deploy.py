@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
+from services.cases import cases
 
+from shadho_celery.cli.group import commands
+from shadho_celery.core.units import seconds_of
+from shadho_celery.node import stay
+from shadho_celery.node.shutdown import END_SECONDS
 from shadho_celery.transport.broker import machine_queue
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -111,3 +120,55 @@ def test_redis_users_are_off_until_they_have_a_password_and_see_the_keys_of_stud
     for name in CLASSES:
         # Equal but for the class's name: the line of another class is a copy.
         assert users[f"worker-{name}"] == [word.replace("cpu", name) for word in users["worker-cpu"]]
+
+
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+CODE = "".join(
+    path.read_text() for path in [*DEPLOY.parent.glob("shadho_celery/**/*.py"), DEPLOY.parent / "celeryconfig.py"]
+)
+
+
+def directive(unit: Path, name: str) -> str:
+    """The value of a unit's only line of this name."""
+    [value] = re.findall(f"^{name}=(.*)$", unit.read_text(), re.MULTILINE)
+    return str(value)
+
+
+@cases("path", FILES)
+def test_every_variable_that_a_file_names_is_one_of_the_code(path: Path) -> None:
+    named = re.findall(r"\b(?:SHADHO|CELERY)_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())
+    assert [name for name in named if not re.search(rf"\b{name}\b", CODE)] == []
+
+
+@cases("unit", UNITS)
+def test_the_command_of_a_unit_is_one_that_there_is(unit: Path) -> None:
+    program, name, *words = shlex.split(directive(unit, "ExecStart").replace("%I", "gpu_large"))
+    assert program == "/opt/shadho/bin/shadho-celery"
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
+    # Only understood, not run.
+    command.make_context(name, words)
+
+
+def test_the_unit_of_a_worker_leaves_its_trials_their_grace() -> None:
+    [unit] = [each for each in UNITS if "worker" in each.name]
+    variable, _, grace = directive(unit, "Environment").partition("=")
+    assert variable == stay.GRACE
+    assert float(directive(unit, "TimeoutStopSec")) >= seconds_of(grace) + END_SECONDS
+    assert (directive(unit, "KillMode"), directive(unit, "KillSignal")) == ("mixed", "SIGTERM")
+
+
+@cases("unit", UNITS)
+def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> None:
+    # There, the program of the unit need not be installed.
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/shadho/bin/shadho-celery", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
+    # It also reads the units of this machine, which may have faults of their own.
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "shadho" in line] == []
+    assert done.returncode == 0, done.stderr
