@@ -57,8 +57,10 @@ class Recorder:
         #: present workers by name, with their sessions; and the machines seen so far by host
         self._sessions: dict[str, SessionRecord] = {}
         self._machines: dict[str, MachineRecord] = {}
-        #: by running attempt with a price: the price, and its start
-        self._priced: dict[_Key, tuple[float, float]] = {}
+        #: by claimed attempt with a price: the price, the time of its claim, and its slot
+        self._priced: dict[_Key, tuple[float, float, object]] = {}
+        #: by slot: the time of its last claim of which a priced attempt has ended, and the last such end
+        self._freed: dict[object, tuple[float, float]] = {}
         #: money that ended attempts have cost, also those of earlier runs, by class
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
@@ -135,7 +137,8 @@ class Recorder:
         session = self._sessions.get(event.worker)
         if session is not None and session.price is not None:
             record.price = session.price * attempt.slots
-            self._priced[attempt.number, attempt.attempt] = record.price, event.at
+            key = attempt.number, attempt.attempt
+            self._priced[key] = record.price, event.at, key if event.slot is None else (event.worker, event.slot)
 
     def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
         """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
@@ -157,11 +160,20 @@ class Recorder:
         record.compute_class = seen.compute_class or attempt.compute_class
         record.host, record.worker = seen.host or attempt.host, seen.worker or attempt.worker or None
         if (priced := self._priced.pop((attempt.number, attempt.attempt), None)) is not None:
-            self.spent[str(record.compute_class)] += cost_of(*priced, record.ended_at)
+            price, claimed, slot = priced
+            record.started_at = began = self._begun(claimed, slot)
+            self._freed[slot] = claimed, max(began, record.ended_at)
+            self.spent[str(record.compute_class)] += cost_of(price, began, record.ended_at)
 
     def spending(self, now: float) -> float:
         """Return the money that the attempts so far have cost, also those of earlier runs and those that run `now`."""
-        return sum(self.spent.values()) + sum(cost_of(*priced, now) for priced in self._priced.values())
+        running = {slot: (price, self._begun(claimed, slot)) for price, claimed, slot in self._priced.values()}
+        return sum(self.spent.values()) + sum(cost_of(price, began, now) for price, began in running.values())
+
+    def _begun(self, claimed: float, slot: object) -> float:
+        """Return when an attempt began, of which the slot may have claimed several at once to run them in turn."""
+        last, freed = self._freed.get(slot, (claimed, claimed))
+        return freed if last == claimed else claimed
 
     def _unqueue(self, attempt: Attempt) -> None:
         if (waited := self._queued.pop((attempt.number, attempt.attempt), None)) is not None:

@@ -191,7 +191,7 @@ def test_an_attempt_costs_the_price_of_its_slots_for_its_time(study: StudyState)
     study.recorder.see({*prices}, NOW, lambda name: Present(name, 4, MACHINE, prices[name]))
     for number, worker in enumerate((*prices, "gone", "dear")):
         study.send(study.add("all", {"x": 0.5}, seed=1, slots=2), worker)
-        study.tell(Started(number=number, attempt=1, host="node1", at=NOW + 10, worker=worker, slot=0))
+        study.tell(Started(number=number, attempt=1, host="node1", at=NOW + 10, worker=worker, slot=number))
     assert study.recorder.spending(NOW + 20) == pytest.approx(2 * 2 * 7.2 * 10 / 3600), "two trials of two slots run"
     study.tell(replace(result(0, 1, worker="dear"), at=NOW + 110))
     study.tell(replace(result(1, 1, worker="cheap"), at=NOW + 110))
@@ -211,6 +211,27 @@ def test_an_attempt_costs_the_price_of_its_slots_for_its_time(study: StudyState)
         with_past = open_study(study.store, {}, module="m", name="s", resume=True, clock=ManualClock(NOW + 200))
         assert with_past.recorder.spending(NOW + 200) == pytest.approx(0.4)
         with_past.close()
+
+
+def test_attempts_that_a_slot_has_claimed_at_once_and_runs_in_turn_cost_its_time_once(study: StudyState) -> None:
+    """So do attempts that it gives back unrun, and its next claim."""
+    study.recorder.see({"w"}, NOW, lambda name: Present("gpu", 1, MACHINE, 3600.0))
+    for number in range(4):
+        study.send(study.add("all", {"x": 0.5}, seed=1), "gpu")
+        study.tell(Started(number=number, attempt=1, host="node1", at=NOW - 30, worker="w", slot=0))
+    assert study.recorder.spending(NOW) == pytest.approx(30.0)
+    study.tell(replace(result(0, 1, worker="w"), at=NOW - 20))
+    study.tell(replace(result(1, 1, worker="w"), at=NOW - 10))
+    study.tell(Lost(number=2, attempt=1, reason="given back", claimed=False))
+    assert study.recorder.spending(NOW + 5) == pytest.approx(35.0), "the last one runs"
+    study.tell(replace(result(3, 1, worker="w"), at=NOW + 10))
+    study.send(study.add("all", {"x": 0.5}, seed=1), "gpu")
+    study.tell(Started(number=4, attempt=1, host="node1", at=NOW + 20, worker="w", slot=0))
+    assert study.recorder.spending(NOW + 25) == pytest.approx(45.0)
+    study.commit()
+    assert study.recorder.spent == pytest.approx({"gpu": 40.0})
+    if isinstance(study.store, SqlStore):
+        assert study.store.spent(study.record.key) == pytest.approx({"gpu": 40.0})
 
 
 def test_a_class_that_joins_later_leaves_earlier_predictions_as_they_were(study: StudyState) -> None:
