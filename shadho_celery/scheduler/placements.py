@@ -46,9 +46,13 @@ class Placements:
             known = zip(classes, seconds, strict=True)
             found = {n: Placed(each, self.recorder.backlog(n), prices.get(n)) for n, each in known}
             self.recorder.place(attempt, found)
-        own = zip(placed, predicted, strict=True)
-        expected = {(a.number, a.attempt): seconds[classes.index(str(a.compute_class))] for (a, _), seconds in own}
-        return {key: seconds for key, seconds in expected.items() if seconds is not None and seconds >= 1.0}
+        expected = {}
+        for (attempt, _), seconds in zip(placed, predicted, strict=True):
+            # Its class may be gone since, if the store was not available meanwhile.
+            own = dict(zip(classes, seconds, strict=True)).get(str(attempt.compute_class))
+            if own is not None and own >= 1.0:
+                expected[attempt.number, attempt.attempt] = own
+        return expected
 
     def _predicted(self, attempts: Sequence[Attempt], classes: Sequence[str]) -> list[Sequence[float | None]]:
         """Return the predicted seconds of each attempt on each class; None before the model has learned from a trial.

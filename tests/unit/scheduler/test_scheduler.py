@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from shadho_celery.fidelity.rounds import Endless
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.placements import Placements
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
@@ -34,6 +36,7 @@ from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
+from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.state import MAX_AVOIDING, MAX_LOST, StudyState
 
 S = TrialState
@@ -297,6 +300,13 @@ def test_once_the_money_is_spent_nothing_is_sent_and_what_runs_is_finished() -> 
     assert 100.0 <= sum(spent.values()) <= 100.0 + (2 * 1.0 + 2 * 0.1) * 4.0
     assert search.scheduler.spent == pytest.approx(sum(spent.values())), "nothing runs"
     assert spent == pytest.approx({"gpu": 4.0 * ended["gpu"], "cpu": 0.4 * ended["cpu"]})
+
+
+def test_an_attempt_whose_class_has_gone_while_the_store_was_away_is_recorded_without_a_prediction() -> None:
+    model = SimpleNamespace(has_learned=False)
+    placements = Placements(Recorder(), model)  # type: ignore[arg-type]
+    placements.add(Attempt(number=0, attempt=1, params={}, subspace="", compute_class="gpu"), {})
+    assert placements.record(["cpu"]) == {}
 
 
 def test_without_a_price_no_money_is_spent() -> None:
