@@ -435,6 +435,8 @@ def _judged(check: Check, site: Site) -> Finding | None:
         return check(site)
     except Unknown as error:
         return _unknown(str(error))
+    except OSError as error:
+        return _unknown(one_line(error))
     except ShadhoError as error:
         # An error says cause and remedy in one sentence.
         text, _, remedy = one_line(error, 500).partition("; ")

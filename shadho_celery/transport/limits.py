@@ -7,6 +7,7 @@ known only to `rabbitmqctl` on the broker's machine, and a policy's to the manag
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import math
 import re
@@ -137,7 +138,9 @@ def rabbit_limits(queues: Collection[str]) -> RabbitLimits:
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         told = _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
     by_queue = alarms = None
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    # Any program may listen on that port.
+    wrong = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+    with suppress(OSError, http.client.HTTPException, *wrong):
         by_queue = _timeouts(parts, queues)
         alarms = tuple(
             kind

@@ -8,6 +8,8 @@ import math
 import os
 import resource
 import shutil
+import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.errors import ServiceError
+from shadho_celery.transport import limits
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
 from shadho_celery.transport.registry import StudyWants, Worker
@@ -272,3 +275,40 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
     result = CliRunner().invoke(commands, ["doctor", "--longest-trial", text])
     assert result.exit_code == 2
     assert "is not a duration; write it as 90s, 10m, 4h or 2d" in result.stderr
+
+
+def test_what_the_system_refuses_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "disk_usage", refused)
+    [found] = [each for each in examine(site()) if each.name == "disks"]
+    assert (found.state, "Permission denied" in found.text) == (State.UNKNOWN, True)
+
+
+@cases(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000,
+        b'HTTP/1.1 200 OK\r\n\r\n[{"name": "cpu", "arguments": {"x-consumer-timeout": 1' + b"0" * 400 + b"}}]",
+    ],
+)
+def test_another_program_at_the_port_of_rabbitmqs_management_tells_nothing(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://127.0.0.1")
+    monkeypatch.setattr(limits, "_of_rabbitmqctl", lambda host, port: RabbitLimits())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(limits, "MANAGEMENT_PORT", server.getsockname()[1])
+
+        def serve() -> None:
+            for _ in range(2):
+                end, _address = server.accept()
+                with end:
+                    end.recv(10_000)
+                    end.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        found = limits.rabbit_limits(["cpu"])
+    assert (found.consumer_timeout, found.alarms, found.by_queue) == (None, None, None)
