@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from shadho_celery.runner.protocol import Interrupt, Preempt
+from shadho_celery.runner.protocol import Interrupt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
@@ -105,7 +105,7 @@ class Leases:
             self.preempted.set()
             live = list(self._live)
         for lease in live:
-            self._while_live(lease, partial(lease.runner.stop_trial, Preempt))
+            self._while_live(lease, lease.runner.preempt)
 
     def renew(self) -> None:
         """Renew all leases and seats. Stop the attempts and replicas that must stop. Raises redis-py's errors."""

@@ -140,6 +140,7 @@ class Slots:
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
+        self._declining = threading.Lock()
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         self._shipped_code = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
@@ -200,6 +201,9 @@ class Slots:
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
             killer.start()
+        with suppress(redis.RedisError):
+            # Otherwise the scheduler would send these attempts again only after half a minute.
+            self._flush_declined()
         self.heartbeat.withdraw()
         for killer in killers:
             killer.join()
@@ -548,7 +552,11 @@ class Slots:
             # This is not logged at the start of the worker, when its log is not set up yet.
             self._core_share.tell()
         self._logs.beat()
-        flush(self._declined)
+        self._flush_declined()
+
+    def _flush_declined(self) -> None:
+        with self._declining:
+            flush(self._declined)
 
 
 def _announced(**facts: object) -> Worker:

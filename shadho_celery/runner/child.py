@@ -64,7 +64,8 @@ class Child:
         self._mark = os.environ.get(MARK, "")
         self._sending = threading.RLock()
         self._stop = threading.Event()
-        self._preempted = threading.Event()
+        #: number of the order whose trial was told that its worker is preempted
+        self._preempted = protocol.NO_ORDER
         self._timed_out = threading.Event()
         #: True while the objective itself runs: nothing else may be interrupted
         self._is_in_objective = False
@@ -109,7 +110,6 @@ class Child:
                 # From now on, stops and interrupts refer to this order.
                 self._current = order.order
                 self._stop.clear()
-                self._preempted.clear()
                 self._timed_out.clear()
             goes_on = self._serve_one(order, self._cleanup)
         # The worker replaces this process. Orders that were sent ahead run in the next one.
@@ -168,14 +168,15 @@ class Child:
             self._is_recalled = True
         elif isinstance(record, protocol.Threads):
             self._wanted_threads = str(record.threads)
+        elif isinstance(record, protocol.Preempt):
+            # Its order may not have started yet.
+            self._preempted = record.order
         elif record.order != self._current:
             # Its trial ended while the record was on its way.
             return
         elif isinstance(record, protocol.TimeUp):
             self._timed_out.set()
             signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
-        elif isinstance(record, protocol.Preempt):
-            self._preempted.set()
         elif isinstance(record, protocol.Interrupt):
             signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
         else:
@@ -240,7 +241,7 @@ class Child:
             on_report=report,
             objectives=payload.objectives,
             stopped=self._stop.is_set,
-            preempted=self._preempted.is_set,
+            preempted=lambda: self._preempted == order.order,
             timeout=payload.timeout,
             timed_out=self._timed_out.is_set,
             slots=attempt.slots,

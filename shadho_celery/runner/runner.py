@@ -76,6 +76,8 @@ class Runner:
         #: number of the running order, and of the last order that was sent
         self._current = 0
         self._last = 0
+        #: number of the last order whose trial was told of a preemption
+        self._preempted = 0
         #: (number, order) of the orders that the process has received but not started
         self._ahead: deque[tuple[int, protocol.RunAttempt]] = deque()
         #: True if such orders were taken back and the process has not confirmed it yet; it may have started one of them
@@ -217,8 +219,17 @@ class Runner:
         if process is not None:
             process.send(protocol.Threads(threads=threads))
 
-    def stop_trial(self, how: type[protocol.Stop | protocol.Preempt | protocol.Interrupt] = protocol.Stop) -> None:
-        """Set the running trial's stop flag, tell it that its worker is preempted, or interrupt it."""
+    def preempt(self) -> None:
+        """Tell the running trial that its worker is preempted, unless it was told."""
+        with self._lock:
+            process, current = self._running, self._current
+            if process is None or current == self._preempted:
+                return
+            self._preempted = current
+        process.send(protocol.Preempt(order=current))
+
+    def stop_trial(self, how: type[protocol.Stop | protocol.Interrupt] = protocol.Stop) -> None:
+        """Set the running trial's stop flag, or interrupt it."""
         with self._lock:
             process, current = self._running, self._current
         if process is not None:
@@ -240,10 +251,14 @@ class Runner:
                 self._start_next()
 
     def replace(self) -> None:
-        """Kill the running trial's process and its process tree, and let the next trial have another process."""
-        self.start_next()
+        """Kill the process of the running trial and its process tree, and let the next trial have another process.
+
+        The trial may still wait for the start of its process, which is then killed too.
+        """
         with self._lock:
-            process = self._running
+            process = self._running or self._process
+            if self._process is process:
+                self._start_next()
         if process is not None:
             process.kill()
 

@@ -129,7 +129,8 @@ class TrialProcess:
                 time.sleep(gather)
             try:
                 part = self._pipe.recv(1 << 16) if self._await_record() else b""
-            except OSError:
+            except (OSError, ValueError):
+                # Another thread has closed the pipe.
                 part = b""
             if not part:
                 return None

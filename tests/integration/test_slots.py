@@ -85,6 +85,21 @@ def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_hav
     assert event == Lost(number=0, attempt=2, reason=reason, claimed=False)
 
 
+def test_a_worker_declines_before_it_ends_what_would_not_end_in_time(
+    slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beat, which declines such attempts, does not come any more."""
+    monkeypatch.setattr(node_slots, "BEAT_SECONDS", 1000.0)
+    slots.leaves_at = 0.0
+    attempt = Attempt(number=0, attempt=1, params={"x": 0.5}, subspace="", expected=60.0)
+    slots.run(Payload(study="k1", module="my_study", attempts=[attempt]))
+    slots.close()
+    with connect(redis_url) as client:
+        [event] = SchedulerChannel(client, "k1").drain(0)
+    assert isinstance(event, Lost)
+    assert (event.number, event.claimed, "ends before that" in event.reason) == (0, False, True)
+
+
 def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, redis_url: str) -> None:
     attempts = [
         Attempt(number=number, attempt=1, params={"x": 0.5}, subspace="", only_on=host)

@@ -11,7 +11,6 @@ from msgspec import to_builtins
 
 from shadho_celery.core.trial import MAX_COUNT
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.runner.protocol import Preempt
 from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat
 
@@ -143,6 +142,6 @@ def test_all_running_trials_are_told_of_a_preemption_and_may_return(leases: Leas
     with leases.holding(held):
         leases.preempt()
         assert not held.stopped
-    held.runner.stop_trial.assert_called_once_with(Preempt)  # type: ignore[attr-defined]
-    ended.runner.stop_trial.assert_not_called()  # type: ignore[attr-defined]
+    held.runner.preempt.assert_called_once_with()  # type: ignore[attr-defined]
+    ended.runner.preempt.assert_not_called()  # type: ignore[attr-defined]
     assert leases.preempted.is_set()

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from services.clocks import MachineTime
 from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
-from shadho_celery.runner import output, protocol
+from shadho_celery.runner import output
 from shadho_celery.runner.output import unstamped
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
@@ -1094,10 +1093,61 @@ def test_a_stop_flag_ends_the_trial_and_is_down_for_the_next_one(shared: Runner)
 
 def test_a_preempted_trial_that_was_told_has_no_result_and_one_that_was_not_keeps_it(shared: Runner) -> None:
     """The next trial is not preempted."""
-    preempt = partial(shared.stop_trial, protocol.Preempt)
-    assert run_until_report(shared, "obedient", preempt).state is TrialState.CANCELLED
+    assert run_until_report(shared, "obedient", shared.preempt).state is TrialState.CANCELLED
     assert run(shared, "plain").state is TrialState.COMPLETE
-    assert run_until_report(shared, "deaf", preempt).loss == 0.5
+    assert run_until_report(shared, "deaf", shared.preempt).loss == 0.5
+
+
+def test_a_trial_that_does_not_read_is_told_of_a_preemption_once_so_that_telling_never_waits(own: Runner) -> None:
+    """A worker repeats it several times a second, for minutes, while it holds the lock of all its leases."""
+    pid = run(own, "plain").metrics["pid"]
+
+    def tell_a_stopped_process() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        teller = threading.Thread(target=lambda: [own.preempt() for _ in range(100_000)], daemon=True)
+        teller.start()
+        teller.join(20.0)
+        os.kill(pid, signal.SIGCONT)
+        assert not teller.is_alive()
+
+    assert run_until_report(own, "obedient", tell_a_stopped_process).state is TrialState.CANCELLED
+
+
+def test_a_trial_that_is_told_of_a_preemption_before_its_process_has_imported_the_study_is_told_later(
+    own: Runner,
+) -> None:
+    told = threading.Timer(0.0, own.preempt)
+    began = own._begin
+
+    def begin(order: RunAttempt) -> Any:
+        begun = began(order)
+        told.start()
+        return begun
+
+    own._begin = begin  # type: ignore[method-assign]
+    assert run(own, "obedient").state is TrialState.CANCELLED
+
+
+def test_a_trial_whose_process_has_not_started_yet_can_be_killed(own: Runner) -> None:
+    """The worker may have learned meanwhile that the trial was cancelled."""
+    living, is_first = own._living, True
+
+    def kill_it() -> bool:
+        own.start_next()
+        own.replace()
+        return True
+
+    def slow(folder: str) -> Any:
+        nonlocal is_first
+        process = living(folder)
+        if is_first:
+            is_first = False
+            process.await_start = kill_it  # type: ignore[method-assign]
+        return process
+
+    own._living = slow  # type: ignore[method-assign]
+    assert run(own, "plain").error == "the trial's process was killed"
+    assert run(own, "plain").state is TrialState.COMPLETE
 
 
 def test_a_stop_flag_before_the_first_process_or_between_trials_is_harmless(own: Runner) -> None:
