@@ -83,8 +83,8 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def look(self, now: float) -> None:
         """End the worker if its time is up, if it is idle for too long, or if no trial would end in time."""
-        if len(self._slots.leases):
-            self._idle_since = now
+        # Short trials may run only between two looks.
+        self._idle_since = now if len(self._slots.leases) else max(self._idle_since, self._slots.ran_at)
         if now >= self._ends_at:
             self._preempt(f"the {duration(self._stay.seconds or 0.0)} of --for are over")
         elif self._is_stopping:

@@ -136,6 +136,8 @@ class Slots:
         self.leaves_at = math.inf
         #: number of trials in a row that were declined because they would not end before that
         self.too_long = 0
+        #: time by the monotonic clock at which the last trial has ended
+        self.ran_at = -math.inf
         #: number of messages and claims in a row that were refused
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
@@ -478,6 +480,7 @@ class Slots:
         self.too_long = 0
         with self.leases.holding(lease):
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
+        self.ran_at = self._clock.now()
         if unsent:
             warning = f"{unsent} reports were lost: Redis did not accept them, or the scheduler was away for too long"
             outcome = replace(outcome, warning=joined(outcome.warning, warning))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import threading
@@ -74,6 +75,7 @@ def started(monkeypatch: pytest.MonkeyPatch, worker: SimpleNamespace, **variable
         monkeypatch.setenv(f"SHADHO_{name}", value)
     monkeypatch.setattr(Shutdown, "_watch", lambda _: None)
     worker.app.shadho_slots.too_long, worker.app.shadho_slots.left = 0, 60.0
+    worker.app.shadho_slots.ran_at = -math.inf
     step = Shutdown(worker)
     step.start(worker)
     return step
@@ -120,8 +122,12 @@ def test_a_worker_leaves_when_it_is_idle_or_when_no_trial_would_end_in_time(
     step.look(began + 500.0)
     slots.leases.__len__.return_value = 0
     step.look(began + 1000.0)
-    assert state.should_stop is None
+    # A short trial has run since.
+    slots.ran_at = began + 1050.0
     step.look(began + 1100.0)
+    step.look(began + 1649.0)
+    assert state.should_stop is None
+    step.look(began + 1650.0)
     await_threads()
     assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (1, 0)
     step = started(monkeypatch, worker, FOR="1h")
