@@ -37,8 +37,8 @@ class Limits:
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError("a study needs more than %s seconds; see %s", self.seconds, words("seconds"))
         if self.trials is self.seconds is self.target is self.without_gain is self.money is None:
-            ends = map(words, ("trials", "seconds", "target", "early_stop", "max_cost"))
-            raise UsageError("a study needs an end: give %s, %s, %s, %s or %s", *ends)
+            ends = map(words, ("trials", "seconds", "target", "early_stop"))
+            raise UsageError("a study needs an end: give %s, %s, %s or %s", *ends)
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:

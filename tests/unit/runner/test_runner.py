@@ -1048,8 +1048,8 @@ def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner)
 
 
 def test_a_trial_that_waits_for_replicas_can_be_stopped(shared: Runner) -> None:
-    timer = threading.Timer(0.5, shared.stop_trial)
-    outcome = shared.run(order("gathering_in_vain", timeout=0.2, slots=2), lambda _: timer.start())
+    timer = threading.Timer(1.5, shared.stop_trial)
+    outcome = shared.run(order("gathering_in_vain", timeout=1.0, slots=2), lambda _: timer.start())
     assert outcome.state is TrialState.CANCELLED
 
 
@@ -1276,6 +1276,7 @@ def test_where_no_descriptor_is_left_the_trial_fails_and_takes_none(
     def full() -> tuple[int, int]:
         raise OSError(errno.EMFILE, "Too many open files")
 
+    gc.collect()
     runner, before, threads = Runner(["deeds"], environment(folder)), open_files(), threading.active_count()
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", full)
