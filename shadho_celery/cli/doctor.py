@@ -140,12 +140,11 @@ def look(store: str, longest: float) -> Site:
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
     down = next((each for each in (broker, client) if isinstance(each, ShadhoError)), None)
     fleet = _asked(read_fleet) if down is None else down
-    queues = set() if isinstance(fleet, ShadhoError) else {name for each in fleet.depths.values() for name in each}
     is_rabbitmq = not isinstance(broker, ShadhoError) and broker.is_rabbitmq
     return replace(
         site,
         broker=broker,
-        rabbitmq=rabbit_limits(queues) if is_rabbitmq else None,
+        rabbitmq=rabbit_limits() if is_rabbitmq else None,
         redis=client,
         redis_facts=client if isinstance(client, ShadhoError) else _asked(lambda: redis_facts(client)),
         fleet=fleet,
@@ -187,18 +186,16 @@ def consumer_timeout(site: Site) -> Finding | None:
     needed(site.broker)
     if (limits := site.rabbitmq) is None:
         return None
-    known = [*(limits.by_queue or {}).values(), *([] if limits.consumer_timeout is None else [limits.consumer_timeout])]
     remedy = "set consumer_timeout as in deploy/rabbitmq/rabbitmq.conf, and restart the broker"
-    if not known:
+    if (allowed := limits.consumer_timeout) is None:
         return _unknown(
             "only rabbitmqctl on the broker's machine tells it; by default it is 30 min",
             f"run doctor there as the broker's user; {remedy}",
         )
-    shortest = min(known)
-    if shortest < site.longest:
-        text = f"a trial of more than {duration(shortest)} is taken from its worker, and runs again"
+    if allowed < site.longest:
+        text = f"a trial of more than {duration(allowed)} is taken from its worker, and runs again"
         return _wrong(text, f"{remedy}, or give --longest-trial if no trial takes {duration(site.longest)}")
-    return _ok("none" if math.isinf(shortest) else duration(shortest))
+    return _ok("none" if math.isinf(allowed) else duration(allowed))
 
 
 def visibility_timeout(site: Site) -> Finding | None:

@@ -21,12 +21,14 @@ def duration(seconds: float) -> str:
 def seconds_of(text: str) -> float:
     """Return the seconds of a duration such as ``90s``, ``10m``, ``4h``, ``1.5h`` or ``2d``; a number alone is seconds.
 
-    Raises ValueError if it is not one, or not above 0.
+    Raises ValueError if it is not one, not above 0, or longer than 30 years.
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d)?", text.strip(), re.ASCII)
     if found is None or not float(found[1]):
         raise ValueError(f"{text!r} is not a duration; write it as 90s, 10m, 4h or 2d")
-    return float(found[1]) * UNITS[found[2] or "s"]
+    if (seconds := float(found[1]) * UNITS[found[2] or "s"]) >= 1e9:
+        raise ValueError(f"{text!r} is longer than 30 years")
+    return seconds
 
 
 def took(seconds: float | None) -> str:

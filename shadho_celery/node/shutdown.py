@@ -91,7 +91,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         elif self._stay.idle is not None and now - self._idle_since >= self._stay.idle:
             self._leave(f"stopping, because there was no trial for {duration(self._stay.idle)}")
-        elif self._slots.too_long >= MAX_TOO_LONG:
+        elif len(self._slots.too_long) >= MAX_TOO_LONG:
             left = duration(max(0.0, self._slots.left))
             self._leave(f"stopping after the running trials, because no other is predicted to end within {left}")
 

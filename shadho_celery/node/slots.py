@@ -134,8 +134,8 @@ class Slots:
         self._closing = threading.Event()
         #: time by the monotonic clock at which trials must have ended
         self.leaves_at = math.inf
-        #: number of trials in a row that were declined because they would not end before that
-        self.too_long = 0
+        #: study and number of each trial that was declined since the last one ran, because it would not end before that
+        self.too_long: set[tuple[str, int]] = set()
         #: time by the monotonic clock at which the last trial has ended
         self.ran_at = -math.inf
         #: number of messages and claims in a row that were refused
@@ -350,7 +350,7 @@ class Slots:
             reason = f"it has failed on {self.name}, and must run on another worker"
         elif (attempt.expected or 0.0) > self.left:
             reason = f"it is predicted to take {duration(attempt.expected or 0.0)}, and {self.name} ends before that"
-            self.too_long += 1
+            self.too_long.add((study, attempt.number))
         else:
             return False
         number, which = attempt.number, attempt.attempt
@@ -477,7 +477,7 @@ class Slots:
             call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.wall())
             self._persist(lambda: self._seats.call(payload.study, call))
 
-        self.too_long = 0
+        self.too_long.clear()
         with self.leases.holding(lease):
             outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         self.ran_at = self._clock.now()

@@ -94,7 +94,10 @@ def open_study(
         taught = store.warm_start(record.key) if resume else warm_start
         first_number = max(moved, default=-1) + 1
         study = StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
-        study.recorder.spent.update(store.spent(record.key) if resume else {})
+        if resume:
+            study.recorder.spent.update(store.spent(record.key))
+            for attempt in store.attempts(record.key, {each.number for each in study.attempts}):
+                study.recorder.charge(attempt)
         return study
     except ShadhoError:
         with suppress(StoreError):

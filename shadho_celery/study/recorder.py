@@ -57,6 +57,8 @@ class Recorder:
         #: present workers by name, with their sessions; and the machines seen so far by host
         self._sessions: dict[str, SessionRecord] = {}
         self._machines: dict[str, MachineRecord] = {}
+        #: price of each slot by worker, also of workers that have left
+        self._prices: dict[str, float | None] = {}
         #: by claimed attempt with a price: the price, the time of its claim, and its slot
         self._priced: dict[_Key, tuple[float, float, object]] = {}
         #: by slot: the time of its last claim of which a priced attempt has ended, and the last such end
@@ -134,11 +136,16 @@ class Recorder:
             event.worker or None,
             event.slot,
         )
-        session = self._sessions.get(event.worker)
-        if session is not None and session.price is not None:
-            record.price = session.price * attempt.slots
-            key = attempt.number, attempt.attempt
-            self._priced[key] = record.price, event.at, key if event.slot is None else (event.worker, event.slot)
+        if (price := self._prices.get(event.worker)) is not None:
+            record.price = price * attempt.slots
+            self.charge(record)
+
+    def charge(self, record: AttemptRecord) -> None:
+        """Count what a claimed attempt costs from its claim on. It may be one of an earlier run, which still runs."""
+        if record.price is not None and record.started_at is not None and record.end is None:
+            key = record.number, record.attempt
+            slot = key if record.slot is None else (record.worker, record.slot)
+            self._priced[key] = record.price, record.started_at, slot
 
     def end(self, attempt: Attempt, event: Lost | Result, now: float, *, is_pruned: bool) -> None:
         """Record that an attempt was ended by an event, which may be that of another attempt of its trial.
@@ -223,6 +230,7 @@ class Recorder:
                     "host": machine.host,
                     "slots": facts.slots,
                 }
+                self._prices[name] = facts.price
                 self._sessions[name] = SessionRecord(worker=name, since=at, price=facts.price, **where)
                 self._seen.append(self._sessions[name])
 

@@ -1,42 +1,33 @@
-"""Limits and state of the broker and of Redis, as far as these servers tell them. Only `doctor` asks.
+"""Limits and state of the broker and of Redis, which `doctor` shows.
 
 AMQP itself tells the broker's version, and to a publisher that memory or disk is nearly full. The consumer timeout is
-known only to `rabbitmqctl` on the broker's machine, and a policy's to the management API. What nobody tells is None.
+known only to `rabbitmqctl` on the broker's machine. A fact is None if it is unknown.
 """
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import math
 import re
 import shutil
 import socket
 import subprocess
 import time
-import urllib.request
 import uuid
-from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import amqp
 import kombu
 import redis
 from kombu.exceptions import KombuError
 
-from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_SECONDS, RABBITMQCTL_SECONDS
+from shadho_celery.core.bounds import BROKER_SECONDS, RABBITMQCTL_SECONDS
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import configured, opened, unusable
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import Redis
-
-#: port of RabbitMQ's management API
-MANAGEMENT_PORT = 15672
 
 #: names that mean this machine in a broker's URL
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()})
@@ -71,14 +62,12 @@ class BrokerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RabbitLimits:
-    """Facts about RabbitMQ that its own tools tell."""
+    """Facts about RabbitMQ that rabbitmqctl tells."""
 
     #: seconds after which it takes back an unacknowledged message; infinite if it never does
     consumer_timeout: float | None = None
     #: names of the resources that are nearly used up, such as ``memory``
     alarms: tuple[str, ...] | None = None
-    #: consumer timeouts that a policy or an argument sets, in seconds, by queue
-    by_queue: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,28 +120,12 @@ def _accepts(connection: kombu.Connection) -> bool | None:
     return True
 
 
-def rabbit_limits(queues: Collection[str]) -> RabbitLimits:
-    """Return what RabbitMQ's own tools tell of the configured broker and of these `queues`. Never raises."""
-    parts = urlsplit(configured().as_uri(include_password=True))
-    told = RabbitLimits()
+def rabbit_limits() -> RabbitLimits:
+    """Return what rabbitmqctl tells of the configured broker. Never raises."""
+    parts = urlsplit(configured().as_uri())
     with suppress(OSError, ValueError, subprocess.SubprocessError):
-        told = _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
-    by_queue = alarms = None
-    # Any program may listen on that port.
-    wrong = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-    with suppress(OSError, http.client.HTTPException, *wrong):
-        by_queue = _timeouts(parts, queues)
-        alarms = tuple(
-            kind
-            for node in _management(parts, "nodes")
-            for kind, key in (("memory", "mem_alarm"), ("disk", "disk_free_alarm"))
-            if node.get(key)
-        )
-    return RabbitLimits(
-        consumer_timeout=told.consumer_timeout,
-        alarms=told.alarms if told.alarms is not None else alarms,
-        by_queue=by_queue,
-    )
+        return _of_rabbitmqctl(parts.hostname or "localhost", parts.port or 5672)
+    return RabbitLimits()
 
 
 def redis_facts(client: Redis) -> RedisFacts:
@@ -189,35 +162,3 @@ def _of_rabbitmqctl(host: str, port: int) -> RabbitLimits:
         return RabbitLimits()
     milliseconds = float(found[1]) if found[1].isdecimal() else math.inf
     return RabbitLimits(consumer_timeout=milliseconds / 1000, alarms=tuple(re.findall(r"\w+", found[2])))
-
-
-def _timeouts(parts: Any, queues: Collection[str]) -> dict[str, float]:
-    vhost = unquote(parts.path[1:]) or "/"
-    found = {}
-    for each in _management(parts, f"queues/{quote(vhost, safe='')}"):
-        limits = (
-            (each.get("effective_policy_definition") or {}).get("consumer-timeout"),
-            (each.get("arguments") or {}).get("x-consumer-timeout"),
-        )
-        if each["name"] in queues and (known := [float(limit) for limit in limits if limit is not None]):
-            found[str(each["name"])] = min(known) / 1000
-    return found
-
-
-def _management(parts: Any, path: str) -> list[dict[str, Any]]:
-    """Return an answer of the management API with the broker's user. Raises OSError or ValueError."""
-    if parts.scheme.partition("+")[0] not in {"amqp", "pyamqp"}:
-        raise ValueError("only known without TLS")
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "localhost"
-    user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
-    token = base64.b64encode(f"{user}:{password}".encode()).decode()
-    request = urllib.request.Request(
-        f"http://{host}:{MANAGEMENT_PORT}/api/{path}", headers={"Authorization": f"Basic {token}"}
-    )
-    # A proxy of the environment is for other servers.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=BROKER_CONNECT_SECONDS) as answer:
-        found = json.loads(answer.read(10_000_000))
-    if not isinstance(found, list):
-        raise ValueError("not a list")
-    return found

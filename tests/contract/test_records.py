@@ -207,10 +207,17 @@ def test_an_attempt_costs_the_price_of_its_slots_for_its_time(study: StudyState)
         key = study.record.key
         assert study.store.spent(key) == pytest.approx({"dear": 0.4, "cheap": 0.0})
         assert study.store.spent(key, until=NOW + 100) == {}
+        study.send(study.add("all", {"x": 0.5}, seed=1, slots=2), "dear")
+        # The worker has left since it has claimed the attempt.
+        study.recorder.see({"cheap"}, NOW + 110, lambda name: Present(name, 4, MACHINE, prices[name]))
+        study.tell(Started(number=5, attempt=1, host="node1", at=NOW + 100, worker="dear", slot=5))
         study.close()
         with_past = open_study(study.store, {}, module="m", name="s", resume=True, clock=ManualClock(NOW + 200))
-        assert with_past.recorder.spending(NOW + 200) == pytest.approx(0.4)
+        assert with_past.recorder.spending(NOW + 200) == pytest.approx(0.8), "one of the earlier run still runs"
+        with_past.tell(replace(result(5, 1, worker="dear"), at=NOW + 300))
+        assert with_past.recorder.spending(NOW + 400) == pytest.approx(1.2)
         with_past.close()
+        assert study.store.spent(key) == pytest.approx({"dear": 1.2, "cheap": 0.0})
 
 
 def test_attempts_that_a_slot_has_claimed_at_once_and_runs_in_turn_cost_its_time_once(study: StudyState) -> None:

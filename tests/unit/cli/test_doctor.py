@@ -8,8 +8,6 @@ import math
 import os
 import resource
 import shutil
-import socket
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,6 @@ from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport import limits
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
 from shadho_celery.transport.registry import StudyWants, Worker
@@ -101,12 +98,6 @@ CASES: dict[str, tuple[Check, dict[str, Any], State, str]] = {
         {"rabbitmq": RabbitLimits(consumer_timeout=1800.0), "longest": 600.0},
         State.OK,
         "30 min",
-    ),
-    "a policy": (
-        doctor.consumer_timeout,
-        {"rabbitmq": RabbitLimits(consumer_timeout=math.inf, by_queue={"cpu": 60.0})},
-        State.WRONG,
-        "more than 1 min",
     ),
     "untold": (doctor.consumer_timeout, {"rabbitmq": RabbitLimits()}, State.UNKNOWN, "only rabbitmqctl"),
     "no timeout": (doctor.consumer_timeout, {"rabbitmq": RabbitLimits(consumer_timeout=math.inf)}, State.OK, "none"),
@@ -284,31 +275,3 @@ def test_what_the_system_refuses_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(shutil, "disk_usage", refused)
     [found] = [each for each in examine(site()) if each.name == "disks"]
     assert (found.state, "Permission denied" in found.text) == (State.UNKNOWN, True)
-
-
-@cases(
-    "answer",
-    [
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000,
-        b'HTTP/1.1 200 OK\r\n\r\n[{"name": "cpu", "arguments": {"x-consumer-timeout": 1' + b"0" * 400 + b"}}]",
-    ],
-)
-def test_another_program_at_the_port_of_rabbitmqs_management_tells_nothing(
-    answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CELERY_BROKER_URL", "amqp://127.0.0.1")
-    monkeypatch.setattr(limits, "_of_rabbitmqctl", lambda host, port: RabbitLimits())
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(limits, "MANAGEMENT_PORT", server.getsockname()[1])
-
-        def serve() -> None:
-            for _ in range(2):
-                end, _address = server.accept()
-                with end:
-                    end.recv(10_000)
-                    end.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        found = limits.rabbit_limits(["cpu"])
-    assert (found.consumer_timeout, found.alarms, found.by_queue) == (None, None, None)

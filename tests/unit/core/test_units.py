@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shadho_celery.core.units import counted, digits, duration, took
+from shadho_celery.core.units import counted, digits, duration, money, seconds_of, took
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,21 @@ def test_a_number_has_three_digits(value: float, shown: str) -> None:
 def test_one_thing_is_not_several() -> None:
     assert [counted(number, "trial") for number in (0, 1, 1200)] == ["0 trials", "1 trial", "1,200 trials"]
     assert [counted(number, "study is", "studies are") for number in (1, 2)] == ["1 study is", "2 studies are"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), (" 2 d ", 172_800.0)]
+)
+def test_a_duration_is_read_with_its_unit(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0h", "-1s", "soon", "1e3", "nan", "4 weeks", "99999d", "9" * 12])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration|is longer than 30 years"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize(("amount", "shown"), [(0.0, "0.00"), (0.0123, "0.012"), (0.999, "1.00"), (1234.5, "1,234.50")])
+def test_money_has_two_decimals_or_two_digits(amount: float, shown: str) -> None:
+    assert money(amount) == shown

@@ -74,7 +74,7 @@ def started(monkeypatch: pytest.MonkeyPatch, worker: SimpleNamespace, **variable
     for name, value in variables.items():
         monkeypatch.setenv(f"SHADHO_{name}", value)
     monkeypatch.setattr(Shutdown, "_watch", lambda _: None)
-    worker.app.shadho_slots.too_long, worker.app.shadho_slots.left = 0, 60.0
+    worker.app.shadho_slots.too_long, worker.app.shadho_slots.left = set(), 60.0
     worker.app.shadho_slots.ran_at = -math.inf
     step = Shutdown(worker)
     step.start(worker)
@@ -131,7 +131,7 @@ def test_a_worker_leaves_when_it_is_idle_or_when_no_trial_would_end_in_time(
     await_threads()
     assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (1, 0)
     step = started(monkeypatch, worker, FOR="1h")
-    slots.too_long = shutdown.MAX_TOO_LONG
+    slots.too_long = {("study", number) for number in range(shutdown.MAX_TOO_LONG)}
     step.look(began)
     await_threads()
     assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (2, 0)
