@@ -410,7 +410,7 @@ def _attempt(each: Mapping[str, Any]) -> str:
     has_times = begun is not None and each["ended_at"] is not None
     after = f" after {took(max(0.0, each['ended_at'] - begun))}" if has_times else ""
     is_priced = each["price"] is not None and each["started_at"] is not None and has_times
-    cost = f", for {money(cost_of(each['price'], begun, each['ended_at']))} of money" if is_priced else ""
+    cost = f", cost {money(cost_of(each['price'], begun, each['ended_at']))}" if is_priced else ""
     return f"  attempt {each['attempt']} on {each['compute_class']}{where}{copy}: {state}{after}{cost}"
 
 

@@ -165,7 +165,8 @@ def _ending(session: Session) -> str | None:
         return f"ended: {counted(most, 'trial')} without {gain} (--early-stop); {more}"
     if scheduler.is_spent:
         spent = scheduler.spent
-        return f"ended: {money(spent)} of money spent (--max-cost); --resume {name} --max-cost {2 * spent:.3g} goes on"
+        more = f"--resume {name} --max-cost {2 * spent:.3g}"
+        return f"ended: the trials have cost {money(spent)} (--max-cost); {more} goes on"
     if session.is_stopped:
         return f"ended: on_trial called study.stop(); --resume {name} goes on"
     if scheduler.is_exhausted:

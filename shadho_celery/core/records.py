@@ -1,6 +1,7 @@
 """Records of what happened on the machines: attempts, sessions of workers, and machines.
 
-A study writes them for pictures and for "why did this trial go there". No decision depends on them.
+A study writes them for pictures and for "why did this trial go there". No decision depends on them, except that the
+money which attempts have cost counts against a limit.
 """
 
 from __future__ import annotations

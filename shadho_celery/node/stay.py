@@ -1,4 +1,4 @@
-"""Stay: how long a worker stays, and what a preemption means. The environment says so, or options of the command.
+"""How long a worker stays, and its reaction to a preemption, from environment variables.
 
 This module imports nothing heavy, because the command checks its options before it loads Celery.
 """

@@ -1,7 +1,8 @@
 """What a run of a study records about its attempts, workers and machines, until the store has it.
 
-No decision depends on these records. Only the predicted seconds of the queued attempts are summed up here, because the
-backlogs of the classes are part of the record of the next placement.
+Two sums are kept here. The predicted seconds of the queued attempts are the backlogs of the classes, which are part of
+the record of the next placement. The money that the attempts have cost is compared with the limit of the study. No
+other decision depends on these records.
 """
 
 from __future__ import annotations
