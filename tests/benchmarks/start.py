@@ -12,6 +12,7 @@ Also how long a slot waits after a pruned trial whose process had to be killed.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import re
@@ -149,6 +150,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=4, help="trials of a study [4]")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each study, by turns [3]")
     given = parser.parse_args()
+    if sys.dont_write_bytecode:  # as pip does when it installs; else each process would compile the package
+        for folder_of_code in ("shadho_celery", "tasks"):
+            compileall.compile_dir(ROOT / folder_of_code, quiet=2)
 
     runs: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     units: list[float] = []
