@@ -61,6 +61,7 @@ def searched(sampler: str, seed: int) -> list[tuple[Any, float | None]]:
     return [(trial.params, trial.loss) for trial in study.trials]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler", "hyperopt:tpe"])
 def test_the_same_seed_gives_the_same_trials_at_the_same_moments_on_four_slots(sampler: str) -> None:
     first = played(sampler, 1)
@@ -69,6 +70,7 @@ def test_the_same_seed_gives_the_same_trials_at_the_same_moments_on_four_slots(s
     assert [trial.params for trial in first[:8]] != [trial.params for trial in played(sampler, 2, trials=8)[:8]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_resumed_study_goes_on_with_the_same_proposals(sampler: str, tmp_path: Path) -> None:
     """Also where trials ended that had been asked for before others."""
@@ -86,6 +88,7 @@ def test_a_resumed_study_goes_on_with_the_same_proposals(sampler: str, tmp_path:
     assert asked[0] == asked[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler", "hyperopt:tpe"])
 def test_the_same_seed_gives_the_same_trials_one_after_another(sampler: str) -> None:
     assert searched(sampler, 1) == searched(sampler, 1)

@@ -79,6 +79,7 @@ def test_rounds_told_of_what_was_go_on_as_those_that_were_there(how: str, at: in
     assert first.trials == second.trials
 
 
+@pytest.mark.slow
 @cases("seed", range(6))
 def test_a_study_stopped_at_any_moment_and_resumed_goes_on_and_promotes_nothing_twice(how: str, seed: int) -> None:
     chance = random.Random(seed)

@@ -126,6 +126,7 @@ def test_pinned_choices_are_among_the_params(name: str) -> None:
             assert {*params} == {"kind", "ab"[place]}
 
 
+@pytest.mark.slow
 @cases("space", ["every law", "nested choices"])
 def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -> None:
     one, two, other = (make_sampler(name, whole(SPACES[space]), (seed, 0)) for seed in (1, 1, 2))
@@ -144,6 +145,7 @@ def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None
     assert two.ask(1, [])[0] == pytest.approx(one.ask(1, [])[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @cases(
     "ends",
     [
@@ -223,6 +225,7 @@ def test_a_cancelled_point_is_asked_for_again(name: str) -> None:
     assert sampler.ask(3, []) == asked[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sampler .* from now on", "ignore:.*ended")
 def test_a_study_goes_on_with_another_sampler(name: str, tmp_path: Path) -> None:
     """It learns from the trials so far, failed ones too, and is in force from then on."""

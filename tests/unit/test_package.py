@@ -51,6 +51,7 @@ def test_hp_alone_imports_no_scheduler() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -325,6 +325,7 @@ def test_a_refused_search_leaves_no_study_behind(bad: dict[str, Any]) -> None:
     assert shadho_celery.minimize(x_squared, SPACE, **options).count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "grid"])
 @pytest.mark.parametrize(("space", "given"), [({"lr": 0.1}, {"lr": 0.1}), ([1, "a"], (1, "a")), ({}, {}), (3, 3)])
 def test_a_space_of_constants_runs_the_same_params_with_other_seeds(space: Any, given: Any, sampler: str) -> None:

@@ -65,6 +65,7 @@ def told(
     return ratios, sum(each is not None for each in ratios) / len(ratios)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "part"),
     [
@@ -82,6 +83,7 @@ def test_the_time_left_is_right_within_a_factor_of_two(law: Callable[[random.Ran
         assert sum(0.5 <= each <= 2.0 for each in found) >= 0.9 * len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 4, 16])
 def test_the_time_left_is_not_told_where_a_fifth_of_the_trials_take_a_hundred_times_longer(slots: int) -> None:
     ratios, _ = told(lambda chance, _: 100.0 if chance.random() < 0.2 else 1.0, 200, slots)

@@ -562,6 +562,7 @@ def of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 READ = (["best"], ["show"], ["trials"], ["export"], ["trial", "0"], ["logs", "0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", READ, ids=lambda command: command[0])
 @pytest.mark.parametrize("given", ["svm", "tasks.svm"])
 def test_a_command_that_reads_takes_a_modules_latest_study_and_names_it(

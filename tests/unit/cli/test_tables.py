@@ -209,6 +209,7 @@ def test_a_flat_spaces_trials_and_seconds_are_shown_by_class_and_what_went_where
         assert f"{study.count(S.COMPLETE, compute_class=name)} x " in text.getvalue()
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_params_that_decide_nothing_or_of_a_policy_that_does_not_look_at_them() -> None:
     study, _ = flat(w_decides=False)
     assert placed_by_params(study, Values(study.record)) == []

@@ -15,6 +15,7 @@ def said(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["import shadho_celery.space.compile", "import hyperopt"])
 def test_hyperopts_module_is_whole_whoever_imports_it_first(first: str) -> None:
     code = f"{first}\nimport hyperopt, shadho_celery.space.compile, inspect\nfrom hyperopt import atpe\n"

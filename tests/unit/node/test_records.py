@@ -102,6 +102,7 @@ assert not failed, failed
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", ["payload", "events", "to a child", "from a child", "announcements", "all"])
 def test_many_threads_may_decode_their_first_records_at_once(records: str) -> None:
     done = subprocess.run(

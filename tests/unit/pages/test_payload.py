@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import pytest
 from services.cases import cases
 from services.pictured import pictured
 
@@ -24,6 +25,7 @@ def figure(*charts: Chart) -> Figure:
     return Figure(section="s", charts=[(each.name, each) for each in charts])
 
 
+@pytest.mark.slow
 def test_a_large_study_has_at_most_two_megabytes_and_says_which_marks_are_left_out(tmp_path: Path) -> None:
     data = pictured(f"sqlite:///{tmp_path}/made.db", 20_000, reports=False)
     figures = figures_of(data)

@@ -93,6 +93,7 @@ def test_what_lies_in_a_checkpoint_is_no_work() -> None:
     assert costs.work(anew) == (81.0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("startup", [0.0, 30.0])
 def test_seconds_are_those_of_the_rung_on_each_class(startup: float) -> None:
     model = CostModel(SUBSPACES)

@@ -60,6 +60,7 @@ def changed(with_our_algorithms: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     return theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEIRS)
 def test_hyperopts_own_tests_pass_with_our_suggest(with_our_algorithms: ModuleType, name: str) -> None:
     getattr(with_our_algorithms, name)()
@@ -392,6 +393,7 @@ def test_a_point_to_evaluate_may_leave_labels_out() -> None:
     assert all(("depth" in each) is (each["kind"] == 1) for each in drawn)
 
 
+@pytest.mark.slow
 @cases("algo", [tpe.suggest, functools.partial(tpe.suggest, gamma=0.5), rand.suggest, None])
 @cases(
     "space",

@@ -118,6 +118,7 @@ def test_a_study_with_budgets_is_resumed_with_them(tmp_path: Path) -> None:
     assert {trial.budget for trial in other.trials[20:]} <= {1.0, 3.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["auto", "asha", "hyperband"])
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_subspace_that_only_fails_gets_little_on_whichever_rung_its_trials_begin(how: str, seed: int) -> None:

@@ -324,6 +324,7 @@ def test_a_folder_of_a_study_that_is_a_link_stays(tmp_path: Path) -> None:
     assert (tmp_path / "victim").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"),
     [

@@ -215,6 +215,7 @@ def test_each_part_is_seen_to_change_and_restored(tmp_path: Path) -> None:
     assert set(parts) - tested - others == {"niceness", "user and groups"}
 
 
+@pytest.mark.slow
 @linux
 def test_settings_of_a_library_that_is_imported_in_a_trial_are_those_of_its_import(tmp_path: Path) -> None:
     pytest.importorskip("torch")

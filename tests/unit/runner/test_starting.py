@@ -526,6 +526,7 @@ def objective(params):
 """
 
 
+@pytest.mark.slow
 def test_libraries_that_cannot_be_preloaded_are_imported_in_the_slot_and_said_once(
     library: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,6 +546,7 @@ def test_libraries_that_cannot_be_preloaded_are_imported_in_the_slot_and_said_on
     assert [said.count(reason) for _, reason in found.values()] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_library_that_opens_a_device_at_its_import_is_not_preloaded(
     library: Callable[[str, str], None], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -631,6 +633,7 @@ def test_where_libraries_start_threads_slots_are_not_forked_and_it_is_said_once(
     assert not complaints
 
 
+@pytest.mark.slow
 def test_a_library_that_ends_the_prepared_process_is_left_out_afterwards(
     complaints: list[str], library: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

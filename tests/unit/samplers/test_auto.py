@@ -97,6 +97,7 @@ def test_many_short_trials_are_for_tpe_after_the_first_ones() -> None:
 # Short trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "every"), [(0.002, 13), (0.3, 3), (2.0, 1), (60.0, 1)])
 def test_the_shorter_trials_are_the_fewer_of_them_are_proposed_by_gp(seconds: float, every: int) -> None:
     assert turn_of_gp(Decade(decade_of([seconds])).allowed_ms, labels=2, results=50) == every
@@ -128,6 +129,7 @@ def test_equal_decades_give_equal_proposals_whatever_the_seconds() -> None:
     assert asked([0.11]) == asked([0.2, 0.9, 0.4]) != asked([2.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.002, 0.3, 60.0])
 @pytest.mark.parametrize("first", [15, 20, 45])
 def test_a_sampler_that_knows_the_recorded_decade_goes_on_as_one_that_has_found_it(seconds: float, first: int) -> None:

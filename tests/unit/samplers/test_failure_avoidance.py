@@ -112,6 +112,7 @@ def one_option_broken(p: Params) -> float:
     return float((p["x"] - 0.3) ** 2 + (p["y"] - 0.6) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("space", "loss"), [(LINE, rising), (SQUARE, rising), (OPTIONS, one_option_broken)])
 def test_fewer_trials_fail_than_under_random_search(space: Any, loss: Callable[[Params], float]) -> None:
     failed = {

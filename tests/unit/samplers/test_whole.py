@@ -75,6 +75,7 @@ def bowl(params: Params) -> float:
     return (float(params["rate"]) - 3) ** 2 + float(own) ** 2 - 2.0 * float(params["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
 def test_what_one_subspace_has_learned_is_used_in_another_one(name: str) -> None:
     asked = []
@@ -91,6 +92,7 @@ def test_what_one_subspace_has_learned_is_used_in_another_one(name: str) -> None
 BEST: dict[str, tuple[float, ...]] = {"alike": (3.0, 3.0, 3.0), "shifted": (0.0, 1.5, 3.0), "opposed": (4.0, -4.0, 0.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", BEST.values(), ids=BEST)
 @pytest.mark.parametrize("name", ["gp", "auto"])
 def test_the_best_values_of_a_label_may_be_alike_shifted_or_opposed(name: str, best: tuple[float, ...]) -> None:
@@ -197,6 +199,7 @@ def test_a_space_without_branches_is_searched_as_before() -> None:
                           outcome=Outcome(state=TrialState.COMPLETE, loss=loss, seconds=60.0))])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
 @pytest.mark.parametrize(
     ("space", "loss"),
@@ -273,6 +276,7 @@ def test_several_losses_are_learned_from_all_subspaces(name: str) -> None:
     assert np.median([abs(float(params["rate"]) - 3.0) for params in asked]) < 1.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
 def test_budgets_are_learned_from_all_subspaces(name: str) -> None:
     """Losses of the low budget mislead, and are not mixed with those of the high one."""

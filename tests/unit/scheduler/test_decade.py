@@ -62,6 +62,7 @@ def test_the_decade_is_recorded_after_the_first_trials_of_all_subspaces_and_only
     assert record.decade == 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", [None, FIDELITY])
 @pytest.mark.parametrize("seconds", [0.002, 0.2, 60.0])
 def test_a_study_that_is_resumed_has_the_trials_of_one_that_was_not(
@@ -74,6 +75,7 @@ def test_a_study_that_is_resumed_has_the_trials_of_one_that_was_not(
     assert resumed == at_once
 
 
+@pytest.mark.slow
 def test_equal_seeds_and_decades_give_equal_studies_and_other_decades_do_not(tmp_path: Path) -> None:
     found = {seconds: run(folder_of(tmp_path, str(seconds)), 45, seconds)[1] for seconds in (0.002, 0.02, 0.2, 60.0)}
     assert found[0.002] == found[0.02]

@@ -91,10 +91,12 @@ def fifo(trials: int) -> tuple[float, list[tuple[str, int, tuple[tuple[str, Any]
     return search.clock.now(), drawn(search.study)
 
 
+@pytest.mark.slow
 def test_a_flat_space_is_searched_faster_than_first_come_first_served() -> None:
     assert fifo(400)[0] / Search(trials=400).run().clock.now() > 1.12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 15, 16, 17, 60])
 def test_a_limit_on_trials_gives_the_set_of_first_come_first_served(trials: int) -> None:
     sets = []
@@ -155,6 +157,7 @@ def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch)
     assert passed_over(search.study) <= MOST_WAIT * LEAST + sum(FLEET.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [20, 40, 150])
 def test_a_resumed_study_runs_what_had_been_drawn_and_draws_nothing_twice(at: int) -> None:
     first = Search(trials=250)
@@ -287,6 +290,7 @@ def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
 # How many, and who draws them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "most"), [(0, 0), (5, 5), (200, 200), (None, LEAST)])
 def test_the_number_of_trials_drawn_ahead_can_be_set(pool: int | None, most: int) -> None:
     settings = StudySettings(sampler="random", pool=pool, speculate=False)

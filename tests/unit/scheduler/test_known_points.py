@@ -50,6 +50,7 @@ class Fixed:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "random", "qmc", "grid", "optuna:TPESampler", RandomSampler])
 def test_what_a_point_leaves_out_is_filled_the_same_way_each_time(sampler: str | Callable[..., Any]) -> None:
     space = compile_space(SPACE)
@@ -62,6 +63,7 @@ def test_what_a_point_leaves_out_is_filled_the_same_way_each_time(sampler: str |
     assert (found[3]["kind"], found[3]["y"]) == (0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_the_rest_comes_from_what_the_sampler_has_learned(sampler: str) -> None:
     """The least loss is at y = -2, from which draws from -5 to 5 are 2.9 away in the mean."""

@@ -186,6 +186,7 @@ def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
     assert Counter(told) == {0: 27}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 27, 30, 38, 41])
 def test_a_resumed_search_promotes_the_same_and_sends_nothing_twice(at: int) -> None:
     first = Search(trials=2 * BRACKET, slots={"gpu": 4, "cpu": 3}).run(lambda search: search.study.counted >= at)
@@ -196,6 +197,7 @@ def test_a_resumed_search_promotes_the_same_and_sends_nothing_twice(at: int) -> 
     assert promoted(again) == promoted(whole)
 
 
+@pytest.mark.slow
 @cases("how", FIDELITIES)
 @cases("at", [5, 63, 110])
 def test_a_resumed_search_chooses_as_the_one_that_was_stopped_would_have(how: str, at: int) -> None:
@@ -258,6 +260,7 @@ def seconds_without_stragglers(seed: int) -> float:
     return Search(seed=seed, delay=lambda generator: 1.0, speculate=False).run().seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [pareto, one_in_twenty(8.0)], ids=["pareto", "eight times"])
 def test_with_copies_the_same_trials_are_promoted_and_most_of_the_waiting_for_stragglers_is_saved(delay: Delay) -> None:
     """One trial in twenty is a straggler; where they may be very slow, a quarter of all time is saved."""
@@ -277,6 +280,7 @@ def test_with_copies_the_same_trials_are_promoted_and_most_of_the_waiting_for_st
     assert copying <= (0.75 if delay is pareto else 0.8) * waiting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [{"gpu": 9}, {"gpu": 8, "cpu": 8}], ids=["one class", "two classes"])
 def test_with_fewer_slots_too_copies_change_only_the_time(slots: dict[str, int]) -> None:
     waiting = copying = 0.0

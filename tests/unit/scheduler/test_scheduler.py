@@ -224,6 +224,7 @@ TIMINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 7, 40])
 def test_the_same_seed_gives_the_same_set_of_trials_whatever_slots_durations_and_policy(trials: int) -> None:
     sets = [
@@ -772,6 +773,7 @@ def nets_need_much(trial: Trial) -> int:
     return 10 * GIGABYTE if trial.subspace.startswith("model=net") else GIGABYTE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ahead", [0, 5])
 def test_once_learned_what_does_not_fit_the_small_class_is_sent_to_the_large_one_only(policy: str, ahead: int) -> None:
@@ -925,6 +927,7 @@ def test_at_the_end_what_waits_in_a_crowded_queue_goes_to_a_free_slot_of_another
     assert any(trial.attempt > 1 for trial in study), "some were taken back"
 
 
+@pytest.mark.slow
 def test_what_is_taken_back_is_not_sent_to_a_class_that_it_does_not_fit() -> None:
     paces = {"large": 50.0, "small": 1.0}
     search, _ = measuring(
@@ -1011,6 +1014,7 @@ def test_a_subspace_whose_trials_only_fail_is_not_waited_for() -> None:
     assert set(half.values()) == {77}, "as long as one succeeds, counts are fixed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "shares"), BOTH)
 def test_a_whole_study_by_promise_gives_the_best_subspace_more_and_uniform_shares_do_not(
     policy: str, shares: str

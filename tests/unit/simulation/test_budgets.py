@@ -79,6 +79,7 @@ def test_high_rungs_go_to_the_strong_class_and_all_slots_stay_busy() -> None:
     assert strong("fifo") < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["auto", "asha", "hyperband", "bohb", "dehb", "halving"])
 def test_all_ways_to_give_budgets_can_be_played(how: str) -> None:
     played = simulate(

@@ -106,6 +106,7 @@ def fates(simulation: Simulation) -> dict[tuple[str, int], tuple[float, TrialSta
 # The same again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "shares"), BOTH)
 def test_the_same_seed_gives_the_same_to_the_bit_and_another_seed_another(policy: str, shares: str) -> None:
     described = cluster(seconds=300.0, changes=[Change(at=100, compute_class="small", slots=-2)])
@@ -148,6 +149,7 @@ def busy(study: StudyState, name: str) -> int:
     return study.count(S.RUNNING, S.QUEUED, compute_class=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "shares"), BOTH)
 def test_at_every_moment_all_slots_are_busy(policy: str, shares: str) -> None:
     described = cluster()
@@ -345,6 +347,7 @@ def test_the_end_of_the_time_is_the_end_whatever_runs_then() -> None:
     assert max(trial.finished_at or 0.0 for trial in found.study.trials) <= 123.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cost", "fifo"])
 def test_unequal_weights_share_the_trials_out(policy: str) -> None:
     families = {name: replace(family, failure_rate=0.0) for name, family in cluster().families.items()}
@@ -421,6 +424,7 @@ def test_a_family_too_large_for_a_class_is_soon_not_sent_there(policy: str) -> N
     assert found.utilisation["cpu"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_family_that_no_class_has_the_memory_for_fails_and_the_others_go_on(policy: str) -> None:
     found = play(with_memory(40, 11, 4, net=100), policy=policy)
@@ -493,6 +497,7 @@ def test_json_is_one_object_a_policy_and_nothing_else(file: str) -> None:
     assert found[0]["balanced_an_hour"] > found[2]["balanced_an_hour"], "the default is better than fifo here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -619,6 +624,7 @@ def test_each_policy_is_kept_as_a_study_that_the_other_commands_find(file: str) 
         assert len(store.records()) == 4, "a second simulation replaces nothing"
 
 
+@pytest.mark.slow
 def test_help_holds_every_option_the_example_file_and_commands_that_work(file: str) -> None:
     result = CliRunner().invoke(main, ["--help"], terminal_width=120)
     assert result.exit_code == 0

@@ -207,6 +207,7 @@ def test_choices_shared_by_choices_do_not_multiply() -> None:
     assert set(compiled.conditions) == set(compiled.domains)
 
 
+@pytest.mark.slow
 def test_ten_thousand_options_compile_and_draw_at_once() -> None:
     expression = hp.choice("x", [{"place": place, "y": hp.uniform(f"y{place}", 0, 1)} for place in range(10_000)])
     began = time.process_time()

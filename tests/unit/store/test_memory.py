@@ -100,6 +100,7 @@ def played(study: StudyState, policy: str = "cost", shares: str = "uniform", tri
     return study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "shares"),
     [(policy, shares) for policy in POLICIES for shares in SHARES if shares != "paper" or policy == "paper"],

@@ -67,6 +67,7 @@ class Hasty(ManualClock):
         return super().now()
 
 
+@pytest.mark.slow
 def test_the_lock_is_renewed_while_a_long_study_is_loaded() -> None:
     store = SqlStore("sqlite://")
     study = open_study(store, {}, name="s", seed=0, clock=ManualClock(NOW))

@@ -504,6 +504,7 @@ def check_sums(study: StudyState) -> None:
     assert not any(trial.state is S.LOST for trial in trials), "a lost attempt leaves its trial WAITING or FAILED"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(OPERATIONS)
 def test_whatever_comes_in_whatever_order_the_sums_hold_and_a_result_is_final(operations: list[Any]) -> None:
@@ -520,6 +521,7 @@ def test_whatever_comes_in_whatever_order_the_sums_hold_and_a_result_is_final(op
     study.store.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS)
 def test_a_resumed_study_is_the_one_that_was_closed(operations: list[Any]) -> None:

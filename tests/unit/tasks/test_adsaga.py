@@ -188,6 +188,7 @@ def test_over_a_gangs_bus_forty_replicas_solve_it_too() -> None:
     assert task.problem().error(centre.x.astype(np.float64)) < task.SETTINGS.solved
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_processes_of_a_gang_get_nearer_too(tmp_path: Path) -> None:
     """A short way, which takes a second; tests/benchmarks/adsaga.py goes all of it with forty."""

@@ -38,6 +38,7 @@ def sent(delay: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_without_delay_four_processes_compute_what_one_does() -> None:
     whole, cut = train(0, parts=1), train(0)
     assert whole.scores is not None

@@ -72,6 +72,7 @@ def test_the_same_params_have_the_same_loss() -> None:
     assert svm.objective(params) == svm.objective(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -16,6 +16,7 @@ from tasks import sync_sgd
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.slow
 def test_digits_are_learned_and_the_training_is_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_sgd, "SETTINGS", replace(sync_sgd.SETTINGS, steps=120, accuracy=0.9))
     reports: list[int] = []

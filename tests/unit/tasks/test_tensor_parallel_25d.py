@@ -45,6 +45,7 @@ def alone() -> dict[str, Any]:
     return {"losses": losses, "matrices": [matrix.detach().numpy() for matrix in matrices]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [CUBE, (2, 2, 1), (4,)], ids=["2.5-D", "2-D", "1-D"])
 def test_forward_and_backward_equal_one_process(shape: tuple[int, ...]) -> None:
     expected, learned = alone(), spread(shape)

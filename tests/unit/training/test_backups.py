@@ -101,6 +101,7 @@ def played(law: Law, replicas: int, backups: int, cancel_seconds: float | None, 
     return clock / steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancel_seconds", [None, 0.005], ids=["no cancel", "cancel"])
 @pytest.mark.parametrize("backups", [0, 1, 2, 4])
 def test_the_renewal_simulation_predicts_the_step_time_of_a_discrete_event_simulation(
@@ -255,6 +256,7 @@ def play(seconds: Delay, steps: int) -> tuple[Coordinator, Report]:
     return gang.coordinator, gang.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter", [0.02, 0.2])
 def test_a_calm_gang_keeps_no_backup_and_its_step_is_predicted(jitter: float) -> None:
     """Its late gradients are cancelled just before their end; that does not make them seem slow."""
@@ -274,6 +276,7 @@ def test_a_gang_with_stragglers_keeps_its_backups_though_it_cancels_the_late_gra
     assert report.predictions[0].step_seconds > 1.5 * report.predictions[2].step_seconds
 
 
+@pytest.mark.slow
 def test_backups_rest_while_they_are_not_needed_and_return_when_stragglers_appear() -> None:
     coordinator, report = play(lambda place, step: stragglers(place, step) if step > 60 else 0.05, 260)
     assert any("step 20: 0 backups" in note for note in report.log.notes)

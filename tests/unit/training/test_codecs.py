@@ -52,6 +52,7 @@ def test_each_number_is_off_by_at_most_one_level_of_its_block_and_the_payload_wi
         assert np.abs(out[block] - vector[block]).max() <= 1.0001 * np.abs(vector[block]).max() / levels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_quantising_is_unbiased(bits: int) -> None:
     vector, generator = gradient(2 * BLOCK), np.random.default_rng(3)

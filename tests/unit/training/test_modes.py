@@ -220,6 +220,7 @@ def test_the_elastic_centre_adds_the_difference() -> None:
     assert out.tolist() == [2.0, 1.0, -1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps"),
     [

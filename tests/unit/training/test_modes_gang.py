@@ -45,6 +45,7 @@ def trained(folder: Path, strategy: Strategy, steps: int, codec: Codec | None = 
         return float(mean_square(model, (INPUTS, TARGETS))), report, g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "steps"), MODES.values(), ids=MODES)
 def test_a_strategy_solves_a_linear_problem_and_leaves_no_process(
     tmp_path: Path, strategy: Strategy, steps: int
@@ -56,6 +57,7 @@ def test_a_strategy_solves_a_linear_problem_and_leaves_no_process(
     assert not g.processes.alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Sync(replicas=2), Average(replicas=2, tau=2)], ids=["sync", "average"])
 def test_four_bits_solve_a_linear_problem_with_fewer_bytes(tmp_path: Path, strategy: Strategy) -> None:
     loss, quantised, _ = trained(tmp_path / "four", strategy, 150, Quantize(4))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from services.cases import cases
@@ -178,6 +179,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[key], (*path, key))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_whatever_stands_in_a_field_the_event_is_refused_or_can_be_recorded(data: st.DataObject) -> None:
     event = data.draw(st.sampled_from(EVENTS))
