@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from shadho_celery.core.checks import printable
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.decade import FIRST, QUICK_MS, Decade, allows_outlook, turn_of_gp
+from shadho_celery.samplers.decade import FIRST, QUICK_MS, Decade, allows_outlook, keeps_up, turn_of_gp
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace, parts_of
@@ -22,11 +22,8 @@ from shadho_celery.space.split import Subspace, parts_of
 #: maximum number of labels of a trial for a Gaussian process, and of the space, in whose branches there may be more
 MOST_LABELS, MOST_IN_ALL = 30, 1000
 #: a Gaussian process is used, however short the trials are, in studies of up to MOST_TRIALS trials, and for the first
-#: AT_FIRST trials of longer studies; running trials are included
+#: AT_FIRST trials of longer studies, running trials included; afterwards, if it keeps up with all running trials
 MOST_TRIALS, AT_FIRST = 500, 100
-#: afterwards: least seconds of a trial for each running or waiting trial, so that no slot waits for a proposal; and the
-#: seconds of a typical trial, in those of its decade
-SECONDS, TYPICAL = 1.0, 6.0
 #: leave-one-out R² of the process below which every second proposal comes from the Parzen estimator
 LEAST_R_SQUARED = 0.1
 #: maximum number of labels that a line names, and of letters of each
@@ -107,10 +104,12 @@ class AutoSampler:
             return f"{self._labels} hyperparameters in all branches are more than {MOST_IN_ALL}"
         is_short = self._limit is not None and self._limit <= MOST_TRIALS
         is_early = self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST)
-        typical = TYPICAL * (self.decade.seconds or 0.0)
-        if (is_early or typical >= SECONDS * (1 + len(pending))) and self._allowed_turn():
+        if self._allowed_turn() and (is_early or self._keeps_up(len(pending))):
             return None
         return f"trials take {self.decade}, which is too short for gp's proposals"
+
+    def _keeps_up(self, pending: int) -> bool:
+        return keeps_up(self.decade.seconds, 1 + pending, self._labels, self._told, 1 + self._constraints)
 
     def _allowed_turn(self) -> int:
         return turn_of_gp(self.decade.allowed_ms, self._labels, self._told, 1 + self._constraints)

@@ -25,6 +25,8 @@ QUICK_MS = 50.0
 GP_MS, GP_MS_PER_LABEL, GP_RESULTS, GP_MOST = 3.0, 0.25, 100, 300
 #: factors on them: of full proposals, and of quick ones, in reserve for the first trials, fits and slower machines
 FULL, RESERVE = 3.0, 6.0
+#: seconds of a typical trial, in those of its decade
+TYPICAL = 6.0
 #: milliseconds of a proposal by `tpe`: of a space without labels, and for each label
 TPE_MS, TPE_MS_PER_LABEL = 0.3, 0.03
 
@@ -77,6 +79,16 @@ def turn_of_gp(allowed_ms: float, labels: int, results: int, functions: int = 1)
     factor = RESERVE if allowed_ms < QUICK_MS else FULL
     by_gp = factor * _by_gp(labels, results, functions)
     return 0 if spare <= 0 else max(1, math.ceil(by_gp / spare))
+
+
+def keeps_up(seconds: float | None, trials: int, labels: int, results: int, functions: int = 1) -> bool:
+    """Return True if full proposals by `gp` for so many trials take at most a tenth of the seconds of one.
+
+    Then slots hardly wait for them. `seconds` is the decade of the trials, and None if it is unknown. The other
+    arguments are as in `turn_of_gp`.
+    """
+    tenth_ms = 1000 * PART * (seconds or 0.0)
+    return tenth_ms >= QUICK_MS and trials * FULL * _by_gp(labels, results, functions) <= TYPICAL * tenth_ms
 
 
 def allows_outlook(allowed_ms: float, subspaces: int, labels: int, results: int, functions: int = 1) -> bool:

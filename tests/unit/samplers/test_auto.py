@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.trial import NO_OUTCOME, Outcome, Trial, TrialState
 from shadho_celery.samplers.auto import AT_FIRST, MOST_LABELS, MOST_TRIALS, AutoSampler
-from shadho_celery.samplers.decade import FIRST, Decade, decade_of, turn_of_gp
+from shadho_celery.samplers.decade import FIRST, Decade, decade_of, keeps_up, turn_of_gp
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space
@@ -84,14 +84,25 @@ def test_many_labels_are_for_tpe() -> None:
 
 
 def test_many_short_trials_are_for_tpe_after_the_first_ones() -> None:
-    """A study of up to 500 trials asks gp throughout, a longer one in the beginning and where a trial takes long."""
+    """A study of up to 500 trials asks gp throughout, a longer one in the beginning and where gp keeps up."""
     assert chosen(NUMBERS, AT_FIRST + 20, limit=MOST_TRIALS).startswith("gp: ")
     for limit in (MOST_TRIALS + 1, None):
         assert chosen(NUMBERS, AT_FIRST, limit=limit, seconds=1.5).startswith("gp: ")
         assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=0.1).startswith("tpe: trials take 0.1 to 1 s")
         assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0).startswith("gp: ")
-        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=16).startswith("gp: ")
-        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=64).startswith("tpe: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=64).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=1.5, pending=16).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=1.5, pending=64).startswith("tpe: ")
+
+
+def test_gp_keeps_up_with_more_slots_the_longer_trials_are_and_the_less_a_proposal_takes() -> None:
+    def slots(seconds: float | None, labels: int = 6, results: int = 300, functions: int = 1) -> int:
+        return sum(keeps_up(seconds, trials, labels, results, functions) for trials in range(1, 2000))
+
+    assert slots(None) == 0
+    assert 64 < slots(10.0) < slots(100.0)
+    assert slots(10.0) > max(slots(1.0), slots(10.0, labels=30), slots(10.0, functions=3))
+    assert slots(10.0, results=50) > slots(10.0) == slots(10.0, results=10_000)
 
 
 # Short trials
