@@ -1,0 +1,83 @@
+"""Class specs: compute classes whose workers are started on demand, as a file describes them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, plain, short
+from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.trial import Price
+from shadho_celery.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: maximum number of bytes of a file, of its classes, and of the workers and slots that a class may have
+MAX_BYTES, MAX_CLASSES, MAX_WORKERS = 100_000, 100, 10_000
+
+_FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_seconds = 120 and the like"
+
+_Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+
+
+class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A compute class that need not have a live worker."""
+
+    #: slots of one worker
+    slots: _Count = 1
+    #: number of workers that it may have at a time
+    max_workers: _Count = MAX_WORKERS
+    #: RAM of one worker; 0 if it is not known
+    memory_gib: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    #: money that a slot costs an hour; None if it is not known
+    price: Price | None = None
+    #: seconds from the start of a worker until it takes trials
+    startup_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+    @property
+    def most(self) -> int:
+        """Number of slots that the class may have at a time."""
+        return min(self.max_workers, MAX_WORKERS // self.slots) * self.slots
+
+
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the file, before its tables are checked."""
+
+    classes: Annotated[dict[str, object], Meta(min_length=1, max_length=MAX_CLASSES)]
+
+
+def read_class_spec(path: Path) -> dict[str, ClassSpec]:
+    """Return the classes that a TOML file describes, in its order. Raises UsageError with file, key and remedy."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "it is not text")
+        raise UsageError(f"the class spec {path} cannot be read: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"the class spec {path} has more than {MAX_BYTES:,} bytes; {_FORM}")
+    try:
+        return parse(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits
+        raise UsageError(f"the class spec {path} is not TOML: {short(error)}") from None
+    except UsageError as error:
+        raise UsageError(f"the class spec {path}: {error}") from None
+
+
+def parse(content: Mapping[str, object]) -> dict[str, ClassSpec]:
+    """Return the classes that the content of a file describes. Raises UsageError with the key of an invalid value."""
+    found = {}
+    for name, table in as_record(plain(content), _File, form=_FORM).classes.items():
+        if re.match(CLASS_NAME, name) is None:
+            raise UsageError(f"classes: {short(name, 80)} is no class; use up to 60 characters, without commas")
+        found[name] = as_record(table, ClassSpec, f"classes.{short(name, 60)[1:-1]}", _FORM)
+    return found
