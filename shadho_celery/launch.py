@@ -99,6 +99,13 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     metavar="CLASS=SLOTS",
     help="Workers on this machine; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
 )
+@click.option(
+    "--class-spec",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Classes of the fleet that need no live worker, with slots and start-up seconds. The study starts without "
+    "them and announces how many slots it wants; shadho-celery scale starts workers.",
+)
 @click.option("--demo", is_flag=True, help=f"Simulate the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
 @click.option(
     "--code",
@@ -170,18 +177,10 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     os.environ.update(found | connection_options.allowed(given.pop("unsigned_control")))
     if given["repair"] and resume is None:
         raise UsageError("--repair is for the store of an earlier run; give --resume too")
-    if is_fleet and (given["workers"] or given["demo"]):
-        option = "--workers" if given["workers"] else "--demo"
-        raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
-    if is_fleet and given["show_output"]:
-        raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
-    if is_fleet and given["verbose"]:
-        raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
+    _refuse_misplaced(given, is_fleet)
     # Copied now: the run itself adds the addresses of its own servers.
     given["dashboard"] = dict(os.environ) if given["dashboard"] else None
     given["ship"] = given.pop("code") == "ship"
-    if given["ship"] and not is_fleet:
-        raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     say(f"shadho_celery: reading {study_module} ...", err=True)
@@ -189,6 +188,21 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["name"] = resume or given["name"]
     given |= {"resume": resume is not None, "fleet": is_fleet}
     sys.exit(_start(study_module, given))
+
+
+def _refuse_misplaced(given: Mapping[str, Any], is_fleet: bool) -> None:
+    """Raise UsageError for an option that is for a fleet, or for this machine alone, where it is not."""
+    if is_fleet and (given["workers"] or given["demo"]):
+        option = "--workers" if given["workers"] else "--demo"
+        raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    if given["code"] == "ship" and not is_fleet:
+        raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
+    if given["class_spec"] is not None and not is_fleet:
+        raise UsageError("--class-spec is for a fleet; name one by --broker and --redis, or give --workers")
+    if is_fleet and given["show_output"]:
+        raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
+    if is_fleet and given["verbose"]:
+        raise UsageError("--verbose is for embedded mode; on a fleet give -v to shadho-celery worker")
 
 
 def _start(study: str, given: Mapping[str, Any]) -> int:

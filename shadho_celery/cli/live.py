@@ -237,9 +237,9 @@ def progress_line(scheduler: Scheduler, fleet: Fleet = NO_FLEET) -> str:
     busy = [
         f"{row.name} {row.busy}/{row.slots} busy{''.join(f' ({each})' for each in (*row.others, row.leaving) if each)}"
         if row.is_live
-        else f"{row.name}: {row.state}"
+        else f"{row.name}: {'; '.join(filter(None, (row.state, row.wanted)))}"
         for row in class_rows(scheduler, fleet)
-        if row.is_live or scheduler.classes
+        if row.is_live or row.wanted or scheduler.classes
     ]
     pruned = f"; {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
     failed = study.count(_S.FAILED)
@@ -342,12 +342,14 @@ class ClassRow:
     #: texts about the slots of other studies, and about workers that are draining
     others: tuple[str, ...] = ()
     leaving: str = ""
+    #: text about the slots that the study could use, if no worker is live; "" for none
+    wanted: str = ""
 
     @property
     def words(self) -> str:
         """State and all further texts. A class whose slots are used by other studies is not called idle."""
         state = "" if self.state == "idle" and self.others else self.state
-        return "; ".join(filter(None, (state, *self.others, self.leaving)))
+        return "; ".join(filter(None, (state, *self.others, self.leaving, self.wanted)))
 
     @property
     def style(self) -> str:
@@ -356,10 +358,10 @@ class ClassRow:
 
 
 def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
-    """Return the state of each compute class that is live or has trials."""
+    """Return the state of each compute class that is live, has trials or should have workers."""
     study, live = scheduler.study, {c.name: c for c in scheduler.classes}
     busy, rows = busy_slots(study), []
-    for name in dict.fromkeys([*live, *study.compute_classes]):
+    for name in dict.fromkeys([*live, *study.compute_classes, *scheduler.wanted_slots]):
         shown, workers = live.get(name) or ComputeClass(name=name, slots=0, workers=0), fleet.of(name)
         # Slots of silent workers count until their leases run out. The number is at least `busy`, because a worker that
         # is quarantined or drains still finishes its trials, although its slots take no new ones.
@@ -367,6 +369,7 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
         draining = sum(worker.draining for worker in workers)
         state = class_state(shown, busy[name], workers, fleet)
         leaving = f"{counted(draining, 'worker is', 'workers are')} draining" if draining else ""
+        wanted = 0 if name in live else scheduler.wanted_slots.get(name, 0)
         row = ClassRow(
             name=name,
             is_live=name in live,
@@ -376,6 +379,7 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
             state=state,
             others=tuple(_other_studies(workers, study.record.key, slots - busy[name])),
             leaving="" if state == "draining" else leaving,
+            wanted=f"{counted(wanted, 'slot is', 'slots are')} wanted" if wanted else "",
         )
         rows.append(row)
     return rows

@@ -143,6 +143,15 @@ class FleetState:
     #: number of messages that wait in each queue, by compute class and by the queue's name; None without such a queue
     depths: Mapping[str, Mapping[str, int | None]]
 
+    @property
+    def wanted(self) -> Mapping[str, int | None]:
+        """Number of slots that the studies want of each class together, or None if none of them says."""
+        found: dict[str, int | None] = dict.fromkeys(self.depths)
+        for study in self.studies.values():
+            for name, slots in study.wanted_slots.items():
+                found[name] = (found.get(name) or 0) + slots
+        return found
+
     def waiting(self, name: str) -> int | None:
         """Return the number of messages in the queues of a compute class, or None if it has no queue."""
         known = [depth for depth in self.depths[name].values() if depth is not None]
@@ -168,7 +177,7 @@ def read_fleet(control: Signer | None = None) -> FleetState:
         workers, studies = registry.living(), wanting.living()
         drained = drains.all({place_of(name): worker.drain_sequence for name, worker in workers.items()})
     classes = {worker.compute_class for worker in workers.values()}
-    classes |= {name for study in studies.values() for name in study.wants}
+    classes |= {name for study in studies.values() for name in {**study.wants, **study.wanted_slots}}
     queues = {name: {name} for name in sorted(classes)}
     for worker in workers.values():
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
@@ -197,6 +206,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
                 "weight": study.weight,
                 "trials": None if study.progress is None else _numbers(study.progress),
                 "wants": study.wants,
+                "wanted_slots": study.wanted_slots,
             }
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
@@ -210,6 +220,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
                 "draining": sum(worker.draining for worker in by_class[name]),
                 "slots": sum(worker.slots for worker in by_class[name]),
                 "busy": sum(worker.busy for worker in by_class[name]),
+                "wanted": fleet.wanted[name],
                 "queue": fleet.waiting(name),
                 "hosts": sorted({worker.machine.host for worker in by_class[name]}),
                 "imports": sorted({module for worker in by_class[name] for module in worker.imports}),
@@ -348,8 +359,9 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
 
     from shadho_celery.cli.tables import make_console, right
 
-    drains = any(facts["draining"] for facts in classes.values())
-    figures = ("workers", "quarantined", *["draining"] * drains, "slots", "busy", "queue")
+    shown = {each for each in ("draining", "wanted") if any(facts[each] for facts in classes.values())}
+    figures = ["workers", "quarantined", "draining", "slots", "busy", "wanted", "queue"]
+    figures = [each for each in figures if each in shown or each not in {"draining", "wanted"}]
     table = Table("class", *map(right, figures), "hosts", "modules")
     for name, facts in classes.items():
         cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)

@@ -50,7 +50,8 @@ class QueueExecutor:
 
     `study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
     `code`. `live` are the study's live attempts. `sources` are shipped to the workers that accept code. `objectives`
-    are the names and directions of the losses. `progress` returns what is announced to other processes.
+    are the names and directions of the losses. `progress` and
+    `wanted` return what is announced to other processes: the study's progress, and the slots that it wants by class.
 
     `weight` determines the study's share of the slots when several studies want them. With `adopt`, the executor waits
     for attempts that an earlier scheduler left running. Without it, all workers are on this machine, and the workers of
@@ -80,6 +81,7 @@ class QueueExecutor:
         fence: int = 0,
         name: str = "",
         progress: Callable[[], Progress | None] = lambda: None,
+        wanted: Callable[[], Mapping[str, int]] = dict,
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
         objectives: Objectives | None = None,
@@ -98,6 +100,7 @@ class QueueExecutor:
             code=code,
             name=name,
             progress=progress,
+            wanted=wanted,
             fence=fence,
             control=None if control is None else control.fingerprint,
         )

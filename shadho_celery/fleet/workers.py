@@ -79,6 +79,8 @@ class Workers:
     #: the study's name and progress, which are announced for people
     name: str = ""
     progress: Callable[[], Progress | None] = lambda: None
+    #: slots by class that would shorten the study, which are announced
+    wanted: Callable[[], Mapping[str, int]] = dict
     #: fence of the scheduler's lock, and fingerprint of the key of the requests that it obeys, or None
     fence: int = 0
     control: str | None = None
@@ -162,6 +164,7 @@ class Workers:
             weight=self.weight,
             wants=wants,
             turns=turns,
+            wanted_slots=dict(self.wanted()),
         )
         is_new = self._studies.announce(self.study, announced)
         if is_new or self._is_late(now):

@@ -36,7 +36,7 @@ def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[
     from scipy import sparse
     from scipy.optimize import linprog
 
-    shares = np.array([1.0 if mix is None else mix[kind] for kind in kinds])
+    shares = np.array([1.0 if mix is None else mix[kind] for kind in kinds], dtype=float)
     shares /= shares.sum()
     rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds])
     # Columns: the x_kc by kind, and r. Sparse, because a flat space has thousands of kinds of trials.

@@ -73,9 +73,11 @@ def wanted_slots(
     columns = [column._replace(slots=column.slots / width) for column in columns]
     times = np.array([[seconds[kind][column.name] for column in columns] for kind in kinds])
     first = float((times + [column.startup for column in columns]).min(axis=1).max())
-    rate = throughput_bound(seconds, {name: room.most / width for name, room in rooms.items()}, mix).rate
+    rate = throughput_bound(
+        {kind: seconds[kind] for kind in kinds}, {name: room.most / width for name, room in rooms.items()}, mix
+    ).rate
     horizon = max(ENDLESS * first if math.isinf(left) else SLACK * left / rate, first)
-    shares = np.array([mix[kind] for kind in kinds])
+    shares = np.array([mix[kind] for kind in kinds], dtype=float)
     total = dict.fromkeys(rooms, 0.0)
     for column, slots in zip(columns, _fewest(times, shares, columns, min(horizon, seconds_left), left), strict=True):
         total[column.name] += slots * width

@@ -295,10 +295,10 @@ class CostModel:
         offsets = self._typical_offsets(budget)
         return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
 
-    def typical_seconds(self, classes: Sequence[str]) -> Array:
-        """Return the predicted seconds of typical trials without a budget, shape (subspaces, classes)."""
-        total, count = self._declared_logs
-        return np.asarray(np.exp(self.log_seconds(classes) + (total / np.maximum(count, 1.0))[:, None]))
+    def typical_seconds(self, classes: Sequence[str], budget: float | None = None) -> Array:
+        """Return the predicted seconds of typical trials at a budget, if any, shape (subspaces, classes)."""
+        offsets = self._typical_offsets(budget or 1.0)
+        return np.asarray(np.exp(self.log_seconds(classes, budget=budget) + offsets))
 
     def _typical_offsets(self, budget: float) -> Array:
         """Return the log of the budget times the geometric mean of the declared costs, shape (subspaces, 1)."""

@@ -18,6 +18,7 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.placements import Placements
 from shadho_celery.scheduler.proposals import Proposals
@@ -31,6 +32,9 @@ TURN_SECONDS = 0.5
 
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
+
+#: seconds without a live class after which trials for which no machine is started are FAILED
+ALONE_SECONDS = 60.0
 
 #: once this many trials of every class have ended, classes are ranked by their speed instead of their hardware
 TIMED_TRIALS = 5
@@ -74,6 +78,10 @@ class Scheduler:
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
+        #: slots that the study wants of each class; None if workers are not started on demand
+        self.demand: Demand | None = None
+        #: last moment at which a class was live, or the limit allowed other trials than those without a machine
+        self._served_at = self.study.clock.now()
         #: attempts that are placed, and will be sent after they are recorded
         self._unsent: list[Attempt] = []
         #: numbers of pruned trials, which will be stopped after the decision is recorded
@@ -177,6 +185,8 @@ class Scheduler:
         if self._reservations.reserved:
             self._reservations.see(self.classes)
         self.proposals.see(self.classes)
+        if self.demand is not None:
+            self._follow(self.demand, now)
         self._stop_at_limit()
 
     def fill(self) -> None:
@@ -254,6 +264,11 @@ class Scheduler:
         return [(trial, c, self._reservations.free(c)) for trial, c in found if trial is not None and c is not None]
 
     @property
+    def wanted_slots(self) -> Mapping[str, int]:
+        """Slots of each class that the study could use, those that it uses included; {} without workers on demand."""
+        return {} if self.demand is None else self.demand.wanted
+
+    @property
     def spent(self) -> float:
         """Money that the attempts of all runs have cost so far."""
         return self.study.recorder.spending(self.study.clock.wall())
@@ -274,6 +289,21 @@ class Scheduler:
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
+
+    def _follow(self, demand: Demand, now: float) -> None:
+        """Update the wanted slots. Fail trials for which no machine is started if nothing else is left to run."""
+        left, vanishing = 0.0, self.study.vanishing
+        if not (self.stopping or self.paused):
+            left = self.limits.trials_left(self.study.counted + self.study.count(TrialState.RUNNING))
+            if self.proposals.is_exhausted:
+                left = min(left, self.study.count(TrialState.WAITING, TrialState.QUEUED))
+            left = max(0.0, left - len(vanishing))
+        demand.look(self.classes, left, math.inf if self.limits.seconds is None else self._seconds_left())
+        if self.classes or self.study.in_flight or left or self.paused:
+            self._served_at = now
+        elif vanishing and now - self._served_at >= ALONE_SECONDS:
+            error = "no machine is started for it, because the machines of its last attempts have vanished"
+            self._finish([self.study.give_up(number, error) for number in vanishing])
 
     def _is_without_gain(self) -> bool:
         most = self.limits.without_gain

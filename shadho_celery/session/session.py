@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
+from shadho_celery.core.class_spec import ClassSpec, read_class_spec
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.trial import TrialState
@@ -35,6 +37,7 @@ from shadho_celery.results.report import ended_by_subspace
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import widest
@@ -88,6 +91,8 @@ class Options(Given):
     demo: bool = False
     #: True if the sources are to be shipped to the workers that accept code
     ship: bool = False
+    #: file that describes classes whose workers are started on demand; None without one
+    class_spec: Path | None = None
     #: function that is called after each trial, instead of that of the study file
     on_trial: OnTrial | None = None
     #: True if a broker or Redis is named, so that the study runs on a fleet
@@ -134,6 +139,8 @@ class Session:
         given = {each.name: getattr(options, each.name) for each in fields(Given)}
         repaired = say if options.repair else None
         key = None if options.early is None else options.early.directory.name
+        #: classes that are started on demand, by the option --class-spec
+        self._class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(
             Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, key=key, **given)
         )
@@ -151,6 +158,8 @@ class Session:
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
         self.slots: dict[str, int] = {}
+        #: slots that the study wants of each class; None unless it declares classes on a fleet
+        self._demand: Demand | None = None
         #: study that `on_trial` is called with; None without an `on_trial`
         self._running: RunningStudy | None = None
         self._signals = Signals()
@@ -208,6 +217,7 @@ class Session:
             fence=self.study.fence,
             name=self.study.name,
             progress=self._progress,
+            wanted=self._wanted,
             code=self.code,
             sources=self._sources,
             objectives=settings.objectives,
@@ -217,6 +227,10 @@ class Session:
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
+        if self.options.fleet and self.declared:
+            shares = self.scheduler.proposals.shares
+            self._demand = Demand(self.declared, self.study, self.scheduler.cost_model, shares)
+            self.scheduler.demand = self._demand
         self.watch = Watch(self)
         self.steering = Steering(self)
 
@@ -264,6 +278,15 @@ class Session:
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
         )
+
+    @property
+    def declared(self) -> dict[str, ClassSpec]:
+        """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
+        return {**dict.fromkeys(self.plan.settings.classes, ClassSpec()), **self._class_spec}
+
+    def _wanted(self) -> Mapping[str, int]:
+        """Return the slots of each class that the study could use, which the executor announces to the fleet."""
+        return {} if self._demand is None else self._demand.wanted
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all that are in force now. Raises StoreError."""
@@ -462,7 +485,7 @@ class Watch:
 
     def missing(self) -> Iterator[Notice]:
         """Yield a notice for each class without a live worker, and for what live workers lack."""
-        session, module, classes = self._session, self._session.file.module, self._session.plan.settings.classes
+        session, module, classes = self._session, self._session.file.module, [*self._session.declared]
         live = session.executor.workers.announced
         if session.embedded is not None:
             # Users who have given --workers do not expect workers of other classes.
@@ -492,6 +515,8 @@ class Watch:
         for name in classes:
             if name not in there:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
+                if session.options.class_spec is not None:
+                    text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
 
     def _on_money(self) -> Iterator[str]:

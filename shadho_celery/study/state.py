@@ -50,6 +50,9 @@ MAX_LOST = 3
 #: number of attempts of one trial whose machines may vanish before such losses count too
 MAX_VANISHED = 3
 
+#: number of attempts in a row that ended with vanished machines, after which no machine is started for a trial
+VANISHING = 2
+
 #: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
 MAX_AVOIDING = 30
 
@@ -113,6 +116,8 @@ class StudyState(StudyTrials):
         self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
+        #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
+        self._vanished: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
         self.find_open = self._open.get
         self._waiting: deque[int] = deque()
@@ -396,6 +401,17 @@ class StudyState(StudyTrials):
         self._cancelled.add(number)
         return None
 
+    @property
+    def vanishing(self) -> list[int]:
+        """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
+        found = [number for number, count in self._vanished.items() if count >= VANISHING]
+        return [number for number in found if self._open[number].state is _S.WAITING]
+
+    def give_up(self, number: int, error: str) -> Trial:
+        """Fail a waiting trial for this reason. Return it."""
+        failed = Outcome(state=_S.FAILED, error=error)
+        return self._note(self._open[number].evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
+
     def note_action(self, action: Action) -> None:
         """Keep an action for the next `commit`. Its answer is sent after that, so that no answered action is lost."""
         self._actions.append(action)
@@ -564,6 +580,10 @@ class StudyState(StudyTrials):
         if sent.is_claimed and is_loss and trial.step is None:
             self.losses.append((sent.attempt, reason))
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
+        if isinstance(event, Lost) and event.vanished:
+            self._vanished[trial.number] += 1
+        elif sent.is_claimed:
+            self._vanished.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
@@ -634,6 +654,7 @@ class StudyState(StudyTrials):
         if trial.state.is_finished:
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
+            self._vanished.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
             self.counted += trial.state in COUNTED
@@ -673,6 +694,9 @@ class StudyState(StudyTrials):
             # The report is in the store: it was recorded in one transaction with the decision to prune.
             reports = self.store.reports(self.record.key, [trial.number])
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
+        if trial.vanished:
+            # Whether they were the latest attempts was not recorded.
+            self._vanished[trial.number] = trial.vanished
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)

@@ -147,6 +147,9 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
     #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
+    #: slots by compute class that would shorten the study, also of classes without workers; empty unless it declares
+    #: classes
+    wanted_slots: dict[_ClassName, _Slots] = {}
 
 
 _SEALED: Mapping[type[Struct], Sealed[Any]] = {kind: Sealed(kind, MAX_ANNOUNCEMENT) for kind in (Worker, StudyWants)}

@@ -107,7 +107,7 @@ def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_ob
     client = connect(redis_url)
     studies, workers = Registry(client, StudyWants), Registry(client, Worker)
     progress = Progress(ended=3, limit=9, running=2, waiting=1)
-    studies.announce("k2", StudyWants(name="svm", weight=2.5, progress=progress))
+    studies.announce("k2", StudyWants(name="svm", weight=2.5, progress=progress, wanted_slots={"cloud": 4}))
     studies.announce("k1", StudyWants(name="b\x9b31m\u202e", progress=Progress(ended=7)))
     studies.announce("old\x1b[31m" + "x" * 1000, StudyWants())
     workers.announce("w\x1b[31m", Worker(protocol=PROTOCOL, compute_class="\x9bc", machine=Machine(host="\u202eh")))
@@ -128,5 +128,8 @@ def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_ob
     assert row[5].endswith("7replica7(1h)and1more")
     assert ["w\\x1b[31m", "0", "0", "-", "serving"] in rows
     by_key = {study["key"]: study for study in json.loads(told.output)["studies"]}
+    assert by_key["k2"]["wanted_slots"] == {"cloud": 4}
+    assert json.loads(told.output)["classes"]["cloud"]["wanted"] == 4
+    assert [row[:7] for row in rows if row[0] == "cloud"] == [["cloud", "0", "0", "0", "0", "4", "-"]]
     assert by_key["k2"]["trials"] == {"ended": 3, "limit": 9, "running": 2, "waiting": 1}
     assert by_key["k1"]["name"] == "b\\x9b31m\\u202e"

@@ -27,6 +27,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
 from shadho_celery.fleet.gangs import Seated
+from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
@@ -211,6 +212,16 @@ def test_slots_that_other_studies_have_are_not_idle_and_it_is_said_whose_they_ar
     assert shown == "study their 3 has 5 slots; study their 2 has 1 slot; 1 more", "no more than there are free ones"
     some = fleet(a=worker(draining=True), b=worker())
     assert state(scheduler, some) == "idle; 1 worker is draining"
+
+
+def test_a_class_without_a_worker_says_how_many_slots_of_it_are_wanted() -> None:
+    study, scheduler, _ = searched(turns=1)
+    scheduler.demand = Demand({}, study, scheduler.cost_model, scheduler.proposals.shares)
+    scheduler.demand.wanted = {"[/cpu]": 2, "cloud": 3}
+    rows = {row.name: row.words for row in class_rows(scheduler, fleet())}
+    assert rows["cloud"] == "no worker; 3 slots are wanted"
+    assert "wanted" not in rows["[/cpu]"]
+    assert "cloud: no worker; 3 slots are wanted" in progress_line(scheduler, fleet())
 
 
 def test_the_state_of_what_is_wrong_has_a_colour() -> None:

@@ -129,12 +129,13 @@ def test_an_attempt_for_a_machine_is_without_workers_once_that_machine_is() -> N
 def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     client = MagicMock(**{"smembers.return_value": set()})
     told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
-    workers = Workers(client, "k", "m", 2.0, name="svm", progress=iter(told).__next__)
+    wanted = {"cloud": 4}
+    workers = Workers(client, "k", "m", 2.0, name="svm", progress=iter(told).__next__, wanted=lambda: wanted)
     for now in (0.0, 1.0):
         workers.look(now, (), set())
     sent = client.pipeline.return_value.__enter__.return_value.set.call_args_list
     announced = [msgspec.json.decode(call.args[1], type=StudyWants) for call in sent]
-    assert announced == [StudyWants(name="svm", weight=2.0, progress=each) for each in told]
+    assert announced == [StudyWants(name="svm", weight=2.0, progress=each, wanted_slots=wanted) for each in told]
 
 
 def test_a_worker_that_drains_gets_nothing_and_what_it_runs_takes_no_slot_of_the_others() -> None:

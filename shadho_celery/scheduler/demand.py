@@ -1,0 +1,84 @@
+"""Demand: the slots of each class that a study could use, also of classes whose workers are started on demand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shadho_celery.core.class_spec import ClassSpec
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import TrialState
+from shadho_celery.placement.shares import Shares
+from shadho_celery.placement.wanted import Held, Room, wanted_slots
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.study.state import StudyState
+
+#: seconds for which a number of slots stays wanted after it is no longer needed
+HOLD_SECONDS = 30.0
+
+#: seconds between two updates, and pairs of subspace and class that add a second
+LOOK_SECONDS, PER_SECOND = 3.0, 100
+
+#: least seconds of a trial, because sending it takes as long
+LEAST_SECONDS = 0.01
+
+#: trials that the shares divide to give the mix of subspaces, for each subspace
+DEALT = 20
+
+
+class Demand:
+    """The slots that one study wants of each class, updated every few seconds.
+
+    The numbers include the slots that the study uses. They rise at once, and fall after HOLD_SECONDS.
+    """
+
+    def __init__(
+        self, declared: Mapping[str, ClassSpec], study: StudyState, cost_model: CostModel, shares: Shares
+    ) -> None:
+        """`declared` are the classes that may have workers on demand, the strongest first."""
+        self._declared, self._study, self._cost_model, self._shares = declared, study, cost_model, shares
+        self._held = Held(HOLD_SECONDS)
+        self._looked_at = -math.inf
+        #: wanted slots by class
+        self.wanted: dict[str, int] = {}
+
+    def look(self, classes: Sequence[ComputeClass], left: float, seconds_left: float) -> None:
+        """Update the wanted slots if that is due. `classes` are the live ones.
+
+        `left` is the number of trials that may still be started, without those for which no machine is started.
+        """
+        now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
+        names = [*{**self._declared, **live}]
+        pairs = len(self._cost_model.row_of) * len(names)
+        if now - self._looked_at < max(LOOK_SECONDS, pairs / PER_SECOND):
+            return
+        self._looked_at = now
+        used: Counter[str | None] = Counter()
+        for attempt in self._study.attempts:
+            used[attempt.compute_class] += attempt.slots * (attempt.state is TrialState.RUNNING)
+        rooms = {name: self._room(name, live.get(name, 0)) for name in names}
+        useful = self._useful(rooms, left, seconds_left)
+        self.wanted = self._held.see({name: max(useful.get(name, 0), used[name]) for name in names}, now)
+
+    def _room(self, name: str, live: int) -> Room:
+        spec = self._declared.get(name)
+        return Room(live, live) if spec is None else Room(live, max(live, spec.most), spec.startup_seconds)
+
+    def _useful(self, rooms: Mapping[str, Room], left: float, seconds_left: float) -> dict[str, int]:
+        """Return the slots of each class that would shorten the rest of the study."""
+        names, row_of = [*rooms], self._cost_model.row_of
+        sent = self._study.sent
+        budgets = [trial.budget for trial in sent if trial.budget is not None]
+        budget = sum(budgets) / len(budgets) if budgets else None
+        typical = np.maximum(self._cost_model.typical_seconds(names, budget), LEAST_SECONDS).tolist()
+        return wanted_slots(
+            {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},
+            self._shares.quotas(DEALT * len(row_of)),
+            rooms,
+            left=left,
+            seconds_left=seconds_left,
+            width=sum(trial.slots for trial in sent) / len(sent) if sent else 1.0,
+        )

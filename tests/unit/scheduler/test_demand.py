@@ -1,0 +1,118 @@
+"""The scheduler wants slots of declared classes as long as trials are left for them, and none for machines' ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperopt import hp
+from services.searching import SimulatedSearch
+
+from shadho_celery.core.class_spec import ClassSpec
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Started, TrialState
+from shadho_celery.scheduler.demand import HOLD_SECONDS, LOOK_SECONDS, Demand
+from shadho_celery.scheduler.scheduler import ALONE_SECONDS
+from shadho_celery.space.compile import compile_space
+from shadho_celery.study.limits import Limits
+
+
+def search(slots: int = 0, **given: Any) -> SimulatedSearch:
+    """A study of trials of ten seconds that declares up to four workers of two slots."""
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=TrialState.COMPLETE, loss=0.5, seconds=10.0)
+
+    made = SimulatedSearch(
+        compile_space({"x": hp.uniform("x", 0, 1)}),
+        play,
+        {"cloud": slots},
+        settings=StudySettings(sampler="random", speculate=False),
+        limits=Limits(**{"trials": 20, **given}),
+        clock=ManualClock(1000.0),
+        seed=0,
+    )
+    spec = {"cloud": ClassSpec(slots=2, max_workers=4, startup_seconds=60.0)}
+    scheduler = made.scheduler
+    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals.shares)
+    return made
+
+
+def wanted(made: SimulatedSearch) -> int:
+    return made.scheduler.wanted_slots.get("cloud", 0)
+
+
+def test_without_a_worker_the_slots_that_the_trials_need_are_wanted_up_to_the_declared_most() -> None:
+    for trials, slots in ((1, 1), (3, 3), (20, 8)):
+        made = search(trials=trials)
+        made.scheduler.turn()
+        assert made.scheduler.wanted_slots == {"cloud": slots}
+
+
+def test_at_the_end_only_the_slots_that_run_trials_are_wanted() -> None:
+    made = search(slots=8).run()
+    assert wanted(made) == 8, "a number stays wanted for a while"
+    made.clock.sleep(HOLD_SECONDS + 1)
+    made.scheduler.assign()
+    assert made.scheduler.wanted_slots == {"cloud": 0}
+
+
+def test_a_paused_or_stopped_study_wants_no_new_slots() -> None:
+    for act in ("pause", "stop"):
+        made = search()
+        getattr(made.scheduler, act)()
+        made.scheduler.assign()
+        assert wanted(made) == 0
+
+
+def test_a_worker_that_would_come_after_the_time_limit_is_not_wanted() -> None:
+    made = search(seconds=50.0)
+    made.scheduler.turn()
+    assert wanted(made) == 0
+
+
+def vanished(attempt: int) -> Lost:
+    return Lost(number=0, attempt=attempt, reason="its machine has vanished", vanished=True)
+
+
+def test_one_vanished_machine_is_replaced() -> None:
+    made = search(slots=1, trials=1)
+    made.scheduler.turn()
+    made.scheduler.tell([vanished(1)])
+    made.clock.sleep(LOOK_SECONDS)
+    made.scheduler.assign()
+    assert made.study.vanishing == []
+    assert wanted(made) == 1
+
+
+def test_no_machine_is_started_for_a_trial_whose_last_two_machines_vanished_and_it_fails_with_that_reason() -> None:
+    made = search(slots=1, trials=1)
+    scheduler, clock = made.scheduler, made.clock
+    scheduler.turn()
+    scheduler.tell([vanished(1)])
+    scheduler.fill()
+    scheduler.tell([vanished(2)])
+    assert made.study.vanishing == [0]
+    scheduler.executor.classes = list  # type: ignore[method-assign]
+    for seconds in (HOLD_SECONDS, ALONE_SECONDS - HOLD_SECONDS - 1):
+        clock.sleep(seconds)
+        scheduler.assign()
+        assert len(made.study.trials) == 0
+    assert scheduler.wanted_slots == {"cloud": 0}
+    clock.sleep(2.0)
+    scheduler.assign()
+    [trial] = made.study.trials
+    assert trial.state is TrialState.FAILED
+    assert "no machine is started for it" in str(trial.outcome.error)
+
+
+def test_a_trial_that_was_lost_otherwise_since_gets_a_machine() -> None:
+    made = search(slots=1, trials=1)
+    made.run(lambda each: each.study.count(TrialState.RUNNING) == 1)
+    made.scheduler.tell([vanished(1)])
+    made.scheduler.fill()
+    made.scheduler.tell([Started(number=0, attempt=2, host="h", at=1.0)])
+    made.scheduler.tell([Lost(number=0, attempt=2, reason="its worker was silent")])
+    made.scheduler.fill()
+    made.scheduler.tell([vanished(3)])
+    assert made.study.vanishing == []
