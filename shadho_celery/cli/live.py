@@ -277,7 +277,8 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
 def waiting_lines(scheduler: Scheduler) -> list[str]:
     """Return a line for each trial that waits until enough slots of one class are free."""
     return [
-        f"trial {trial.number} waits for {trial.slots} slots of {each.name}; {max(0, free)} free"
+        f"trial {trial.number} waits for {trial.slots} slots of {each.name}{f' on {each.host}' if each.host else ''}; "
+        f"{max(0, free)} free"
         for trial, each, free in scheduler.reserved
     ]
 

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -102,16 +102,17 @@ class Machine(Struct, frozen=True, kw_only=True):
         # Sums of fractions may be slightly less than a whole number.
         return max(1, int(threads + 1e-6))
 
-    def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
-        """Return the environment variables of the process of one slot: its GPU, and its share of the cores.
+    def slot_environment(self, compute_class: str, taken: Sequence[int], slots: int) -> dict[str, str]:
+        """Return the environment variables of the process of a trial: its GPUs, and its share of the cores.
 
-        `slot` is the slot's number, from 0, and `slots` the worker's number of slots.
+        `taken` are the numbers of the trial's slots, from 0, and `slots` is the worker's number of slots.
         """
         gpus = self.gpus_for(compute_class)
-        visible = gpus[slot % len(gpus)] if gpus else ""
+        # Slots may share a GPU.
+        visible = ",".join(dict.fromkeys(gpus[slot % len(gpus)] for slot in taken)) if gpus else ""
         # Our GPU indexes are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots))}
+        return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots) * len(taken))}
 
 
 def thread_variables(threads: int | str) -> dict[str, str]:
@@ -159,6 +160,30 @@ class ComputeClass:
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
     names: frozenset[str] = frozenset()
+    #: slots of the largest worker, if a trial takes only slots of one worker; 0 if it may take those of several
+    widest: int = 0
+    #: the class's machines, each as a class of its name, if a trial takes only slots of one worker; otherwise ()
+    machines: tuple[ComputeClass, ...] = ()
+    #: name of the machine, if this is a machine of a class
+    host: str | None = None
+
+    @property
+    def room(self) -> int:
+        """Maximum number of slots of a trial."""
+        return self.widest or self.slots
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """Name of the class, and of the machine if this is one."""
+        return self.name, self.host
+
+    @property
+    def places(self) -> Sequence[ComputeClass]:
+        """Where trials are placed: the class's machines, with the class's limits, or the class itself."""
+        # A machine has no queue of trials ahead, because each trial is sent to the machine that has its slots.
+        return [replace(each, allowance=self.share, turn=self.turn, silent=self.silent) for each in self.machines] or [
+            self
+        ]
 
     @property
     def share(self) -> float:

@@ -39,6 +39,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     watched: bool = False
     #: seat of a replica that the worker is to run in the gang of the only attempt; None if it is to run the attempts
     replica: ReplicaSeat | None = None
+    #: True if all slots of an attempt are those of the worker that claims it
+    one_worker: bool = False
     #: direction of each loss of the study, by name; None for one loss without a name
     objectives: Objectives | None = None
 

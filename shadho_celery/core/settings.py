@@ -25,7 +25,7 @@ from shadho_celery.errors import StudyError, UsageError, Words
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: number of slots of a trial: a number, a key of the objective's values, or a function of these values
+#: number of slots (or GPUs) of a trial: a number, a key of the objective's values, or a function of these values
 SlotsSetting = int | str | Callable[[Any], int]
 #: expected seconds of a trial: by subspace, or as a function of the objective's values; only their proportions matter
 Cost = Mapping[str, float] | Callable[[Any], float]
@@ -285,6 +285,13 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about("slots of one class that a trial takes: a number, a key of the params, or a function of them"),
     ] = 1
+    gpus: Annotated[
+        Any,
+        _about(
+            "GPUs of one worker that a trial takes, or slots of a worker without GPUs: a number, a key of the params, "
+            "or a function of them"
+        ),
+    ] = None
     preload: Annotated[
         tuple[Annotated[str, Meta(pattern=r"\A[A-Za-z_][\w.]{0,199}\Z")], ...],
         _about("libraries that workers import once and not again for each new process: a list such as ['torch']"),
@@ -301,9 +308,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise misfit_at("sampler", "give a name, or a class of your own")
         if not (self.pruner is None or isinstance(self.pruner, (str, Mapping))):
             raise misfit_at("pruner", "give a name, or a dict")
-        is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
-        if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
-            raise misfit_at("slots", "give a number from 1, a key or a function")
+        for name in ("slots",) if self.gpus is None else ("slots", "gpus"):
+            if not _is_width(getattr(self, name)):
+                raise misfit_at(name, "give a number from 1, a key or a function")
+        if self.gpus is not None and self.slots != 1:
+            raise misfit_at("gpus", "slots may be on several workers and gpus are on one; leave out one of the two")
+
+    @property
+    def width(self) -> tuple[str, SlotsSetting]:
+        """Name and value of the setting that determines the number of slots of a trial."""
+        return ("slots", self.slots) if self.gpus is None else ("gpus", self.gpus)
 
     def in_force(self) -> dict[str, Any]:
         """Return the settings that a study records as in force."""
@@ -335,6 +349,11 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return self.shares
         by_promise = self.sampler in WHOLE_SAMPLERS and not self.has_several
         return "paper" if self.policy == "paper" else "promise" if by_promise else "even"
+
+
+def _is_width(given: object) -> bool:
+    is_count = isinstance(given, int) and not isinstance(given, bool) and given > 0
+    return is_count or callable(given) or (isinstance(given, str) and bool(given))
 
 
 def _described() -> dict[str, Setting]:

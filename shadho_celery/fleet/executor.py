@@ -56,7 +56,8 @@ class QueueExecutor:
     `weight` determines the study's share of the slots when several studies want them. With `adopt`, the executor waits
     for attempts that an earlier scheduler left running. Without it, all workers are on this machine, and the workers of
     an earlier scheduler are gone. A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete
-    after `gang_wait_seconds` gives its slots back and ends LOST. `fence` is the fencing number of the study's lock in
+    after `gang_wait_seconds` gives its slots back and ends LOST. With `one_worker`, a trial takes only slots of one
+    worker. `fence` is the fencing number of the study's lock in
     its store. `control` signs the requests to this scheduler, which `requests` returns; None to refuse them. `recorder`
     is told which workers come and go.
 
@@ -75,6 +76,7 @@ class QueueExecutor:
         adopt: bool = True,
         trial_timeout: float | None = None,
         gang_wait_seconds: float = GANG_WAIT_SECONDS,
+        one_worker: bool = False,
         clock: Clock | None = None,
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
@@ -102,6 +104,7 @@ class QueueExecutor:
             progress=progress,
             wanted=wanted,
             fence=fence,
+            one_worker=one_worker,
             control=None if control is None else control.fingerprint,
         )
         self._recorder = recorder
@@ -117,6 +120,7 @@ class QueueExecutor:
             is_shipped=code.is_shipped,
             attempts=[],
             timeout=trial_timeout,
+            one_worker=one_worker,
             objectives=objectives,
         )
         self._dispatch = Dispatch(template, publisher, channel, workers, live, self._clock, adopt)

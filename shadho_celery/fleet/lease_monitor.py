@@ -129,5 +129,6 @@ class LeaseMonitor:
         return (
             self.workers.are_gone(sent, now, gone)
             or self.workers.had_free_slot(name, sent.at, now, free, host=host)
-            or (is_bound and now - sent.at > MACHINE_BUSY_SECONDS)
+            # A worker keeps its free slots for an attempt that waits for several.
+            or (is_bound and sent.attempt.slots == 1 and now - sent.at > MACHINE_BUSY_SECONDS)
         )

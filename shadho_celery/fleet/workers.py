@@ -83,6 +83,8 @@ class Workers:
     wanted: Callable[[], Mapping[str, int]] = dict
     #: fence of the scheduler's lock, and fingerprint of the key of the requests that it obeys, or None
     fence: int = 0
+    #: True if all slots of a trial are those of one worker
+    one_worker: bool = False
     control: str | None = None
 
     def __post_init__(self) -> None:
@@ -143,6 +145,8 @@ class Workers:
         for name, workers in by_class.items():
             others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
             known = self._class(name, workers, in_flight[name], others)
+            if self.one_worker:
+                known = self._on_machines(known, workers)
             self.classes.append(known)
             taken = sum([each.attempt.slots for each in in_flight[name]])
             # A study that left slots free since the last look does not want more. Before the first look it had none.
@@ -153,7 +157,7 @@ class Workers:
             if is_wanting:
                 turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
-            for host, busy in _busy_by_host(workers, in_flight[name]).items():
+            for host, busy in _busy_by_host(workers, in_flight[name], one_worker=self.one_worker).items():
                 self._note((name, host), known.hosts[host] - busy, now)
         # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
         announced = StudyWants(
@@ -277,10 +281,19 @@ class Workers:
             # With several storages on a machine, one worker may not see the files of another.
             storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
+            widest=max([worker.slots for worker in workers]) if self.one_worker else 0,
         )
 
+    def _on_machines(self, known: ComputeClass, named: Mapping[str, Worker]) -> ComputeClass:
+        """Return a class with its machines, on which a trial takes slots of one worker."""
+        machines = []
+        for host in known.hosts:
+            here = {name: worker for name, worker in named.items() if worker.machine.host == host}
+            machines.append(replace(self._class(known.name, here, (), ()), host=host))
+        return replace(known, machines=tuple(machines))
 
-def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> dict[str, int]:
+
+def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent], *, one_worker: bool) -> dict[str, int]:
     """Return the number of busy slots of a class's workers by machine, given this study's attempts in flight."""
     busy, ours = Counter[str](), Counter[str]()
     for worker in workers.values():
@@ -288,7 +301,7 @@ def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> d
     for each in in_flight:
         # Announcements are seconds old. Events tell earlier which of our own attempts have started.
         if (claimed_by := workers.get(each.attempt.worker)) is not None:
-            ours[claimed_by.machine.host] += 1
+            ours[claimed_by.machine.host] += each.attempt.slots if one_worker else 1
     return {host: max(count, ours[host]) for host, count in busy.items()}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import celery.worker.consumer
@@ -34,6 +35,9 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
     it has slots, and the last messages would wait although other workers are free.
     """
 
+    #: number of slots that trials of several slots take, in addition to one for each message
+    held = 0
+
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*arguments, **options)
 
@@ -41,7 +45,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
             message.reject_log_error(log, self.connection_errors, requeue=True)
 
         def on_task_received(message: Any) -> None:
-            if len(state.reserved_requests) >= self.pool.num_processes:
+            if len(state.reserved_requests) + self.held >= self.pool.num_processes:
                 # Without the pause, the message would circulate fast.
                 self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
                 return
@@ -68,12 +72,24 @@ class Consumer:
         #: reasons for which messages are paused; they are taken while there are none
         self._paused: set[str] = set()
         self._waited = False
+        self._lock = threading.Lock()
         self._message_at = self._clock.now()
 
     def note_message(self) -> None:
         """Record that a message has arrived."""
         self._message_at = self._clock.now()
         self._waited = False
+
+    @contextmanager
+    def holding(self, slots: int) -> Iterator[None]:
+        """Take fewer messages by this number within a `with` block, because a message needs so many further slots."""
+        with self._lock:
+            self._consumer.held += slots
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._consumer.held -= slots
 
     def pause(self, reason: str = "breaker") -> None:
         """Take no more messages until `resume` is called for each reason."""

@@ -78,6 +78,8 @@ class Heartbeat:
         self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
+        #: number of free slots that are kept for a trial that waits for more of them
+        self._kept = 0
         #: number of trials that have ended on this worker
         self._ended = 0
         self._announced_at = self._drain_read_at = self._compared_at = clock.now()
@@ -150,11 +152,12 @@ class Heartbeat:
         if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
             self.consumer.drop_refused(are_refused)
 
-    def beat(self, *, has_free_slot: bool) -> None:
+    def beat(self, *, has_free_slot: bool, kept: int = 0) -> None:
         """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
 
-        Call this about every second.
+        Call this about every second. `kept` free slots are kept for a trial that waits for more of them.
         """
+        self._kept = kept
         if self._breakers:
             self._follow_breakers()
         if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
@@ -268,7 +271,7 @@ class Heartbeat:
             latest = None if self._obeyed is None else self._obeyed.latest
             worker = replace(
                 self._worker,
-                busy=sum([each.slots for each in studies.values()]),
+                busy=sum([each.slots for each in studies.values()]) + self._kept,
                 studies=studies,
                 ended=self._ended,
                 quarantined=bool(self._breakers) or self._is_draining or is_drained,

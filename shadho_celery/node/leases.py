@@ -32,6 +32,8 @@ class Lease:
     name: str = ""
     #: start of the run, in seconds since the epoch
     started_at: float = 0.0
+    #: number of slots of this worker that it takes
+    slots: int = 1
     #: the replica's seat in the attempt's gang
     seat: Seat | None = None
     #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" if it was not stopped
@@ -67,7 +69,7 @@ class Leases:
         return {
             study: Share(
                 name=held[0].name,
-                slots=len(held),
+                slots=sum(each.slots for each in held),
                 trials=[
                     RunningTrial(
                         number=each.number,

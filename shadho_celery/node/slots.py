@@ -9,10 +9,9 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 import redis
@@ -23,7 +22,7 @@ from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
 from shadho_celery.core.folders import study_folder
-from shadho_celery.core.hardware import Machine, price
+from shadho_celery.core.hardware import Machine, price, thread_variables
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import own_versions
 from shadho_celery.core.trial import (
@@ -43,6 +42,7 @@ from shadho_celery.core.units import duration
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.drains import FOLDER as DRAINS
+from shadho_celery.node.free_slots import FreeSlots
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
@@ -120,14 +120,16 @@ class Slots:
         self._fork_servers = fork_servers or ForkServers()
         # Each warning about incomplete logs is logged once.
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
-        environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
-        self._runners = [run({**each, "SHADHO_HOST": address}) for each in environments]
         self._core_share = CoreShare(machine, count)
+        #: function: return the variables of the process of a trial that takes these slots of a number of slots
+        self._variables = partial(machine.slot_environment, compute_class, slots=count)
+        self._address = {"SHADHO_HOST": address}
+        self._runners = [run({**self._variables([slot]), **self._address}) for slot in range(count)]
+        #: number of slots whose GPUs and cores the process of each slot has
+        self._widths = [1] * count
         #: other workers that shared the host's cores at the last beat
         self._neighbours: Collection[Worker] | None = None
-        self._free: SimpleQueue[int] = SimpleQueue()
-        for slot in range(count):
-            self._free.put(slot)
+        self._free = FreeSlots(count, len(machine.gpus_for(compute_class)))
         #: whether a slot's last trial was quick and succeeded, and the slot's current bundle, by slot
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
@@ -230,8 +232,24 @@ class Slots:
         ours = [
             each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
         ]
-        slot = self._free.get()
+        width = max((each.slots for each in ours), default=1) if payload.one_worker else 1
+        if width > self._free.count:
+            self._closing.wait(REQUEUE_SECONDS)
+            raise NotMine(f"a trial takes {width} slots of one worker, and this one has {self._free.count}")
+        consumer = self.heartbeat.consumer
+        with nullcontext() if width == 1 or consumer is None else consumer.holding(width - 1):
+            self._run_in(width, payload, ours)
+
+    def _run_in(self, width: int, payload: Payload, ours: Sequence[Attempt]) -> None:
+        """Run a message's attempts in `width` slots, once these are free."""
+        taken = self._free.take(width, lambda: not self._is_unwanted(payload))
+        if not taken:
+            if self._closing.is_set() or self.leases.preempted.is_set():
+                raise NotMine("this worker stops")
+            return
+        slot = taken[0]
         try:
+            self._widen(taken)
             if payload.replica is not None:
                 self._run_replica(slot, payload, payload.replica, uuid.uuid4().hex[:8])
             else:
@@ -245,7 +263,30 @@ class Slots:
             )
         finally:
             self._bundles.pop(slot, None)
-            self._free.put(slot)
+            self._widen(taken[:1])
+            self._free.put(taken)
+
+    def _is_unwanted(self, payload: Payload) -> bool:
+        """Return whether a message that waits for slots need not run here: it was taken back, or this worker stops."""
+        return self._closing.is_set() or self.leases.preempted.is_set() or self._is_void(payload)
+
+    def _widen(self, taken: Sequence[int]) -> None:
+        """Give the process of the first of these slots the GPUs and cores of all of them.
+
+        With GPUs, this needs another process, and the processes of the other slots end, because they may still hold
+        memory of their GPUs.
+        """
+        slot, width = taken[0], len(taken)
+        if self._widths[slot] == width:
+            return
+        self._widths[slot] = width
+        threads = self._core_share.threads * width
+        if not self._free.cards:
+            self._runners[slot].set_threads(threads)
+            return
+        self._runners[slot].equip({**self._variables(taken), **thread_variables(threads), **self._address})
+        for other in taken[1:]:
+            self._runners[other].kill()
 
     def note_refusal(self) -> None:
         """Record that a message or a claim was refused. After MANY_REFUSALS in a row, delete further messages in bulk.
@@ -456,6 +497,7 @@ class Slots:
             delivery=delivery,
             runner=runner,
             seat=seat,
+            slots=self._widths[slot],
         )
         unsent = 0
 
@@ -539,8 +581,8 @@ class Slots:
     def _share_cores(self) -> None:
         """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
         if self._core_share.follow(self.heartbeat.neighbours):
-            for runner in self._runners:
-                runner.set_threads(self._core_share.threads)
+            for runner, width in zip(self._runners, self._widths, strict=True):
+                runner.set_threads(self._core_share.threads * width)
 
     def _beat_once(self) -> None:
         self.leases.renew()
@@ -548,7 +590,7 @@ class Slots:
         self._tell_codes()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
-        self.heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept)
         if self.heartbeat.neighbours is not self._neighbours:
             self._neighbours = self.heartbeat.neighbours
             self._share_cores()

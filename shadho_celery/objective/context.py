@@ -45,7 +45,7 @@ class RankLost(ShadhoError):
 class Context(Protocol):
     """A trial as its objective sees it: the facts about it, and the calls that the objective may make.
 
-    It has more members than other roles, because it is all that an objective knows of its trial. Thirteen are plain
+    It has more members than other roles, because it is all that an objective knows of its trial. Fourteen are plain
     facts.
     """
 
@@ -66,6 +66,8 @@ class Context(Protocol):
     slot: int
     #: number of slots that are reserved for the trial, including this one
     slots: int
+    #: number of these slots that are on this worker, each with a GPU if the worker has any; see ``STUDY["gpus"]``
+    gpus: int
     #: seat of this process in the trial's gang, if it is a replica; None in the process of the trial itself
     replica: ReplicaSeat | None
     #: True if another attempt of the trial runs, maybe with the same `checkpoint_dir`; then do not change files there
@@ -209,6 +211,7 @@ class LocalContext:
     compute_class: str = "local"
     slot: int = 0
     slots: int = 1
+    gpus: int = 1
     replica: ReplicaSeat | None = None
     is_copy: bool = False
     gangs: int = 0

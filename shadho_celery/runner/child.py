@@ -208,8 +208,10 @@ class Child:
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:
                 raise UsageError("replicas cannot be called from a replica; check context.replica first")
-            if attempt.slots < 2:
-                raise UsageError('replicas cannot be called: the trial has one slot; see STUDY["slots"]')
+            if attempt.slots < 2 or payload.one_worker:
+                raise UsageError(
+                    'replicas cannot be called: the trial has one slot, or slots of one worker; see STUDY["slots"]'
+                )
             if order.encrypted and find_spec("cryptography") is None:
                 # The worker, which encrypts the gang's token, lacks it too.
                 raise UsageError(
@@ -245,6 +247,7 @@ class Child:
             timeout=payload.timeout,
             timed_out=self._timed_out.is_set,
             slots=attempt.slots,
+            gpus=attempt.slots if payload.one_worker else 1,
             replica=seat,
             is_copy=attempt.not_on is not None,
             encrypted=order.encrypted,

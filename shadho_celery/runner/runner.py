@@ -219,6 +219,12 @@ class Runner:
         if process is not None:
             process.send(protocol.Threads(threads=threads))
 
+    def equip(self, environment: Mapping[str, str]) -> None:
+        """Let the next trial run in a process with other variables. Call this between two trials."""
+        with self._lock:
+            self._environment = dict(environment)
+        self.kill()
+
     def preempt(self) -> None:
         """Tell the running trial that its worker is preempted, unless it was told."""
         with self._lock:

@@ -55,7 +55,7 @@ class MemoryFit:
         """Return False if the class has too few slots for the trial, or probably too little memory while another class
         has enough slots and more memory.
         """
-        if trial.slots > compute_class.slots:
+        if trial.slots > compute_class.room:
             return False
         if len(self._live) == 1:
             # It is the only class, so no class has more memory.
@@ -133,7 +133,7 @@ class MemoryFit:
         return needed is not None and float(needed[0]) > has
 
     def _wide_enough(self, trial: Trial) -> list[ComputeClass]:
-        return [each for each in self._live if each.slots >= trial.slots]
+        return [each for each in self._live if each.room >= trial.slots]
 
     def _larger(
         self, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]

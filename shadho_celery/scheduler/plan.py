@@ -121,6 +121,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
     if settings.has_several:
         _refuse_for_several(settings, pruner, ladder)
     budgets = () if ladder is None else ladder.budgets
+    setting, slots = settings.width
     make_sampler = find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, but this sampler chooses them itself; choose cost or fifo")
@@ -133,7 +134,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         ladder=ladder,
         make_sampler=make_sampler,
         pruner=pruner,
-        width=make_width(settings.slots, subspaces),
+        width=make_width(slots, subspaces, setting),
     )
 
 

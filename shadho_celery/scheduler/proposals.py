@@ -76,7 +76,7 @@ class Proposals:
         #: True if one sampler draws in the whole space, so that shares do not apply
         self._spans_space = WHOLE in samplers
         self._has_rounds = not isinstance(self.rounds, Endless)
-        #: number of slots of all classes, and of the class with most slots
+        #: number of slots of all classes, and of the widest trial that a class takes
         self.slots = self._widest = 0
         #: by subspace: number of slots of its narrowest trials
         self._narrowest: dict[str, int] = {}
@@ -133,8 +133,8 @@ class Proposals:
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
         self.policy.see(classes)
-        slots = [compute_class.slots for compute_class in classes]
-        self.slots, self._widest = sum(slots), max(slots, default=0)
+        self.slots = sum(compute_class.slots for compute_class in classes)
+        self._widest = max((compute_class.room for compute_class in classes), default=0)
 
     def prices(self, subspace: str) -> Mapping[str, float]:
         """Return the prices of the live classes for the trials of a subspace; {} with a policy that has no prices."""

@@ -195,9 +195,9 @@ class Scheduler:
         Attempts are recorded before they are sent.
         """
         try:
-            for name, trial in self._placed():
-                only_on = self.proposals.machines.pop(trial.number, None)
-                self._unsent.append(self.study.send(trial, name, only_on=only_on))
+            for place, trial in self._placed():
+                home = self.proposals.machines.pop(trial.number, None)
+                self._unsent.append(self.study.send(trial, place.name, only_on=place.host or home))
                 self._placements.add(self._unsent[-1], self.proposals.prices(trial.subspace))
             if self._speculation is not None and not self._unsent:
                 self._unsent = self._copied(self._speculation)
@@ -258,9 +258,11 @@ class Scheduler:
 
     @property
     def reserved(self) -> list[tuple[Trial, ComputeClass, int]]:
-        """Waiting trials for which a class is reserved until enough of its slots are free, with the free ones."""
-        classes = {each.name: each for each in self.classes}
-        found = [(self.study.find_open(n), classes.get(name)) for name, n in self._reservations.reserved.items()]
+        """Waiting trials for which a class or a machine is reserved until enough of its slots are free, with the free
+        ones.
+        """
+        places = {place.place: place for each in self.classes for place in each.places}
+        found = [(self.study.find_open(n), places.get(key)) for key, n in self._reservations.reserved.items()]
         return [(trial, c, self._reservations.free(c)) for trial, c in found if trial is not None and c is not None]
 
     @property
@@ -390,15 +392,15 @@ class Scheduler:
             ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
         return ordered
 
-    def _placed(self) -> Iterator[tuple[str, Trial]]:
-        """Yield class names and trials: one trial per class in turn, the strongest class first, until no class takes
-        another trial.
+    def _placed(self) -> Iterator[tuple[ComputeClass, Trial]]:
+        """Yield places and trials: one trial per place in turn, the strongest class first, until no place takes another
+        trial. Places are the classes, or their machines if a trial takes only slots of one worker.
         """
         # Near the end, no trial is queued ahead: it should go to the first slot that becomes free in any class.
         near_end = min(self._left(), self.proposals.rounds.present.left) <= self.proposals.slots
         # A study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
-        takers = self.classes
+        takers = places = [place for each in self.classes for place in each.places]
         while takers:
             still_taking = []
             for compute_class in takers:
@@ -409,13 +411,17 @@ class Scheduler:
                 trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
                 if trial is None:
                     continue
-                if self._reservations.may_start(trial, compute_class):
-                    self._reservations.reserved.pop(compute_class.name, None)
+                place = compute_class
+                if place.host is not None and place.place not in self._reservations.reserved:
+                    alike = [each for each in places if each.name == place.name and self._fits(trial, each)]
+                    place = self._reservations.best(trial, alike, self.proposals.machines.get(trial.number))
+                if self._reservations.may_start(trial, place):
+                    self._reservations.reserved.pop(place.place, None)
                     still_taking.append(compute_class)
-                    yield compute_class.name, trial
+                    yield place, trial
                 else:
-                    # Nothing else is sent to the class until the trial can start.
-                    self._reservations.reserved[compute_class.name] = trial.number
+                    # Nothing else is sent to the place until the trial can start.
+                    self._reservations.reserved[place.place] = trial.number
                     self.study.hold_back(trial, first=True)
             takers = still_taking
 
@@ -428,7 +434,7 @@ class Scheduler:
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
         )
-        if waiting is not None or compute_class.name in self._reservations.reserved:
+        if waiting is not None or compute_class.place in self._reservations.reserved:
             return waiting
         return self.proposals.ask(compute_class, self._fits, self._left())
 
@@ -440,7 +446,7 @@ class Scheduler:
         slots = [(c, self._reservations.free(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
         # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
-        takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.reserved]
+        takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.names]
         if not crowded or not takers:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
@@ -472,7 +478,7 @@ class Scheduler:
                 fits=partial(self._fits, compute_class=each),
             )
             for each in self.classes
-            if self._reservations.free(each) > 0 and each.name not in self._reservations.reserved
+            if self._reservations.free(each) > 0 and each.name not in self._reservations.names
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
@@ -508,37 +514,53 @@ class Scheduler:
 class Reservations:
     """Free slots of each class for one study, and reservations for wide trials.
 
-    A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free.
+    A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free. If a
+    trial takes only slots of one worker, this holds for one machine of the class instead, and the others go on.
     """
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: by class: the number of the trial for which it is reserved
-        self.reserved: dict[str, int] = {}
+        #: by class, and machine if it is one: the number of the trial for which it is reserved
+        self.reserved: dict[tuple[str, str | None], int] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the classes that are reserved, or that have a reserved machine."""
+        return {name for name, _ in self.reserved}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Drop the reservations that are out of date.
 
         The class is gone, it has too few slots for the trial, or the trial no longer waits.
         """
-        slots = {compute_class.name: compute_class.slots for compute_class in classes}
-        for name, number in list(self.reserved.items()):
+        room = {place.place: place.room for compute_class in classes for place in compute_class.places}
+        for place, number in list(self.reserved.items()):
             trial = self._study.find_open(number)
-            if trial is None or trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
-                del self.reserved[name]
+            if trial is None or trial.state is not TrialState.WAITING or trial.slots > room.get(place, 0):
+                del self.reserved[place]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
         """Return the free slots of a class plus `ahead` places in its queue. Below 0 if too many are used."""
-        taken = self._study.taken(compute_class.name)
-        return compute_class.limit + ahead + compute_class.silent - taken
+        free = compute_class.limit + ahead + compute_class.silent - self._study.taken(compute_class.name)
+        if compute_class.host is None:
+            return free
+        taken = self._taken_on(compute_class.name)
+        # Otherwise the other machines would use up the study's share, and those that are reserved earlier would wait.
+        for (name, host), number in self.reserved.items():
+            if (name, host) == compute_class.place:
+                break
+            trial = self._study.find_open(number)
+            if name == compute_class.name and trial is not None:
+                free -= max(0, trial.slots - taken[host])
+        return min(free, compute_class.slots - taken[compute_class.host])
 
     def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
         """Return True unless the class is reserved for another trial.
 
         A trial for which another class is reserved may only start at once.
         """
-        if compute_class.name in self.reserved:
-            return self.reserved[compute_class.name] == trial.number
+        if compute_class.place in self.reserved:
+            return self.reserved[compute_class.place] == trial.number
         return trial.number not in self.reserved.values() or self.may_start(trial, compute_class)
 
     def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
@@ -546,7 +568,28 @@ class Reservations:
 
         A trial wider than the study's share of the class starts when enough slots are free and the study uses none.
         """
-        if trial.slots == 1 or trial.slots <= self.free(compute_class):
+        may_queue = trial.slots == 1 and compute_class.host is None
+        if may_queue or trial.slots <= self.free(compute_class):
             return True
         is_alone = self._study.taken(compute_class.name) == 0
         return is_alone and trial.slots <= compute_class.slots - compute_class.busy
+
+    def best(self, trial: Trial, machines: Sequence[ComputeClass], home: str | None) -> ComputeClass:
+        """Return the machine of a class that a trial takes: its `home`, or the one where it leaves fewest slots free.
+
+        If it cannot start on any, return the one that has most slots free, to be reserved.
+        """
+        free = {each.host: self.free(each) for each in machines}
+        open_ = [each for each in machines if self.may_take(each, trial)]
+        ready = [each for each in open_ if self.may_start(trial, each)]
+        if ready:
+            return min(ready, key=lambda each: (each.host != home, free[each.host], each.busy))
+        return max(open_, key=lambda each: (free[each.host], -each.busy))
+
+    def _taken_on(self, compute_class: str) -> Counter[str | None]:
+        """Return for each machine the number of slots of a class that live attempts use, or may only use there."""
+        taken: Counter[str | None] = Counter()
+        for attempt in self._study.attempts:
+            if attempt.compute_class == compute_class:
+                taken[attempt.only_on or attempt.host] += attempt.slots
+        return taken

@@ -212,6 +212,7 @@ class Session:
             adopt=self.options.fleet,
             trial_timeout=settings.trial_timeout,
             gang_wait_seconds=settings.gang_wait_seconds,
+            one_worker=settings.gpus is not None,
             signer=Signer.configured(),
             control=self._control(),
             fence=self.study.fence,
@@ -256,8 +257,9 @@ class Session:
             machine, self.plan.settings, most, is_demo=options.demo, say=self._say
         )
         if max(workers.values()) < most:
+            name, _ = self.plan.settings.width
             raise UsageError(
-                f"STUDY['slots'] gives a trial {most} slots of one class, and no class has that many here; "
+                f"STUDY['{name}'] gives a trial {most} slots of one class, and no class has that many here; "
                 f"give --workers {next(iter(workers))}={most}"
             )
         if (early := options.early) is not None:
@@ -494,8 +496,10 @@ class Watch:
             return
         wanted = module, Signer.configured().fingerprint, session.code
         served: Counter[str] = Counter()
+        is_on_one = session.plan.settings.gpus is not None
         for worker in able(live, *wanted).values():
-            served[worker.compute_class] += worker.slots
+            before = served[worker.compute_class]
+            served[worker.compute_class] = max(before, worker.slots) if is_on_one else before + worker.slots
         live = {name: worker for name, worker in live.items() if worker.drained or not worker.draining}
         first = next(iter(classes), "gpu_large")
         trouble = unable(live, *wanted, refused=session.executor.workers.refused, compute_class=first)
@@ -505,10 +509,9 @@ class Watch:
                 # They are not missing.
                 return
         if served and max(served.values()) < session.widest:
-            text = (
-                f"trials take up to {session.widest} slots of one class, and no class has that many; start more "
-                "workers of one class, or with more slots"
-            )
+            of, remedy = ("worker", "a worker") if is_on_one else ("class", "more workers of one class, or")
+            lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
+            text = f"{lacking}; start {remedy} with more slots"
             yield Notice(kind=Kind.MISSING, about="slots", text=text)
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}

@@ -57,8 +57,9 @@ def start_early(
 
 
 def _probable_workers(machine: hardware.Machine, stated: Mapping[str, object], *, is_demo: bool) -> Mapping[str, int]:
-    settings = read_settings({name: stated[name] for name in ("cores", "classes", "slots") if name in stated})
-    widest = settings.slots if isinstance(settings.slots, int) else 1
+    settings = read_settings({name: stated[name] for name in ("cores", "classes", "slots", "gpus") if name in stated})
+    _, slots = settings.width
+    widest = slots if isinstance(slots, int) else 1
     return default_workers(machine, settings, widest, is_demo=is_demo, say=lambda _: None)
 
 

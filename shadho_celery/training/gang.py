@@ -91,7 +91,7 @@ class Gang:
         self.context, self.strategy = context, _chosen_strategy(strategy, replicas, backups)
         replicas, backups = self.strategy.replicas, self.strategy.backups
         #: True if the replicas come from the trial's queue
-        self._calls = context.slots > 1
+        self._calls = context.slots > context.gpus
         if self._calls and replicas > context.slots:
             raise UsageError(
                 f"the gang is for {replicas} replicas, but the trial has {context.slots} slots; "

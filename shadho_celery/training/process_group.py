@@ -87,7 +87,7 @@ class ProcessGroup:
     ) -> None:
         self.context = context
         #: True if the ranks come from the trial's queue
-        self._calls = context.slots > 1
+        self._calls = context.slots > context.gpus
         if backend not in (None, "nccl", "gloo"):
             raise UsageError(f"backend is {backend!r}; it must be 'nccl', 'gloo' or None")
         check_seconds(start_seconds=start_seconds, timeout_seconds=timeout_seconds, deadline_seconds=deadline_seconds)
@@ -105,7 +105,7 @@ class ProcessGroup:
         #: rank of this process, from 0
         self.rank = 0 if context.replica is None else context.replica.rank
         #: number of ranks
-        self.size = context.slots if self._calls else ranks or max(1, gpus)
+        self.size = context.slots if self._calls else ranks or max(gpus, context.gpus)
         #: device of this rank: its GPU with NCCL, else the CPU
         self.device = torch.device("cpu")
         self._wanted, self._timeout, self._deadline = backend, timeout_seconds, deadline_seconds

@@ -75,14 +75,14 @@ def test_there_is_one_slot_a_gpu_else_one_for_each_trials_cores(
 
 
 def test_each_slot_sees_one_gpu_and_its_share_of_the_cores() -> None:
-    environments = [machine(8, 2, 80 * GIB).slot_environment("gpu_large", slot, 2) for slot in range(2)]
+    environments = [machine(8, 2, 80 * GIB).slot_environment("gpu_large", [slot], 2) for slot in range(2)]
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["0", "1"]
     assert all(environment[name] == "4" for environment in environments for name in THREAD_VARIABLES)
     assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= set(THREAD_VARIABLES)
 
 
 def test_more_slots_than_gpus_share_them_in_turn_and_more_slots_than_cores_get_one_thread() -> None:
-    environments = [machine(2, 2, 80 * GIB).slot_environment("gpu", slot, 5) for slot in range(5)]
+    environments = [machine(2, 2, 80 * GIB).slot_environment("gpu", [slot], 5) for slot in range(5)]
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["0", "1", "0", "1", "0"]
     assert environments[0]["OMP_NUM_THREADS"] == "1"
 
@@ -127,8 +127,8 @@ def test_the_slots_of_a_hosts_workers_share_its_cores(
 
 
 def test_a_cpu_class_on_a_gpu_machine_sees_no_gpu() -> None:
-    assert machine(8, 2, 80 * GIB).slot_environment("cpu", 0, 8)["CUDA_VISIBLE_DEVICES"] == ""
-    assert machine(8).slot_environment("gpu_large", 0, 1)["CUDA_VISIBLE_DEVICES"] == ""
+    assert machine(8, 2, 80 * GIB).slot_environment("cpu", [0], 8)["CUDA_VISIBLE_DEVICES"] == ""
+    assert machine(8).slot_environment("gpu_large", [0], 1)["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(("name", "uses"), [("cpu", False), ("cpu_big", False), ("gpu_large", True), ("größte", True)])

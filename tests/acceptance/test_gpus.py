@@ -1,0 +1,97 @@
+"""Trials that take several slots of one worker: real workers of one class on two machines, and embedded ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from acceptance.commands import Desk, until
+from acceptance.commands import desk as make_desk
+
+pytestmark = pytest.mark.timeout(120)
+
+#: Trials of one, two and four slots. Each notes where and when it begins and ends, and the number of its threads.
+STUDY = """
+import os, time
+from hyperopt import hp
+
+SPACE = {"x": hp.uniform("x", 0, 1), "wide": hp.choice("wide", [1, 2, 4])}
+STUDY = {"gpus": "wide", "sampler": "random"}
+
+def note(*words):
+    with open("slots.log", "a") as log:
+        log.write(" ".join(map(str, (time.monotonic(), os.environ["HOST_OF_TEST"], *words))) + "\\n")
+
+def objective(params, context):
+    assert context.gpus == context.slots == params["wide"]
+    note(params["wide"], os.environ["OMP_NUM_THREADS"])
+    time.sleep(0.2)
+    note(-params["wide"], os.environ["OMP_NUM_THREADS"])
+    return params["x"]
+"""
+
+
+@pytest.fixture(name="desk")
+def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    """A desk that is cleared before the Redis of its workers is."""
+    with make_desk(tmp_path) as made:
+        made.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+        made.write("wide.py", STUDY)
+        yield made
+
+
+def notes(desk: Desk) -> list[tuple[str, int, int]]:
+    """Host, slots (negative at the end of a trial) and threads, in the order of time."""
+    lines = [line.split() for line in (desk.folder / "slots.log").read_text().splitlines()]
+    return [(host, int(slots), int(threads)) for _, host, slots, threads in sorted(lines, key=lambda x: float(x[0]))]
+
+
+def test_a_trial_gets_all_its_slots_on_one_machine_or_none(
+    desk: Desk, redis_url: str, unique: Callable[[str], str]
+) -> None:
+    name = unique("cpu")
+    for host, slots in {"a": "4", "b": "2"}.items():
+        cores = {"SHADHO_CORES": slots, "SHADHO_HOST": host, "HOST_OF_TEST": host, "SHADHO_IMPORTS": "wide"}
+        desk.worker(name, "-c", slots, **cores)
+    with redis.Redis.from_url(redis_url) as client:
+        until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 2, 40, desk.said)
+    command = desk.launch("wide", "--trials", "24", "--seed", "1", "--json").wait(90)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"]["complete"] == 24
+    taken, most, widths = Counter[str](), Counter[str](), dict[str, set[int]]()
+    for host, slots, threads in notes(desk):
+        taken[host] += slots
+        most[host] = max(most[host], taken[host])
+        widths.setdefault(host, set()).add(abs(slots))
+        assert threads == abs(slots), "a core for each slot"
+    assert most == {"a": 4, "b": 2}, "each machine was full at some time, and never more"
+    assert (widths["a"] >= {4}, 4 in widths["b"]) == (True, False)
+    assert {trial["attempt"] for trial in desk.trials()} == {1}, desk.said()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("lambda params: 1 / 0", "STUDY['gpus'] failed: ZeroDivisionError"),
+        ("lambda params: None", "STUDY['gpus'] gives None; a trial takes a whole number of gpus from 1"),
+        ("lambda params: 1.5", "STUDY['gpus'] gives 1.5"),
+        ("'nothing'", "STUDY['gpus'] is 'nothing', which is not a key of the params"),
+        (
+            "3",
+            "STUDY['gpus'] gives a trial 3 slots of one class, and no class has that many here; give --workers",
+        ),
+        ("-1", 'STUDY["gpus"]: -1 is not allowed; give a number from 1, a key or a function'),
+        ("2, 'slots': 2", "slots may be on several workers and gpus are on one; leave out one of the two"),
+    ],
+)
+def test_a_number_of_gpus_that_cannot_be_is_told_in_one_line(desk: Desk, gpus: str, said: str) -> None:
+    text = STUDY.replace('"gpus": "wide"', f'"gpus": {gpus}')
+    assert text != STUDY
+    desk.write("wide.py", text)
+    answer = desk.told("run", "wide", "--local", "--workers", "cpu=2", "--trials", "2")
+    assert answer.code == 2, answer.err
+    assert said in answer.err
+    assert len(answer.messages) == 1
