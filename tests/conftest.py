@@ -26,13 +26,24 @@ from shadho_celery.store import engine, sql
 FOLDERS = ("unit", "contract", "integration", "acceptance")
 #: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
+    "test_readme_training",
+    "test_readme_long",
     "test_training",
     "test_embedded",
-    "test_readme_long",
-    "test_readme_training",
     "test_readme",
-    "test_kills",
     "test_fleet",
+    "test_dashboard",
+    "test_process_group",
+    "test_ends",
+    "test_preemption",
+    "test_code",
+    "test_faults",
+    "test_kills",
+    "test_gangs",
+    "test_copies",
+    "test_security",
+    "test_store_faults",
+    "test_hostile",
     "test_outages",
 )
 #: fixtures, and their names as parameters, whose tests are slow: a server that takes long to start, or commands
