@@ -42,7 +42,7 @@ def replay(
     the number of replicas N if it was True there. With `by_hand`, a step is yielded when its gradient is in the
     parameters, as by `Gang.steps`, and the caller takes the step. Loss scales are in the log.
 
-    A gradient is a function of parameters, step and place, and gradients are added in the logged order. The parameters
+    A gradient is a function of parameters, step and place, and a sum is one of the places that count. The parameters
     therefore equal those of the training: to the bit if the same instructions compute the gradients, else within float
     tolerance. This holds only for gradients that were sent without quantisation (codec `Raw`). Raises UsageError for a
     strategy other than `Sync`, and for a log with missing steps.
@@ -71,7 +71,7 @@ def _steps(
     computer = Computer(centre.model, loss, batches, bucket, weight)
     draws = Draws(log.places, batch=batches.batch, examples=batches.size)
     before, after = (shape.vector(shape.buffers.size) for _ in range(2))
-    mean = Mean(centre.scratch(), shape.vector(shape.buffers.size))
+    mean = Mean(centre.scratch(), shape.vector(shape.buffers.size), log.places)
     try:
         for step in log.steps:
             shape.buffers.read(before)
@@ -84,7 +84,7 @@ def _steps(
                 vector = bucket.finish()
                 if step.loss_scale != 1.0:
                     vector *= np.float32(1.0 / step.loss_scale)
-                mean.add(place, vector, after, result.loss, result.weight)
+                mean.add(place, vector.copy(), after.copy(), result.loss, result.weight)
             draws.end_step(step.accepted)
             if step.accepted:
                 mean.take()

@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     #: number of the step, from 0
     step: int
-    #: places whose vectors made the step, in the order in which they were added; empty if the step was skipped
+    #: places whose vectors made the step, in the order in which they arrived; empty if the step was skipped
     accepted: tuple[int, ...]
     #: mean loss of their batches, at the parameters before the step
     loss: float

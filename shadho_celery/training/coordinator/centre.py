@@ -19,13 +19,22 @@ from shadho_celery.training.wire.vectors import Shape
 
 
 class Mean:
-    """Mean of one step's vectors and buffers, from running sums."""
+    """Mean of one step's vectors and buffers, which does not depend on the order in which they arrive.
 
-    def __init__(self, vector: Vector, buffers: Vector) -> None:
-        """Keep the sums in `vector` and `buffers`."""
+    Floating-point sums depend on the order of their terms, so the vectors are added along a binary tree with a leaf for
+    each place. Two vectors are added as soon as both have arrived, in the memory of one of them. So most of the sum is
+    complete before the last vector arrives.
+    """
+
+    def __init__(self, vector: Vector, buffers: Vector, places: int) -> None:
+        """Write the means to `vector` and `buffers`."""
         self.vector, self.buffers = vector, buffers
         #: places whose vectors were added, in order of arrival
         self.places: list[int] = []
+        #: number of leaves of the tree, a power of two; the root is node 1, and the children of n are 2 n and 2 n + 1
+        self._leaves = 1 << (places - 1).bit_length()
+        #: sums that wait for their sibling, by node
+        self._sums: dict[int, tuple[Vector, Vector]] = {}
         self._losses: list[float] = []
         self._weights: list[float] = []
 
@@ -33,21 +42,17 @@ class Mean:
         return len(self.places)
 
     def add(self, place: int, vector: Vector, buffers: Vector, loss: float, weight: float = 1.0) -> None:
-        """Add a copy of one vector, with a weight of at least 0."""
+        """Add one vector, with a weight of at least 0. `vector` and `buffers` are overwritten before `take` returns."""
         if weight != 1.0:
-            vector, buffers = vector * np.float32(weight), buffers * np.float32(weight)
-        if self.places:
-            self.vector += vector
-            self.buffers += buffers
-        else:
-            self.vector[:] = vector
-            self.buffers[:] = buffers
+            vector *= np.float32(weight)
+            buffers *= np.float32(weight)
+        self._join(self._leaves + place, vector, buffers)
         self.places.append(place)
         self._losses.append(weight * loss)
         self._weights.append(weight)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Turn the sums into means, in place, and start a new step. Return the places and the mean loss.
+        """Write the means, and start a new step. Return the places and the mean loss.
 
         Raises UsageError if all weights are zero.
         """
@@ -55,12 +60,24 @@ class Mean:
         if not total:
             raise UsageError("the weights of all batches of a step are 0; give a weight= that counts something")
         loss = math.fsum(self._losses) / total
-        if total != 1.0:
-            share = np.float32(1.0 / total)
-            self.vector *= share
-            self.buffers *= share
-        self.places, self._losses, self._weights = [], [], []
+        while len(self._sums) > 1:
+            # The sibling of the lowest node has no vector.
+            lowest = max(self._sums)
+            self._join(lowest // 2, *self._sums.pop(lowest))
+        ((vector, buffers),) = self._sums.values()
+        share = np.float32(1.0 / total)
+        np.multiply(vector, share, out=self.vector)
+        np.multiply(buffers, share, out=self.buffers)
+        self.places, self._sums, self._losses, self._weights = [], {}, [], []
         return places, loss
+
+    def _join(self, node: int, vector: Vector, buffers: Vector) -> None:
+        """Add a sum to that of its sibling, and the result to that of its own sibling, as far up as there is one."""
+        while (sibling := self._sums.pop(node ^ 1, None)) is not None:
+            vector += sibling[0]
+            buffers += sibling[1]
+            node //= 2
+        self._sums[node] = vector, buffers
 
 
 class Stateful(Protocol):

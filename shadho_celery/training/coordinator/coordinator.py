@@ -151,8 +151,9 @@ class Coordinator:
         self._encrypted = encrypted
         #: frame with the current parameters
         self._current: Frame | None = None
-        self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
-        self._decoded = run.centre.shape.vector()
+        self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32), run.log.places)
+        #: replicas whose vectors the mean holds, in the memory of their connections
+        self._held: list[Connection] = []
         self._quorum = Quorum(strategy.replicas, policy, now)
 
     def train(self) -> None:
@@ -237,36 +238,43 @@ class Coordinator:
                     self._last_reason = f" (the last one left: {reason})"
                     self._note(f"replica {peer.rank} left at step {self.run.step}: {reason}")
             case Arrived(peer=peer):
+                counts = False
                 try:
-                    self._accept(event)
+                    counts = self._accept(event)
                 except BrokenFrame as error:
                     self.run.log.refused["broken payload"] += 1
                     peer.drop(str(error))
-                finally:
+                if counts:
+                    self._held.append(peer)
+                else:
                     peer.release_payload()
 
-    def _accept(self, event: Arrived) -> None:
-        """Apply the commit rule to a vector that has arrived. Raises BrokenFrame if its payload is not valid."""
+    def _accept(self, event: Arrived) -> bool:
+        """Apply the commit rule to a vector that has arrived. Return whether it counts, and stays in its memory.
+
+        Raises BrokenFrame if its payload is not valid.
+        """
         peer, header, step = event.peer, event.header, self.run.step
         if self._current is None or header.epoch != self._epoch or self._peers.get(peer.place) is not peer:
             self.run.log.refused["from an earlier epoch or connection"] += 1
-            return
+            return False
         if header.step > step:
             raise BrokenFrame(f"the vector is for step {header.step}, but the current step is {step}")
         self._assignments.complete(peer.place, header.step, event.at)
         if header.step < step and self.strategy.lockstep:
             self._drop_late(peer)
-            return
+            return False
         if peer.place in self._mean.places:
             self.run.log.refused["second vector for a step"] += 1
-            return
-        loss, weight, buffers, vector = self._layout.read_grad(event.payload, self._decoded)
+            return False
+        loss, weight, buffers, vector = self._layout.read_grad(event.payload)
         if not (math.isfinite(loss) and is_finite(vector) and is_finite(buffers)):
             self._refuse(peer, is_overflow=self.run.centre.loss_scale.in_use and math.isfinite(loss))
-            return
+            return False
         self._not_finite[peer.rank] = 0
         self._staleness = step - header.step
         self._mean.add(peer.place, vector, buffers, loss, weight)
+        return True
 
     def _drop_late(self, peer: Connection) -> None:
         """Drop a late vector, and send its replica the current parameters at once."""
@@ -352,6 +360,9 @@ class Coordinator:
             for place in late:
                 self._peers[place].notify(notice)
         places, loss = self._mean.take()
+        for peer in self._held:
+            peer.release_payload()
+        self._held.clear()
         if self.strategy.lockstep:
             # With fewer than N gradients, the learning rate is reduced in proportion.
             run.centre.scale = len(places) / self.strategy.replicas

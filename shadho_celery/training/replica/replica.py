@@ -123,7 +123,6 @@ class ConnectedReplica:
         self._step = 0
         #: of these parameters: factor on the loss, and number of this place's batch
         self._orders = 1.0, 0
-        self._generator = np.random.default_rng(mixed(welcome.seed, self.place, client.epoch, 2))
         self._buffers = shape.vector(layout.buffers)
 
     def newest(self) -> int:
@@ -172,7 +171,9 @@ class ConnectedReplica:
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         self._shape.buffers.read(self._buffers)
         header = Header(kind=Kind.GRAD, epoch=self._client.epoch, sender=self.place, step=step)
-        encoded = self._workload.codec.encode(vector, self._generator)
+        # After a restart, a vector is rounded as it was before.
+        generator = np.random.default_rng(mixed(self._batches.seed, self.place, step, 2))
+        encoded = self._workload.codec.encode(vector, generator)
         self._client.send(self._layout.grad(header, loss, self._buffers, encoded, weight))
 
     def _backward(

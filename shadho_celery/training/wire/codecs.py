@@ -189,12 +189,10 @@ class Layout:
         """Return the GRAD frame of a replica's encoded vector."""
         return Frame(header, _PREFIX.pack(loss, weight), buffers.data, encoded)
 
-    def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, float, Vector, Vector]:
-        """Return the loss, the weight, the buffers and the vector of a GRAD.
+    def read_grad(self, payload: memoryview) -> tuple[float, float, Vector, Vector]:
+        """Return the loss, the weight, the buffers and the vector of a GRAD. Raises BrokenFrame if it is not valid.
 
-        Raises BrokenFrame if the payload is not valid.
-
-        The vector is decoded into `out`, or is a view of `payload`. The buffers are a view of `payload`.
+        The buffers are a view of `payload`, and so is a vector that is not encoded.
         """
         if len(payload) < _PREFIX.size + 4 * self.buffers:
             raise BrokenFrame("the GRAD is too short for its buffers")
@@ -206,6 +204,7 @@ class Layout:
         encoded = rest[4 * self.buffers :]
         if isinstance(self.codec, Raw) and len(encoded) == 4 * self.size:
             return loss, weight, buffers, np.frombuffer(encoded, dtype=np.float32)
+        out = np.empty(self.size, dtype=np.float32)
         try:
             self.codec.decode(encoded, out)
         except ValueError as error:

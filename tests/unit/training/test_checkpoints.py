@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training import Report, gang, replay
+from shadho_celery.training import Quantize, Report, gang, replay
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
 from shadho_celery.training.coordinator.run import Plan, Run
+from shadho_celery.training.wire.codecs import Codec
 
 
 class Killed(BaseException):
@@ -65,6 +66,30 @@ def test_a_resumed_training_has_the_same_result_and_a_warning(
     assert report.steps == 30
     assert report.log.accepted == {0: 30}
     assert not list(context.checkpoint_dir.iterdir())
+
+
+@pytest.mark.parametrize(("replicas", "codec"), [(3, None), (4, None), (3, Quantize(4))], ids=["3", "4", "quantised"])
+def test_a_gang_that_was_killed_and_resumed_equals_an_uninterrupted_one_to_the_bit(
+    tmp_path: Path, replicas: int, codec: Codec | None
+) -> None:
+    """The gradients of a step arrive in another order in each training, and in each step."""
+
+    def trained(name: str, turn: int, on_step: Any = None) -> tuple[nn.Module, Report]:
+        model = network()
+        context = LocalContext(seed=5, checkpoints=tmp_path / name)
+        with gang(
+            context, replicas, codec=codec, delay=lambda place, draw: 0.01 * ((place + turn * draw) % replicas)
+        ) as g:
+            settings = {"steps": 30, "batch": 10, "checkpoint_every": 5}
+            return model, g.fit(model, descent(model), DATA, loss, on_step=on_step, **settings)
+
+    whole, first = trained("whole", 0)
+    with pytest.raises(Killed):
+        trained("resumed", 1, on_step=die)
+    model, second = trained("resumed", 1)
+    assert second.log.resumed_from == 15
+    assert [step.accepted for step in first.log.steps] != [step.accepted for step in second.log.steps]
+    assert same(model, whole)
 
 
 def test_a_promoted_trial_resumes_from_the_checkpoint_of_its_origin(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import LambdaType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from services.training import DATA, PIXELS, descent, loss, network, same
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Sync, gang, replay
-from shadho_celery.training.coordinator.centre import ModelCentre
+from shadho_celery.training.coordinator.centre import Mean, ModelCentre
 from shadho_celery.training.coordinator.run import Diverged
 from shadho_celery.training.replica.batches import Batches, mixed
 from shadho_celery.training.report import Log, Step
@@ -83,6 +84,23 @@ def test_a_step_is_the_mean_of_its_gradients_and_of_their_batch_statistics() -> 
     for here, there in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(here, there)
     torch.testing.assert_close(model.state_dict()["1.running_mean"], sum(statistics) / 2)
+
+
+def test_a_mean_depends_on_the_places_and_not_on_the_order_in_which_vectors_arrive() -> None:
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(7, 3), scale=10.0 ** np.arange(-3, 4)[:, None]).astype(np.float32)
+    for places in (range(7), (0, 2, 3), (6, 1), (5,)):
+        means = set()
+        for _ in range(20):
+            mean = Mean(np.zeros(3, dtype=np.float32), np.zeros(1, dtype=np.float32), 7)
+            order = generator.permutation(places).tolist()
+            for place in order:
+                mean.add(place, vectors[place].copy(), vectors[place, :1].copy(), place, 1.0 + place)
+            weights = [1.0 + place for place in places]
+            assert mean.take() == (tuple(order), pytest.approx(np.average(list(places), weights=weights)))
+            np.testing.assert_allclose(mean.vector, np.average(vectors[list(places)], axis=0, weights=weights), 1e-5)
+            means.add((mean.vector.tobytes(), mean.buffers.tobytes()))
+        assert len(means) == 1
 
 
 def test_only_whole_logs_of_sync_can_be_replayed() -> None:
