@@ -23,6 +23,8 @@ from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
+from shadho_celery.metrics import address
+from shadho_celery.metrics.worker import collector
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
 from shadho_celery.node.shutdown import Shutdown
@@ -59,6 +61,8 @@ except ShadhoError as error:
 app.steps["worker"].add(Shutdown)
 #: what starts the slots' processes, if it was made before this module was imported
 app.shadho_fork_servers = None
+#: server of this worker's metrics; None without one
+app.shadho_metrics = None
 #: exit code of the worker in this process; 1 unless it ends well
 app.shadho_exit_code = 1
 
@@ -89,6 +93,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
         refuse_libraries(_imports(conf, options))
         start_method()
         Stay.configured()
+        app.shadho_metrics = address.configured()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()
@@ -191,6 +196,8 @@ def _open(sender: Any, **_: object) -> None:
             "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
         )
     slots.start()
+    if app.shadho_metrics is not None:
+        app.shadho_metrics.serve(collector(slots))
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
@@ -199,6 +206,8 @@ def _ready(sender: Any, **_: object) -> None:
     queues = [*sender.app.amqp.queues.consume_from]
     slots.heartbeat.announce(Consumer(sender, queues))
     tell(ready(slots.name, slots.worker, queues, mask(str(sender.app.conf.broker_url))))
+    if app.shadho_metrics is not None:
+        tell(f"metrics: {app.shadho_metrics.url}")
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]

@@ -26,6 +26,7 @@ from shadho_celery.cli import connection_options, setting_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.connection_options import refusal
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.metrics_options import metrics_options
 from shadho_celery.cli.points import points
 from shadho_celery.cli.result_options import store_option
 from shadho_celery.core.checks import short
@@ -33,6 +34,7 @@ from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.late_import import without_collections
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
+from shadho_celery.metrics.address import listen
 from shadho_celery.session.workers import start_early
 from shadho_celery.transport import urls
 
@@ -144,6 +146,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     help="Print the log of the workers. Each line begins with its class; on this machine only.",
 )
 @click.option("--dashboard", is_flag=True, help="Show the study on a web page of this machine while it runs.")
+@metrics_options
 @click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress, only warnings and the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @click.option("--local", is_flag=True, help="Run on this machine, even if the environment names a broker.")
@@ -184,6 +187,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     say(f"shadho_celery: reading {study_module} ...", err=True)
+    given["metrics"] = listen(given.pop("metrics_port"), given.pop("metrics_host"))
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
     given |= {"resume": resume is not None, "fleet": is_fleet}

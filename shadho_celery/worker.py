@@ -17,8 +17,10 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
+from shadho_celery.cli.metrics_options import metrics_options
 from shadho_celery.core import hardware
 from shadho_celery.core.units import counted
+from shadho_celery.metrics import address
 from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
 from shadho_celery.runner.starting import ForkServers
@@ -73,6 +75,7 @@ Examples:
     help="Do so at this signal too, such as USR1; the grace is then 30s by default.  [env: SHADHO_PREEMPT_SIGNAL]",
 )
 @click.option("--price", metavar="MONEY", help="Money that a slot costs an hour, for reports and --max-cost.")
+@metrics_options
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
 @connection_options.control_option
@@ -89,6 +92,8 @@ def main(
     grace: float | None,
     preempt_signal: str | None,
     price: str | None,
+    metrics_port: int | None,
+    metrics_host: str | None,
     loglevel: str,
     verbose: bool,
     unsigned_control: bool,
@@ -110,6 +115,8 @@ def main(
     if price is not None:
         os.environ["SHADHO_PRICE"] = price
     hardware.price()
+    serving = {address.PORT: metrics_port, address.HOST: metrics_host}
+    os.environ.update({variable: str(value) for variable, value in serving.items() if value is not None})
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     say(

@@ -31,6 +31,7 @@ ROWS = [
     "embedded simulation",
     "control",
     "session",
+    "metrics",
     "cli",
     "program dashboard",
 ]
@@ -48,6 +49,7 @@ ALLOWED: Mapping[str, str] = {
     "sqlalchemy": "store",
     "starlette": "dashboard",
     "uvicorn": "dashboard",
+    "prometheus_client": "metrics",
     "hyperopt": "space samplers simulation results program",
     "torch": "training",
     "cryptography": "training transport",

@@ -186,6 +186,9 @@ class Supervisor:
             CONTROL_KEY_FILE: str(Path(self._plan.directory) / CONTROL_KEY),
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
+            # Those of a worker of a fleet, of which there is one for each.
+            "SHADHO_HEARTBEAT_FILE": "",
+            "SHADHO_METRICS_PORT": "",
         }
         slots = str(self._plan.workers[name])
         command = [sys.executable, "-m", "shadho_celery.worker", "--class", name, "--slots", slots]

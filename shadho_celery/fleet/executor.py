@@ -45,6 +45,10 @@ SHIP_SECONDS = 30.0
 GANG_WAIT_SECONDS = 60.0
 
 
+#: maximum number of queues whose messages are counted
+MOST_QUEUES = 100
+
+
 class QueueExecutor:
     """Executor with one queue per compute class. The classes are those that live workers announce.
 
@@ -171,6 +175,15 @@ class QueueExecutor:
     def known_for(self) -> float:
         """Seconds for which all live workers have been known: since the start, or the last outage or loss of data."""
         return self.workers.known_for(self._clock.now())
+
+    def waiting_messages(self) -> Mapping[str, int]:
+        """Return the number of messages in the queue of each class of the announced workers. Call it in any thread.
+
+        Classes without a queue are left out. Raises ServiceError.
+        """
+        names = {worker.compute_class for worker in self.workers.announced.values()}
+        found = self._publisher.depths(sorted(names)[:MOST_QUEUES])
+        return {name: count for name, count in found.items() if count is not None}
 
     def gangs(self) -> Mapping[tuple[int, int], Seated]:
         """Return the slots of each gang, by number and attempt."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -15,10 +17,12 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.units import counted
+from shadho_celery.errors import UsageError
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.drains import Obeyed
 from shadho_celery.node.leases import Leases
 from shadho_celery.node.logs import tell
+from shadho_celery.node.tally import Tally
 from shadho_celery.transport.channel import Breaker, Quarantine
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import clock_offset
@@ -39,6 +43,10 @@ COMPARE_EVERY = 60.0
 
 #: milliseconds for which no other worker of a class starts to delete refused messages
 DROP_MS = 5000
+
+
+#: environment variable with the path of the file that a living worker touches
+FILE = "SHADHO_HEARTBEAT_FILE"
 
 
 class Heartbeat:
@@ -80,8 +88,10 @@ class Heartbeat:
         self._is_draining = False
         #: number of free slots that are kept for a trial that waits for more of them
         self._kept = 0
-        #: number of trials that have ended on this worker
-        self._ended = 0
+        #: what the worker has done so far
+        self.tally = Tally()
+        #: time of the last announcement that Redis has accepted
+        self._heard_at = -math.inf
         self._announced_at = self._drain_read_at = self._compared_at = clock.now()
         #: receives the messages, once the worker is announced
         self.consumer: Consumer | None = None
@@ -93,6 +103,18 @@ class Heartbeat:
     def is_drained(self) -> bool:
         """True if this worker is drained: it takes no messages."""
         return self._obeyed is not None and self._obeyed.drain is not None
+
+    @property
+    def state(self) -> str:
+        """State of this worker in one word: serving, drained, ending or quarantined."""
+        if self._is_draining:
+            return "ending"
+        return "drained" if self.is_drained else "quarantined" if self._breakers else "serving"
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last announcement; infinite before the first one."""
+        return self._clock.now() - self._heard_at
 
     def announce(self, consumer: Consumer | None = None) -> None:
         """Announce this worker to the schedulers until `withdraw`. `consumer` receives its messages."""
@@ -140,11 +162,6 @@ class Heartbeat:
             self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
         if self._is_announced.is_set():
             self._announce_now()
-
-    def note_end(self) -> None:
-        """Count a trial that has ended on this worker."""
-        with self._lock:
-            self._ended += 1
 
     def drop_refused(self, are_refused: AreRefused) -> None:
         """Delete refused messages in the worker's queues in bulk, unless a worker of its class has just begun to."""
@@ -273,18 +290,58 @@ class Heartbeat:
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]) + self._kept,
                 studies=studies,
-                ended=self._ended,
+                ended=self.tally.trials.total(),
                 quarantined=bool(self._breakers) or self._is_draining or is_drained,
                 draining=self._is_draining or is_drained,
                 drained=is_drained,
                 drain_sequence=0 if latest is None else latest.sequence,
             )
         self._workers.announce(self._name, worker)
+        self.tally.heartbeats += 1
+        self._heard_at = self._clock.now()
 
     def _announce_now(self) -> None:
         """Announce a change at once if Redis answers; otherwise the next announcement contains it."""
         with suppress(redis.RedisError):
             self._announce()
+
+
+class HeartbeatFile:
+    """File that a living worker touches every second, also while broker and Redis do not answer.
+
+    A health check by the age of the file restarts a worker that hangs, and none because of an outage.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` is None for no file. Raises UsageError if the file cannot be written."""
+        self._path, self._is_written = path, True
+        self.touch()
+        if path is not None and not self._is_written:
+            raise UsageError(f"{FILE}: {path} cannot be written; name a file in a folder in which this user may write")
+
+    @classmethod
+    def configured(cls) -> HeartbeatFile:
+        """Return the file that the environment names. Raises UsageError if it cannot be written."""
+        path = os.environ.get(FILE)
+        return cls(Path(path).absolute() if path else None)
+
+    def touch(self) -> None:
+        """Set the time of the file to now, by the clock of its file system. If that fails, log it once."""
+        if self._path is None:
+            return
+        try:
+            self._path.touch()
+            self._is_written = True
+        except OSError as error:
+            if self._is_written:
+                log.warning("%s cannot be touched: %s", self._path, error.strerror)
+            self._is_written = False
+
+    def remove(self) -> None:
+        """Remove the file, because the worker ends."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
 
 
 class CoreShare:

@@ -109,8 +109,11 @@ class Leases:
         for lease in live:
             self._while_live(lease, lease.runner.preempt)
 
-    def renew(self) -> None:
-        """Renew all leases and seats. Stop the attempts and replicas that must stop. Raises redis-py's errors."""
+    def renew(self) -> int:
+        """Renew all leases and seats, and return their number. Stop the attempts and replicas that must stop.
+
+        Raises redis-py's errors.
+        """
         with self._lock:
             live = list(self._live)
         for study in {lease.study for lease in live}:
@@ -122,6 +125,7 @@ class Leases:
             for lease, answer in zip(attempts + replicas, answers, strict=True):
                 if answer != "ok" and not lease.stopped:
                     self.stop(lease, answer)
+        return len(live)
 
     def look(self) -> None:
         """Stop the attempts that were pruned since their last report. Raises redis-py's errors."""

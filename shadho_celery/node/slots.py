@@ -43,7 +43,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.free_slots import FreeSlots
-from shadho_celery.node.heartbeat import CoreShare, Heartbeat
+from shadho_celery.node.heartbeat import CoreShare, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
 from shadho_celery.node.shipped_code import Codes, ShippedCode
@@ -106,7 +106,7 @@ class Slots:
         `signer` signs messages and events. `control` signs the drains that this worker obeys, or is None.
         Shipped code is accepted only with a `code_folder`, and stored there. `address` is the one by which the fleet's
         other machines reach this machine. `fork_servers` start the slots' processes, and are closed with this object.
-        Raises UsageError for a name that cannot be announced.
+        Raises UsageError for a name that cannot be announced, and for a heartbeat file that cannot be written.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
@@ -172,6 +172,9 @@ class Slots:
             control=control,
             drains=DRAINS if is_kept else None,
         )
+        #: what the worker has done so far
+        self.tally = self.heartbeat.tally
+        self._file = HeartbeatFile.configured()
 
     def check(self) -> None:
         """Try commands of Redis that a worker needs, without an effect. Raises ServiceError if Redis refuses them."""
@@ -209,6 +212,7 @@ class Slots:
             # Otherwise the scheduler would send these attempts again only after half a minute.
             self._flush_declined()
         self.heartbeat.withdraw()
+        self._file.remove()
         for killer in killers:
             killer.join()
 
@@ -415,7 +419,7 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        self.heartbeat.note_end()
+        self.tally.end(outcome)
         # The result says that the trial was stopped, because the scheduler knows why. The log says that it was pruned.
         self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
@@ -565,14 +569,17 @@ class Slots:
             is_due = self._clock.now() - renewed_at >= BEAT_SECONDS
             if is_due:
                 renewed_at = self._clock.now()
+                self._file.touch()
                 self._lines.beat()
             try:
                 if is_due:
                     self._beat_once()
+                    self.tally.note_redis(is_out=False)
                 self.leases.look()
                 if self.leases.preempted.is_set():
                     self.leases.preempt()
             except redis.RedisError as error:
+                self.tally.note_redis(is_out=True)
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:
                 # Without this thread all leases would run out.
@@ -585,7 +592,7 @@ class Slots:
                 runner.set_threads(self._core_share.threads * width)
 
     def _beat_once(self) -> None:
-        self.leases.renew()
+        self.tally.renewals += self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
         self._tell_codes()
         for slot, bundle in list(self._bundles.items()):

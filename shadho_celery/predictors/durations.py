@@ -10,7 +10,7 @@ pair with many trials is close to its measurements. Source: Morris, "Parametric 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import add
 from typing import Any, NamedTuple
 
@@ -168,3 +168,24 @@ class Durations:
         # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
         return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
+
+
+def filled(
+    means: Mapping[tuple[str, str], float], subspaces: Collection[str], classes: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Return the mean seconds of each of the `subspaces` on each class: the known `means`, or estimates from them.
+
+    `means` are by subspace and class. A class without any known mean counts as a mean class.
+    """
+    rows = {name: row for row, name in enumerate(subspaces)}
+    columns = {name: column for column, name in enumerate(dict.fromkeys([*classes, *(name for _, name in means)]))}
+    durations = Durations(len(rows))
+    for _ in columns:
+        durations.add_column()
+    for (subspace, name), seconds in means.items():
+        durations.tell(rows[subspace], columns[name], math.log(seconds))
+    estimates = np.exp(durations.estimate().mean)
+    return {
+        subspace: {name: means.get((subspace, name), float(estimates[row, columns[name]])) for name in columns}
+        for subspace, row in rows.items()
+    }

@@ -169,6 +169,8 @@ class Session:
         self._is_whole = True
         #: last moment at which all servers answered, or the limit was not reached yet
         self._stuck_since = self.began
+        #: moment at which the last turn of the loop ended
+        self.turned_at = self.began
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
@@ -347,6 +349,7 @@ class Session:
             self._say(f"nothing is left to run: {said} ended; {more} runs more")
 
     def _after_turn(self, view: View) -> None:
+        self.turned_at = time.monotonic()
         if self._signals.noted:
             self._handle_signals(view.note)
         self.steering.turn(view.note)
@@ -433,6 +436,8 @@ class Watch:
         #: prices of all slots, as they were told
         self._money_an_hour = 0.0
         self._outages, self._missing = Conditions(), Conditions()
+        #: number of times that the store, or broker or Redis (`servers`), has stopped to answer
+        self.outages = Counter({"store": 0, "servers": 0})
 
     def news(self, now: float) -> Iterator[str]:
         """Yield a line for each new notice, and for each condition that is over."""
@@ -443,6 +448,7 @@ class Watch:
             for name, trouble in troubles.items()
             if trouble is not None
         ]
+        self.outages.update(each.about for each in outages if (each.kind, each.about) not in self._outages.said)
         if outages or self._outages.said:
             yield from self._outages.see(outages, now)
         if now - self._looked_at < LOOK_SECONDS:

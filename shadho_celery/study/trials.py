@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from operator import attrgetter
 from struct import Struct
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,16 @@ def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[Finished
     return FinishedTrials(finished(), read), opened
 
 
+class Timed(NamedTuple):
+    """Ended trials of one subspace on one compute class, without cancelled ones and those without a time."""
+
+    #: number of COMPLETE trials, and of all
+    complete: int = 0
+    ended: int = 0
+    #: seconds of all of them
+    seconds: float = 0.0
+
+
 class Counts:
     """Numbers of trials by state and subspace, and of attempts by compute class."""
 
@@ -160,6 +170,8 @@ class FinishedTrials:
         self.by_budget: Counter[float] = Counter()
         #: number of claimed attempts of finished trials that were lost
         self.lost = 0
+        #: trials and their seconds by subspace and compute class
+        self.timed: dict[tuple[str, str], Timed] = {}
         for trial in earlier:
             self._append(trial)
             if read is None and isinstance(trial, Trial):
@@ -197,6 +209,11 @@ class FinishedTrials:
         self.counts.add(trial)
         self.counts.add_placed(trial)
         self.without_gain += trial.state in COUNTED
+        seconds = trial.outcome.seconds
+        if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
+            key = trial.subspace, trial.compute_class
+            complete, ended, total = self.timed.get(key, Timed())
+            self.timed[key] = Timed(complete + (trial.state is TrialState.COMPLETE), ended + 1, total + seconds)
         if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
             self._rank(trial)
 
@@ -418,6 +435,14 @@ class FinishedTrials:
         for one, count in zip(self._recalled(table[places], unread), counts.tolist(), strict=True):
             self.counts.add(one, count)
             self.counts.add_placed(one, count)
+        is_timed = (table["compute_class"] > 0) & ~np.isnan(table["seconds"])
+        timed = table[is_timed & (table["state"] != _PLACES[TrialState.CANCELLED])]
+        pairs, places = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
+        is_complete = timed["state"] == _PLACES[TrialState.COMPLETE]
+        sums = [np.bincount(places, each, len(pairs)).tolist() for each in (is_complete, None, timed["seconds"])]
+        for (subspace, name), complete, ended, seconds in zip(pairs.tolist(), *sums, strict=True):
+            key = str(self._names[subspace]), str(self._names[name])
+            self.timed[key] = Timed(int(complete), int(ended), seconds)
         ranked = self._ranked()
         _, firsts = np.unique(ranked["subspace"], return_index=True)
         for one in self._recalled(ranked[firsts], unread):

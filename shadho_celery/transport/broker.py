@@ -323,6 +323,15 @@ class Publisher:
                     self._drop()
                 raise unusable(self._url, again) from again
 
+    def depths(self, names: Iterable[str]) -> dict[str, int | None]:
+        """Return the same as the function `depths`, over a new connection, in any thread. Raises ServiceError."""
+        connection = self.connection.clone()
+        try:
+            with opened(connection):
+                return depths_on(connection, names)
+        except (*self._failures, *_MISWRITTEN) as error:
+            raise unusable(self._url, error) from error
+
     def close(self) -> None:
         """Close the connection."""
         if self._is_blocked:

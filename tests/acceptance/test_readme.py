@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,7 @@ RUN_BY = {
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
     "run my_study --trials 30 --max-cost": "test_the_money_that_a_study_costs",
     "worker --price": "test_the_money_that_a_study_costs",
+    "--metrics-port": "test_the_metrics_of_a_run_and_of_a_worker",
     "run tasks.svm": "test_the_main_job",
     "run tasks.mlp --pruner": "test_a_search_that_prunes",
     "run tasks.unet": "test_unets_that_find_cells",
@@ -300,6 +302,22 @@ def test_the_money_that_a_study_costs(first_study: Desk, redis_url: str) -> None
     out = shell(first_study, command, **urls)
     assert "30 complete, 0 failed" in out
     assert re.search(r"money spent: \d\S* \(cpu \d\S*\); \d\S* a complete trial; \d\S* until the best loss", out)
+
+
+def test_the_metrics_of_a_run_and_of_a_worker(first_study: Desk, redis_url: str) -> None:
+    """Both serve them on their ports while they live: the worker says what it has done once the study has ended."""
+    study, worker = (line for line in COMMANDS if "--metrics-port" in line)
+    assert "--metrics-port 9431" in study
+    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    serving = first_study.start("bash", "-c", f"exec {worker.replace('9432', '0')}", **urls)
+    serving.says("metrics: http://127.0.0.1:")
+    url = re.search(r"metrics: (\S+)", serving.err)
+    assert url is not None
+    run = first_study.start("bash", "-c", study.replace("9431", "0"), **urls).wait(120)
+    assert "30 complete, 0 failed" in run.out
+    assert "metrics: http://127.0.0.1:" in run.out + run.err
+    with urllib.request.urlopen(url.group(1), timeout=20) as answer:
+        assert b'shadho_worker_trials_total{class="cpu",state="complete"} 30.0' in answer.read()
 
 
 def test_planning_a_fleet(desk: Desk) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -11,7 +13,9 @@ from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Machine
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat
+from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, FILE, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 from shadho_celery.transport.signing import UNSIGNED
@@ -65,7 +69,7 @@ def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_
     lease = Lease(study="k", name="svm", number=1, attempt=1, delivery="d", runner=MagicMock())
     with leases.holding(lease):
         heartbeat.announce()
-        heartbeat.note_end()
+        heartbeat.tally.end(Outcome(state=TrialState.FAILED, error="no"))
         heartbeat.drain()
     before, after = (json.loads(call.args[1]) for call in announced.call_args_list)
     assert (before["draining"], before["quarantined"]) == (False, False)
@@ -106,3 +110,33 @@ def test_a_worker_announces_in_whole_seconds_how_far_its_clock_is_ahead(monkeypa
     clock.sleep(COMPARE_EVERY)
     heartbeat.beat(has_free_slot=False)
     assert heartbeat._workers.announce.call_args.args[1].clock_offset == -6
+
+
+def test_a_worker_touches_its_heartbeat_file_and_removes_it_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "alive"
+    monkeypatch.setenv(FILE, str(path))
+    file = HeartbeatFile.configured()
+    os.utime(path, (0, 0))
+    file.touch()
+    assert path.stat().st_mtime > 0
+    file.remove()
+    assert not path.exists()
+    monkeypatch.setenv(FILE, "")
+    HeartbeatFile.configured().touch()
+
+
+def test_a_heartbeat_file_that_cannot_be_written_is_refused_at_the_start_and_logged_once_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match=r"SHADHO_HEARTBEAT_FILE: .*/no/alive cannot be written"):
+        HeartbeatFile(tmp_path / "no" / "alive")
+    caplog.clear()
+    (tmp_path / "here").mkdir()
+    file = HeartbeatFile(tmp_path / "here" / "alive")
+    file.remove()
+    (tmp_path / "here").rmdir()
+    file.touch()
+    file.touch()
+    assert len(caplog.records) == 1

@@ -270,3 +270,25 @@ def test_recalled_trials_have_what_is_learned_from_and_their_params_are_read_whe
     assert [dict(each.params) for each in blocks[1][0]] == [{"x": number / 7} for number in (6, 5, 4, 3, 2)]
     assert store.reads == reads + 1
     assert [each.number for block, _ in ended.recall(by_number=True) for each in block] == [*range(12)]
+
+
+def test_seconds_are_counted_by_subspace_and_class_the_same_after_a_resume() -> None:
+    """Cancelled trials, and those without a class or a time, are left out."""
+
+    def ended(number: int, state: TrialState, seconds: float | None, name: str | None = "cpu") -> Trial:
+        return trial(number, state, compute_class=name).evolve(outcome=Outcome(state=state, seconds=seconds))
+
+    made = [
+        ended(0, S.COMPLETE, 2.0),
+        ended(1, S.FAILED, 1.0),
+        ended(2, S.CANCELLED, 5.0),
+        ended(3, S.FAILED, None),
+        ended(4, S.FAILED, 1.0, None),
+        ended(5, S.PRUNED, 4.0, "gpu"),
+    ]
+    grown = FinishedTrials()
+    for one in made:
+        grown.add(one)
+    assert grown.timed == {("all", "cpu"): (1, 2, 3.0), ("all", "gpu"): (0, 1, 4.0)}
+    assert FinishedTrials(made).timed == grown.timed
+    assert FinishedTrials().timed == {}

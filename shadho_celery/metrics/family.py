@@ -1,0 +1,98 @@
+"""Families of metrics: each is described once, and its samples are read when Prometheus asks for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shadho_celery.core.checks import one_line
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+T = TypeVar("T")
+
+#: number of a sample; the count and the sum of a summary
+Number = float | tuple[float, float]
+#: samples of a family, by the values of its labels
+Samples = Mapping[tuple[str, ...], Number]
+
+#: maximum number of samples of a family; further ones, in the order of their labels, are left out
+MOST = 1000
+
+#: maximum number of characters of a label's value
+MOST_CHARACTERS = 255
+
+#: how often a family is read again if what it reads has changed meanwhile
+TRIES = 10
+
+
+class Kind(Enum):
+    """Kind of a family, as Prometheus has it."""
+
+    GAUGE = auto()
+    #: a number that only grows while the process lives
+    COUNTER = auto()
+    #: the count and the sum of some measurements
+    SUMMARY = auto()
+
+
+@dataclass(frozen=True)
+class Family(Generic[T]):
+    """A family of metrics of a T, such as a run."""
+
+    #: name without the suffix ``_total`` of a counter
+    name: str
+    help: str
+    _: KW_ONLY
+    #: function that returns the samples; called in any thread
+    read: Callable[[T], Samples]
+    labels: Sequence[str] = ()
+    kind: Kind = Kind.GAUGE
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of its samples, as Prometheus shows them."""
+        suffixes = {Kind.GAUGE: ("",), Kind.COUNTER: ("_total",), Kind.SUMMARY: ("_count", "_sum")}
+        return [self.name + suffix for suffix in suffixes[self.kind]]
+
+
+class Collector(Generic[T]):
+    """Reads the families of one T for each scrape, all with the same labels first."""
+
+    def __init__(self, families: Iterable[Family[T]], of: T, labels: Mapping[str, str]) -> None:
+        """`labels` are those of each sample, such as the name of the study."""
+        self._families, self._of = [*families], of
+        self._names, self._values = [*labels], tuple(labels.values())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics with their present samples."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+        kinds = {Kind.GAUGE: GaugeMetricFamily, Kind.COUNTER: CounterMetricFamily, Kind.SUMMARY: SummaryMetricFamily}
+        for family in self._families:
+            metric = kinds[family.kind](family.name, family.help, labels=[*self._names, *family.labels])
+            for labels, number in self._samples(family).items():
+                metric.add_metric(labels, *(number if isinstance(number, tuple) else (number,)))
+            yield metric
+
+    def _samples(self, family: Family[T]) -> Samples:
+        """Return the samples of a family, with labels that can be printed."""
+        found = {
+            tuple(one_line(each, MOST_CHARACTERS) for each in (*self._values, *labels)): number
+            for labels, number in sorted(_read(family, self._of).items())[:MOST]
+        }
+        return {labels: number for labels, number in found.items() if number != math.inf}
+
+
+def _read(family: Family[T], of: T) -> Samples:
+    """Read a family. Another thread may change a dictionary meanwhile, which Python reports as a RuntimeError."""
+    for _ in range(TRIES):
+        try:
+            return family.read(of)
+        except RuntimeError:
+            continue
+    return {}

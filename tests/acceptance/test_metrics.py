@@ -1,0 +1,91 @@
+"""Prometheus reads the metrics of a run, and a port in use is known before a study starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from acceptance.commands import Desk, until
+from acceptance.commands import desk as make_desk
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@pytest.fixture(name="desk")
+def _desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    with make_desk(tmp_path) as made:
+        made.study(seconds=0.1, settings={"sampler": "random", "cores": 1})
+        yield made
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+def test_a_port_in_use_ends_a_run_before_there_is_a_study(desk: Desk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = desk.launch("my_study", "--metrics-port", str(port)).wait(60)
+    assert run.code == 2
+    assert run.messages == [
+        f"Error: --metrics-port: 127.0.0.1 port {port} cannot be used: Address already in use; give another port, or 0 "
+        "for a free one"
+    ]
+    assert not (desk.folder / "shadho.db").exists()
+
+
+def test_prometheus_scrapes_a_run(desk: Desk) -> None:
+    """Each expression of the dashboard of Grafana is one that Prometheus understands, and some have their numbers."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    port = free_port()
+    run = desk.launch("my_study", "--trials", "10000", "--workers", "cpu=2", "--metrics-port", "0")
+    run.says("metrics: http://")
+    address = re.search(r"metrics: http://(\S+)/metrics", run.out + run.err)
+    assert address is not None
+    settings = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "shadho", "static_configs": [{"targets": [address.group(1)]}]}],
+    }
+    desk.write("prometheus.yml", yaml.safe_dump(settings))
+    prometheus = desk.start(
+        program,
+        "--config.file=prometheus.yml",
+        f"--storage.tsdb.path={desk.folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+
+    def ask(expression: str) -> list[float]:
+        query = urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}", timeout=10) as answer:
+                found = json.load(answer)
+        except ConnectionError:
+            return []
+        except urllib.error.HTTPError as error:
+            return [] if error.code == 503 else pytest.fail(f"{expression}: {error.read().decode()}")
+        except urllib.error.URLError:
+            return []
+        assert found["status"] == "success", found
+        return [float(each["value"][1]) for each in found["data"]["result"]]
+
+    until(lambda: sum(ask('shadho_trials{state="complete"}')) >= 10, 90, lambda: desk.said() + prometheus.err)
+    assert ask("sum(shadho_slots)") == [2.0]
+    assert ask('shadho_server_up{server="servers"}') == [1.0]
+    assert ask("up") == [1.0]
+    until(lambda: bool(ask("shadho_bound_share")), 60, desk.said)
+    [share] = ask("shadho_bound_share")
+    assert share > 0
+    print({name: ask(name) for name in ("shadho_bound_share", "shadho_bound_trials_per_second", "sum(shadho_trials)")})
