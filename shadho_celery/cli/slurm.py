@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -33,6 +34,9 @@ END_SECONDS = 10
 
 #: seconds by which SLURM may send a signal too early
 EARLY_SECONDS = 60
+
+#: seconds that a program of SLURM may take
+CALL_SECONDS = 50.0
 
 #: variables that mean the same on all machines and are no secrets; the script has their values
 CARRIED = (
@@ -182,10 +186,22 @@ def submitted(text: str) -> str:
     program = shutil.which("sbatch")
     if program is None:
         raise UsageError("--submit: there is no sbatch on PATH; use a login node of the cluster, or print the script")
-    done = subprocess.run([program], input=text, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(
+            [program], input=text, capture_output=True, text=True, errors="replace", check=False, timeout=CALL_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"sbatch failed: {one_line(error, 500)}") from None
     if done.returncode:
         raise UsageError(f"sbatch ended with {done.returncode}: {one_line(done.stderr or done.stdout, 500)}")
     return done.stdout.strip()
+
+
+def cancel_waiting(job: str) -> None:
+    """Cancel the tasks of a job that have not started. What does not succeed is left to SLURM."""
+    with suppress(OSError, subprocess.SubprocessError):
+        words = ["scancel", "--state=PENDING", job]
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CALL_SECONDS)
 
 
 def _absolute(path: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,6 +79,10 @@ class Heartbeat:
         self._may_look = True
         #: the drain or undrain that it obeys; None if it refuses them
         self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
+        #: the request to end of this worker alone; None if it refuses it
+        self._own = None if control is None else Obeyed(Drains(client, control), name)
+        #: called once, with who has asked, when this worker should finish its trials and end
+        self.on_end: Callable[[str], None] | None = None
         self._was_drained = False
         self._name = name
         self._worker = worker
@@ -102,7 +106,7 @@ class Heartbeat:
     @property
     def is_drained(self) -> bool:
         """True if this worker is drained: it takes no messages."""
-        return self._obeyed is not None and self._obeyed.drain is not None
+        return any(each is not None and each.drain is not None for each in (self._obeyed, self._own))
 
     @property
     def state(self) -> str:
@@ -233,8 +237,9 @@ class Heartbeat:
             return
         try:
             self._obeyed.follow()
+            self._follow_own()
         except redis.exceptions.NoPermissionError:
-            self._obeyed = None
+            self._obeyed = self._own = None
             with self._lock:
                 self._worker = replace(self._worker, control=None)
             log.warning(
@@ -244,7 +249,11 @@ class Heartbeat:
         before, self._was_drained = self._was_drained, self.is_drained
         if before == self.is_drained:
             return
-        if self._obeyed is not None and (drain := self._obeyed.drain) is not None:
+        drains = (None if each is None else each.drain for each in (self._obeyed, self._own))
+        drain = next((each for each in drains if each is not None), None)
+        if drain is not None and drain.ends:
+            tell(f"ended by {drain.by}: running trials finish, and no others are taken")
+        elif drain is not None:
             tell(f"drained by {drain.by}: running trials finish, and no others are taken until it is undrained")
         else:
             tell("undrained: this worker takes trials again")
@@ -252,6 +261,15 @@ class Heartbeat:
             (self.consumer.pause if self.is_drained else self.consumer.resume)("drain")
         if self._is_announced.is_set():
             self._announce_now()
+
+    def _follow_own(self) -> None:
+        """Read whether this worker alone should end. Raises redis-py's errors."""
+        if self._own is None:
+            return
+        self._own.follow()
+        if self.on_end is not None and (drain := self._own.drain) is not None and drain.ends:
+            on_end, self.on_end = self.on_end, None
+            on_end(drain.by)
 
     def _compare_clocks(self) -> None:
         """Announce from now on how far this machine's clock is ahead of that of the Redis server.

@@ -59,6 +59,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         self._stay = Stay.configured()
         for number in {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *self._stay.signals}:
             signal.signal(number, self._handle)
+        self._slots.heartbeat.on_end = lambda by: self._leave(f"stopping after the running trials, as {by} asks")
         #: monotonic times at which the worker is preempted by itself, and since which it has had no trial
         self._ends_at = time.monotonic() + (self._stay.seconds or math.inf) - self._stay.grace
         self._idle_since = time.monotonic()
@@ -102,6 +103,8 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             tell(why)
             self._slots.heartbeat.drain()
 
+        if self._is_stopping:
+            return
         self._is_stopping = True
         self._stop(0, work)
 

@@ -61,6 +61,11 @@ class Demand:
             used[attempt.compute_class] += attempt.slots * (attempt.state is TrialState.RUNNING)
         rooms = {name: self._room(name, live.get(name, 0)) for name in names}
         useful = self._useful(rooms, left, seconds_left)
+        if not self._cost_model.has_learned:
+            # How long trials take is not known, so a worker of each class is to tell.
+            for name, spec in self._declared.items():
+                if seconds_left > spec.startup_seconds:
+                    useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
         self.wanted = self._held.see({name: max(useful.get(name, 0), used[name]) for name in names}, now)
 
     def _room(self, name: str, live: int) -> Room:

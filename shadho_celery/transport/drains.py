@@ -2,13 +2,14 @@
 
 Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
 signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until
-somebody undrains the place, which is recorded in the same way. Each record of a place has a greater sequence than the
+somebody undrains the place, which is recorded in the same way. The record of a worker's full name lets that worker
+alone finish its trials and end; no later worker has its name. Each record of a place has a greater sequence than the
 one before, so a worker refuses an old record that somebody has put back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import redis
@@ -35,6 +36,8 @@ class Drain(Struct, frozen=True, kw_only=True):
     sequence: Number
     #: False if they were undrained
     is_drained: bool = True
+    #: True if the worker ends once its running trials have ended; only in the record of one worker
+    ends: bool = False
 
 
 _DRAINS = Sealed[Drain](Drain, MAX_DRAIN)
@@ -84,7 +87,7 @@ class Drains:
         return {
             place: drain
             for place, drain in sorted(found.items())
-            if drain is not None and drain.is_drained and drain.sequence >= obeyed.get(place, 0)
+            if drain is not None and drain.is_drained and not drain.ends and drain.sequence >= obeyed.get(place, 0)
         }
 
     def put(self, place: str, by: str, *, is_drained: bool, after: int = 0) -> None:
@@ -98,6 +101,17 @@ class Drains:
         sequence = max(1000 * seconds + micros // 1000, known + 1)
         drain = Drain(by=by, at=float(seconds), sequence=sequence, is_drained=is_drained)
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
+
+    def end(self, worker: str, by: str) -> None:
+        """Let the worker with this full name finish its trials, take no more, and end. `by` says who does."""
+        seconds, micros = self._client.time()
+        drain = Drain(by=by, at=float(seconds), sequence=1000 * seconds + micros // 1000, ends=True)
+        self._client.hset(KEY, worker, self._signer.seal(_about(worker), drain))
+
+    def forget(self, workers: Collection[str]) -> None:
+        """Remove the records of workers that have ended, by their full names."""
+        if workers:
+            self._client.hdel(KEY, *workers)
 
 
 def _about(place: str) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from acceptance import test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
-from acceptance.documents import COMMANDS, PYTHON, TEXTS, commands, in_tests, last_part, shell
+from acceptance.documents import COMMANDS, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services.cases import cases
 
 from shadho_celery.transport.redis import connect
@@ -57,6 +57,7 @@ RUN_BY = {
     "shadho-celery stop": "test_steering_a_running_study",
     "shadho-celery logs": "test_the_output_of_a_trial",
     "shadho-celery doctor": "test_the_doctor",
+    "--class-spec": "test_workers_on_demand",
     "shadho-celery slurm": "test_the_script_for_slurm",
     "run my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
@@ -205,6 +206,27 @@ def test_the_script_for_slurm(first_study: Desk) -> None:
     path.chmod(0o755)
     assert shell(first_study, f'PATH="$PWD:$PATH"; {submitted}', **urls) == "Submitted batch job 7\n"
     assert "#SBATCH --cpus-per-task=8\n" in (first_study.folder / "got").read_text()
+
+
+def test_workers_on_demand(first_study: Desk, redis_url: str) -> None:
+    """The study starts without a worker and says how many slots it wants; spec and options of scale are valid."""
+    desk = first_study
+    desk.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    [spec] = blocks(ROOT / "deploy" / "README.md", "toml")
+    desk.write("classes.toml", spec)
+    for name in ("sbatch", "start-workers.sh"):
+        desk.write(name, "#!/bin/sh\n").chmod(0o755)
+    ours = f"{sys.executable} -m shadho_celery"
+    study, *scalers = (line.replace("shadho-celery", ours, 1) for line in COMMANDS if "--class-spec" in line)
+    for line in scalers:
+        scaler = desk.start("bash", "-c", f'PATH="$PWD:$PATH"; exec {line}')
+        scaler.says("scaling gpu_large, cpu to at most 6 workers")
+        scaler.interrupt()
+        assert scaler.wait(30).code == 130
+    running = desk.start("bash", "-c", f"exec {study}")
+    running.says("gpu_large: no worker; 1 slot is wanted, cpu: no worker; 16 slots are wanted")
+    running.interrupt()
+    running.wait(30)
 
 
 def test_the_dashboard(first_study: Desk) -> None:

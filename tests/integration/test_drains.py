@@ -58,6 +58,26 @@ def serving(
         heartbeat.withdraw()
 
 
+def test_a_worker_that_is_asked_to_end_takes_nothing_more_and_its_neighbours_go_on(client: Any) -> None:
+    """Without its signature the request is refused, and the list of drained workers does not have it."""
+    asked: list[str] = []
+    with serving(client, "cpu@h.1.aaaa") as (heartbeat, consumer), serving(client, "cpu@h.2.bbbb") as (_, other):
+        heartbeat.on_end = asked.append
+        Drains(client, UNSIGNED).end("cpu@h.1.aaaa", "mallory")
+        Drains(client, SIGNER).end("cpu@h.2.bbbb", "me@here")
+        client.hset(KEY, "cpu@h.1.aaaa", client.hget(KEY, "cpu@h.2.bbbb"))
+        until(lambda: announced(client, "cpu@h.2.bbbb").drained, 10)
+        assert not asked
+        Drains(client, SIGNER).end("cpu@h.1.aaaa", "me@here")
+        until(lambda: announced(client, "cpu@h.1.aaaa").drained, 10)
+        assert asked == ["me@here"]
+        consumer.pause.assert_called_once_with("drain")
+        assert Drains(client, SIGNER).all() == {}
+        other.pause.assert_called_once_with("drain")
+        Drains(client, SIGNER).forget(["cpu@h.1.aaaa", "cpu@h.2.bbbb"])
+        assert client.hlen(KEY) == 0
+
+
 def announced(client: Any, name: str) -> Worker:
     return Registry(client, Worker, SIGNER).living()[name]
 

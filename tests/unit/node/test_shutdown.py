@@ -63,6 +63,15 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
     assert state.should_stop == worker.exitcode == code
 
 
+def test_a_worker_that_is_asked_to_end_finishes_its_trials_first(worker: SimpleNamespace) -> None:
+    heartbeat = worker.app.shadho_slots.heartbeat
+    heartbeat.on_end("me@here")
+    heartbeat.on_end("me@here")
+    await_threads()
+    assert (heartbeat.drain.call_count, worker.app.shadho_slots.close.call_count) == (1, 0)
+    assert state.should_stop == worker.exitcode == 0
+
+
 def await_threads() -> None:
     for thread in threading.enumerate():
         if thread.name == shutdown.THREAD:

@@ -49,6 +49,15 @@ def test_without_a_worker_the_slots_that_the_trials_need_are_wanted_up_to_the_de
         assert made.scheduler.wanted_slots == {"cloud": slots}
 
 
+def test_until_a_trial_has_ended_a_worker_of_each_class_is_wanted_however_late_it_comes() -> None:
+    made = search()
+    scheduler = made.scheduler
+    spec = {"cloud": ClassSpec(slots=2, max_workers=4), "slow": ClassSpec(slots=3, startup_seconds=3000.0)}
+    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals.shares)
+    scheduler.turn()
+    assert scheduler.wanted_slots == {"cloud": 8, "slow": 3}
+
+
 def test_at_the_end_only_the_slots_that_run_trials_are_wanted() -> None:
     made = search(slots=8).run()
     assert wanted(made) == 8, "a number stays wanted for a while"

@@ -1,0 +1,249 @@
+"""Command that starts and ends workers to the number of slots that the running studies want: `scale`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.command import Command, Duration
+from shadho_celery.cli.messages import say
+from shadho_celery.cli.slurm import cancel_waiting
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.class_spec import ClassSpec, read_class_spec
+from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.transport import urls
+
+#: seconds between two looks at the fleet
+LOOK_SECONDS = 2.0
+
+#: seconds after which a command that has not returned is ended, and seconds from SIGTERM to SIGKILL
+RETURN_SECONDS, KILL_SECONDS = 60.0, 5.0
+
+#: maximum number of bytes of a command's output that are read
+MAX_OUTPUT = 2000
+
+
+@click.command(
+    cls=Command,
+    context_settings={"allow_interspersed_args": False},
+    epilog="""
+\b
+Examples:
+  shadho-celery scale --class-spec classes.toml --max 8 --command ./start-workers.sh
+  shadho-celery scale --class-spec classes.toml --max 20 --slurm -- --for 4h --gpus 1 --import my_study
+
+\b
+A class spec, of which only [classes.NAME] is required:
+  [classes.gpu_large]
+  slots = 1                # of one worker
+  max_workers = 4
+  startup_seconds = 120    # from the start of a worker until it takes trials
+  memory_gib = 64          # --mem of --slurm
+  price = 2.40             # SHADHO_PRICE of its workers
+""",
+)
+@click.option(
+    "--class-spec", "path", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Classes to scale."
+)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Maximum number of workers at a time, all classes of the file together.",
+)
+@click.option("--slurm", is_flag=True, help="Submit jobs of shadho-celery slurm with the options in ARGS.")
+@click.option(
+    "--command",
+    "is_command",
+    is_flag=True,
+    help="Run the command in ARGS, without a shell. It starts SHADHO_COUNT workers of class SHADHO_CLASS, variables of "
+    f"its environment, and must return within {RETURN_SECONDS:.0f} s.",
+)
+@click.option(
+    "--cooldown",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    metavar="DURATION",
+    help="Time for which idle workers are kept after they are no longer wanted.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@connection_options.options
+def scale(
+    *,
+    path: Path,
+    most: int,
+    slurm: bool,
+    is_command: bool,
+    cooldown: float,
+    words: tuple[str, ...],
+    **connection: str | None,
+) -> None:
+    """Start workers for the slots that the running studies want, and end idle workers that no study wants.
+
+    It runs until Ctrl-C, after which the workers stay. Workers finish their trials before they end.
+    """
+    os.environ.update(connection_options.environment(**connection))
+    spec = read_class_spec(path)
+    if slurm is is_command:
+        raise UsageError("give either --slurm or --command")
+    if not urls.is_fleet({}):
+        raise UsageError(f"no fleet is named; give --broker and --redis, or set {urls.BROKER} and {urls.REDIS}")
+    if is_command and not words:
+        raise UsageError("--command: give the command that starts workers at the end of the line")
+    program = words[0] if is_command else "sbatch"
+    if shutil.which(program) is None:
+        raise UsageError(f"there is no program {one_line(program)}; give its path, or make the file executable")
+    starter = _Starter(spec, words, is_slurm=slurm)
+    if slurm:
+        starter.check()
+    _run(spec, most, cooldown, starter)
+
+
+def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _Starter) -> None:
+    """Look at the fleet every LOOK_SECONDS, and start and end workers."""
+    # Imported late, because `--help` needs none of it.
+    from shadho_celery.control.scaled_fleet import ScaledFleet
+    from shadho_celery.control.scaling import Scaling
+
+    fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
+    scaling = Scaling(spec, most, cooldown)
+    say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
+    while True:
+        now = time.monotonic()
+        for name, reason in starter.failures(now):
+            say(scaling.fail(name, now, reason), err=True)
+        try:
+            wanted, workers = fleet.look()
+            decision = scaling.look(now, wanted, workers, fleet.has_left, fleet.may_end)
+            for line in decision.lines:
+                say(line, err=line.startswith("Warning"))
+            for name in decision.overdue:
+                starter.give_up(name)
+            for name, count in decision.starts.items():
+                starter.start(name, count, now)
+            fleet.end(decision.ends)
+        except ServiceError as error:
+            fleet.warn(f"{one_line(error, 300)}; no worker is started or ended meanwhile")
+        time.sleep(LOOK_SECONDS)
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A command that starts workers of one class and has not returned."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    since: float
+    is_told: bool = False
+
+    @property
+    def text(self) -> str:
+        """End of its output."""
+        self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - MAX_OUTPUT))
+        return self.output.read().decode(errors="replace").strip()
+
+
+class _Starter:
+    """Runs the command that starts workers, at most one at a time for each class."""
+
+    def __init__(self, spec: Mapping[str, ClassSpec], words: Sequence[str], *, is_slurm: bool) -> None:
+        self._spec, self._words, self._is_slurm = spec, words, is_slurm
+        self._calls: dict[str, _Call] = {}
+        #: latest job of SLURM by class
+        self._jobs: dict[str, str] = {}
+        #: reasons why a command could not be called, by class
+        self._refused: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Raise UsageError unless the options of `slurm` are valid."""
+        name = next(iter(self._spec))
+        words = self._command(name, 1, submit=False)
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            raise UsageError(f"--slurm: {_last_line(done.stderr.decode(errors='replace'))}")
+
+    def start(self, name: str, count: int, now: float) -> None:
+        """Call the command for so many workers of a class."""
+        own = {"SHADHO_CLASS": name, "SHADHO_COUNT": str(count)}
+        price = self._spec[name].price
+        own |= {} if price is None else {"SHADHO_PRICE": f"{price:g}"}
+        output = tempfile.TemporaryFile()  # noqa: SIM115 -- it is open until the command returns
+        try:
+            # A session of its own, so that Ctrl-C does not reach the workers.
+            process = subprocess.Popen(
+                self._command(name, count),
+                env=os.environ | own,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.close()
+            self._refused[name] = f"the command cannot be called: {error.strerror}"
+            return
+        self._calls[name] = _Call(process=process, output=output, since=now)
+
+    def failures(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield each class whose command has failed since the last call, with the reason. End those that hang."""
+        refused, self._refused = self._refused, {}
+        yield from refused.items()
+        for name, call in [*self._calls.items()]:
+            code = call.process.poll()
+            if code is None:
+                if now - call.since > RETURN_SECONDS + KILL_SECONDS:
+                    call.process.kill()
+                elif now - call.since > RETURN_SECONDS and not call.is_told:
+                    call.is_told = True
+                    # Not its children: these may be workers.
+                    call.process.terminate()
+                    yield name, f"the command did not return within {RETURN_SECONDS:.0f} s and is ended"
+                continue
+            del self._calls[name]
+            text = call.text
+            call.output.close()
+            if code and not call.is_told:
+                what = signal.Signals(-code).name if -code in {*signal.Signals} else str(code)
+                yield name, f"the command ended with {what}: {_last_line(text) or 'it has printed nothing'}"
+            elif self._is_slurm and (job := re.search(r"^Submitted batch job (\d+)", text, re.MULTILINE)):
+                self._jobs[name] = job[1]
+
+    def give_up(self, name: str) -> None:
+        """Cancel what is left of the latest start of a class: tasks of a SLURM job that wait."""
+        if job := self._jobs.pop(name, None):
+            cancel_waiting(job)
+
+    def _command(self, name: str, count: int, *, submit: bool = True) -> list[str]:
+        if not self._is_slurm:
+            return [*self._words]
+        options, dashes, others = _parted(self._words)
+        memory = self._spec[name].memory_gib
+        memories = [f"--mem={max(1, round(memory * 1024))}M"] if memory else []
+        words = [sys.executable, "-m", "shadho_celery", "slurm", *options, f"--class={name}", f"--count={count}"]
+        return [*words, *["--submit"] * submit, *([dashes] if others or memories else []), *memories, *others]
+
+
+def _parted(words: Sequence[str]) -> tuple[Sequence[str], str, Sequence[str]]:
+    """Return the options of `slurm`, two dashes, and the options of sbatch after these."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], "--", words[place + 1 :]
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1], 300) if lines else ""

@@ -1,0 +1,72 @@
+"""A fleet whose workers are started on demand: the slots that its studies want, its live workers, and their end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from shadho_celery.control.control import why_not
+from shadho_celery.control.reach import requester
+from shadho_celery.core.checks import one_line
+from shadho_celery.transport import urls
+from shadho_celery.transport.drains import Drains
+from shadho_celery.transport.redis import connect, refusals
+from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.signing import Signer
+
+
+class ScaledFleet:
+    """The fleet that the environment names. Its methods raise ServiceError if Redis does not answer.
+
+    With a signing key, announcements without its signature are ignored.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """`warn` shows a line to the user. Each is shown once."""
+        client, self._signer = connect(urls.url(urls.REDIS)), Signer.configured()
+        self._studies = Registry(client, StudyWants, self._signer)
+        self._workers = Registry(client, Worker, self._signer)
+        self._drains, self._by = Drains(client, self._signer), requester()
+        self._live: Mapping[str, Worker] = {}
+        #: live workers that were asked to end
+        self._ending: set[str] = set()
+        self._warn, self._warned = warn, set[str]()
+
+    def look(self) -> tuple[Mapping[str, int], Mapping[str, Worker]]:
+        """Return the slots that all studies want together, by class, and the live workers by name."""
+        wanted: Counter[str] = Counter()
+        with refusals():
+            studies, self._live = self._studies.living(), self._workers.living()
+            gone = self._ending - self._live.keys()
+            self._drains.forget(gone)
+        self._ending -= gone
+        for study in studies.values():
+            wanted.update(study.wanted_slots)
+        if self._studies.refused or self._workers.refused:
+            self.warn("announcements that are malformed or not signed with this command's key are ignored")
+        return wanted, self._live
+
+    def has_left(self, name: str) -> bool:
+        """Return whether a worker has withdrawn in order."""
+        with refusals():
+            return self._workers.has_left(name)
+
+    def may_end(self, name: str) -> bool:
+        """Return whether a worker obeys a request to end. If not, warn."""
+        reason = why_not(f"worker {one_line(name)}", self._live[name].control, self._signer)
+        if reason is not None:
+            self.warn(f"{reason}; until then it is not ended")
+        return reason is None
+
+    def end(self, names: Sequence[str]) -> None:
+        """Ask workers to finish their trials, to take no more, and to end."""
+        with refusals():
+            for name in names:
+                self._drains.end(name, self._by)
+        self._ending.update(names)
+
+    def warn(self, text: str) -> None:
+        """Show a warning, unless it was shown before."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)

@@ -1,0 +1,182 @@
+"""Scaling: how many workers of each class to start, and which to end, so that a fleet has the slots that it wants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shadho_celery.core.checks import listed, one_line
+from shadho_celery.core.class_spec import ClassSpec
+from shadho_celery.core.units import counted, duration
+from shadho_celery.placement.wanted import Held
+from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
+
+#: seconds that a worker may take to come, besides twice the start-up seconds of its class
+COME_SECONDS = 60.0
+
+#: seconds until the next start after a failed one, the first and the longest; each pause is twice the last
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 3600.0
+
+
+@dataclass(kw_only=True)
+class _Start:
+    """Workers of one class that were started together."""
+
+    count: int
+    #: number of them that have not come yet
+    missing: int
+    #: time at which they were started
+    since: float
+
+
+@dataclass
+class _Class:
+    """State of one class."""
+
+    spec: ClassSpec
+    starts: list[_Start] = field(default_factory=list)
+    #: number of failed starts since the last worker came, and the earliest time of the next start
+    failures: int = 0
+    retry_at: float = -math.inf
+    #: other classes of workers that have come while this class's were missing
+    strangers: set[str] = field(default_factory=set)
+
+    @property
+    def starting(self) -> int:
+        """Number of workers that were started and have not come yet."""
+        return sum(start.missing for start in self.starts)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a worker counts as one that does not come."""
+        return 2 * self.spec.startup_seconds + COME_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do now."""
+
+    #: number of workers to start by class, which count as starting from now on
+    starts: Mapping[str, int]
+    #: names of the workers to end once they run no trial
+    ends: Sequence[str]
+    #: classes whose last start did not come, so that what is left of it can be cancelled
+    overdue: Sequence[str]
+    #: lines for the user
+    lines: Sequence[str]
+
+
+class Scaling:
+    """Decides about the workers of the classes in a spec, with at most `most` workers at a time, all classes together.
+
+    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, and `cooldown`
+    seconds after it was last wanted. A class whose start fails is started again after a pause, which doubles.
+    """
+
+    def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
+        self._classes = {name: _Class(each) for name, each in spec.items()}
+        self._most = most
+        self._held = Held(cooldown)
+        #: by name of each worker: its latest announcement, and the time of that
+        self._seen: dict[str, tuple[Worker, float]] = {}
+        #: workers that were asked to end
+        self._ended: set[str] = set()
+
+    def look(
+        self,
+        now: float,
+        wanted: Mapping[str, int],
+        live: Mapping[str, Worker],
+        has_left: Callable[[str], bool] = lambda name: False,
+        may_end: Callable[[str], bool] = lambda name: True,
+    ) -> Decision:
+        """Decide by the wanted slots of each class and the announced workers.
+
+        `has_left` returns whether a worker has withdrawn in order, and `may_end` whether one obeys a request to end.
+        """
+        lines: list[str] = []
+        workers = self._present(now, live, has_left)
+        overdue = self._await(now, lines)
+        held = self._held.see({name: wanted.get(name, 0) for name in self._classes}, now)
+        room = self._most - len(workers) - sum(each.starting for each in self._classes.values())
+        left, starts, ends = self._most, {}, []
+        for name, each in self._classes.items():
+            serving = {key: one for key, one in workers.items() if one.compute_class == name and not one.draining}
+            serving = {key: one for key, one in serving.items() if key not in self._ended}
+            target = min(held[name], min(each.spec.max_workers, left) * each.spec.slots)
+            left -= min(left, math.ceil(target / each.spec.slots))
+            slots = sum(one.slots for one in serving.values())
+            lacking = math.ceil((target - slots) / each.spec.slots) - each.starting
+            count = min(lacking, room, each.spec.max_workers - len(serving) - each.starting)
+            if count > 0 and now >= each.retry_at:
+                room -= count
+                starts[name] = count
+                each.starts.append(_Start(count=count, missing=count, since=now))
+                lines.append(f"class {name}: {counted(held[name], 'slot is', 'slots are')} wanted; starting {count}")
+            for key, one in sorted(serving.items(), key=lambda pair: -pair[1].slots):
+                if not one.busy and key in live and slots - one.slots >= target and may_end(key):
+                    slots -= one.slots
+                    ends.append(key)
+        # The request to a worker that does not obey it may be lost.
+        again = [key for key in sorted(self._ended & live.keys()) if not live[key].draining]
+        if ends:
+            lines.append(f"ending {counted(len(ends), 'idle worker')}: {listed([one_line(key) for key in ends], 3)}")
+        self._ended.update(ends)
+        ends += again
+        return Decision(starts=starts, ends=ends, overdue=overdue, lines=lines)
+
+    def fail(self, name: str, now: float, reason: str) -> str:
+        """Record that the latest start of a class has failed. Return a line about it."""
+        each = self._classes[name]
+        if each.starts:
+            each.starts.pop()
+        return self._pause(name, now, reason)
+
+    def _pause(self, name: str, now: float, reason: str) -> str:
+        each = self._classes[name]
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**each.failures)
+        each.failures = min(each.failures + 1, 20)
+        each.retry_at = now + pause
+        return f"Warning: class {name}: {reason}; next try in {duration(pause)}"
+
+    def _present(self, now: float, live: Mapping[str, Worker], has_left: Callable[[str], bool]) -> dict[str, Worker]:
+        """Return the workers of the classes. Those that have become silent count for a while.
+
+        Redis may have lost its data, after which the workers announce themselves again.
+        """
+        for name, worker in live.items():
+            if name not in self._seen:
+                self._welcome(worker.compute_class)
+            self._seen[name] = worker, now
+        for name, (_, at) in [*self._seen.items()]:
+            if name not in live and (now - at > ANNOUNCE_SECONDS or has_left(name)):
+                del self._seen[name]
+        self._ended &= self._seen.keys()
+        return {name: worker for name, (worker, _) in self._seen.items() if worker.compute_class in self._classes}
+
+    def _welcome(self, compute_class: str) -> None:
+        """Count a worker that has come as one of those that were started."""
+        for name, each in self._classes.items():
+            if name != compute_class and each.starting:
+                each.strangers.add(compute_class)
+        came = self._classes.get(compute_class)
+        if came is not None and came.starts:
+            came.failures, came.strangers = 0, set()
+            came.starts[0].missing -= 1
+            came.starts = [start for start in came.starts if start.missing]
+
+    def _await(self, now: float, lines: list[str]) -> list[str]:
+        """Give up the workers that have not come in time, with a line about each class. Return these classes."""
+        found = []
+        for name, each in self._classes.items():
+            late = [start for start in each.starts if now - start.since > each.patience]
+            if late:
+                found.append(name)
+                each.starts = [start for start in each.starts if start not in late]
+                missing, count = sum(start.missing for start in late), sum(start.count for start in late)
+                others = f"; workers of {listed([one_line(n, 60) for n in sorted(each.strangers)], 3)} came meanwhile"
+                reason = f"{missing} of {count} started workers did not come within {duration(each.patience)}"
+                lines.append(self._pause(name, now, reason + (others if each.strangers else "")))
+                each.strangers = set()
+        return found
