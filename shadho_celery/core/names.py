@@ -50,6 +50,8 @@ PRUNERS: Mapping[str, str] = {
     "threshold": "fidelity.pruners:Threshold",
     "asha": "fidelity.pruners:Asha",
 }
+#: function behind `context.launch`, which needs torch
+LAUNCH = "training.launch:launch"
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
 

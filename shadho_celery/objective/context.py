@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.names import LAUNCH, named
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError
@@ -108,6 +109,15 @@ class Context(Protocol):
 
     def should_prune(self) -> bool:
         """Return the same as `should_stop`, under the name that Optuna has for it."""
+
+    def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function(context, *arguments)`` in one process for each of the trial's `gpus`, and return what it
+        returns in rank 0.
+
+        torch's process group connects the processes. Their context has `rank`, `size` and the process's own `device`.
+        Reports of rank 0 count, and `should_stop` returns the same in every rank. Function and arguments are pickled.
+        Raises UsageError if that is not possible, and RankFailed with the traceback of a rank that fails.
+        """
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         """Request replicas, which join the gang at `address`: the trial's other slots, and up to `backups` idle slots.
@@ -268,6 +278,9 @@ class LocalContext:
         return bool(self.stop_reason)
 
     should_prune = should_stop
+
+    def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return named(LAUNCH)(self, function, arguments)
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         self.on_call_replicas(address, token, backups)

@@ -75,6 +75,7 @@ RUN_BY = {
     "placement.py": "test_the_placement_benchmark",
     "run my_gang": "test_the_gang_of_the_training_readme",
     "run my_ranks": "test_the_process_group_of_the_training_readme",
+    "run my_launch": "test_the_launch_of_the_training_readme",
     "tasks.ddp": "test_a_process_group_is_searched",
     "tasks.sync_sgd": "test_training_in_several_slots",
     "-m tasks.": "test_a_task_alone_compares_methods",

@@ -61,6 +61,14 @@ def test_the_process_group_of_the_training_readme(desk: Desk) -> None:
     assert min(trial["loss"] for trial in desk.trials()) < 0.1
 
 
+def test_the_launch_of_the_training_readme(desk: Desk) -> None:
+    """The example of `context.launch` is a study file, whose trials take one or two slots of the worker."""
+    desk.write("my_launch.py", next(text for text in blocks(TRAINING, "python") if "context.launch" in text))
+    command = next(line for line in COMMANDS if "run my_launch" in line)
+    assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 1")
+    assert {trial["slots"] for trial in desk.trials()} <= {1, 2}
+
+
 #: What the document's loop with DropCompute needs around it.
 DROP = """
 import torch

@@ -1,0 +1,281 @@
+"""Launch: one process for each of a trial's GPUs, started by torch's elastic launcher.
+
+::
+
+    def train(context, params):  # in each rank
+        model = DistributedDataParallel(make_model().to(context.device))
+        for step, batch in enumerate(batches):
+            ...
+            context.report(step, loss)  # counts in rank 0 only
+            if context.should_stop():  # the answer of rank 0, in every rank
+                break
+        return loss  # the value of rank 0
+
+    def objective(params, context):
+        return context.launch(train, params)
+
+The objective runs once. It waits for the ranks, and passes on what rank 0 reports. The ranks meet on the loopback
+interface, where torch's default process group is initialised before the function is called.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.training.gang import LOOPBACK
+from shadho_celery.training.ranks.rendezvous import interface_of
+
+#: seconds that a collective may take, and that the ranks may take to meet
+TIMEOUT_SECONDS = 1800.0
+#: seconds between two checks of the launcher whether a rank has ended, and of a rank whether the launcher has
+CHECK_SECONDS = 0.1
+#: seconds that the other ranks have to end after one has failed; then they are killed
+END_SECONDS = 2
+#: reasons to stop, as they are broadcast; the first one is for no reason
+_REASONS = ("", "stopped", "timeout", "preempted")
+#: messages of errors that a rank raises because another one has ended
+_OF_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
+
+
+#: facts of the trial's context that a rank gets
+_FACTS = (
+    *("study", "trial", "attempt", "seed", "budget", "checkpoints", "device", "compute_class", "slot", "slots", "gpus"),
+    *("is_copy", "encrypted", "timeout", "objectives"),
+)
+
+
+class RankFailed(ShadhoError):
+    """A rank of the trial has raised an error, or has ended."""
+
+
+class RankTraceback(Exception):
+    """Traceback of the error that a rank has raised."""
+
+
+@dataclass(kw_only=True)
+class RankContext(LocalContext):
+    """Context of one rank. `rank` and `size` are those of the process group, and `device` is the rank's own.
+
+    Reports count in rank 0 only. Each rank must call `should_stop` at the same step.
+    """
+
+    rank: int = 0
+    size: int = 1
+    #: connection of rank 0 to the objective; None in the other ranks
+    pipe: Connection | None = None
+    #: allows one thread at a time to use the connection
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _reason: str = ""
+
+    def report(self, step: int, loss: float) -> None:
+        if self.pipe is None:
+            # It is only checked.
+            super().report(step, loss)
+        elif (error := self._ask("report", step, loss)) is not None:
+            raise error
+
+    def should_stop(self) -> bool:
+        """Return whether the trial should stop, as rank 0 knows it. Each rank must call this at the same step."""
+        told = self._ask("stop_reason") if self.pipe is not None else ""
+        number = torch.tensor([_REASONS.index(told)], dtype=torch.uint8)
+        dist.broadcast(number, 0)
+        self._reason = _REASONS[int(number.item())]
+        return bool(self._reason)
+
+    should_prune = should_stop
+
+    @property
+    def stop_reason(self) -> str:
+        """Reason that the last `should_stop` has found."""
+        return self._reason
+
+    def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        raise UsageError("a rank cannot launch ranks; call context.launch in the objective")
+
+    def _ask(self, *request: Any) -> Any:
+        assert self.pipe is not None
+        with self.lock:
+            self.pipe.send(request)
+            return self.pipe.recv()
+
+
+def launch(context: LocalContext, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call ``function(context, *arguments)`` in ``context.gpus`` processes. Return what it returns in rank 0.
+
+    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed with the traceback of a rank
+    that raises an error, and RankLost for one that is killed: the trial is then tried again. Raises UsageError unless
+    function and arguments can be pickled.
+    """
+    if context.replica is not None:
+        raise UsageError("context.launch is for the process of the trial itself; check context.replica first")
+    try:
+        pickle.dumps((function, arguments))
+    except Exception as error:
+        raise UsageError(
+            f"context.launch cannot send its function or arguments to other processes ({type(error).__name__}: "
+            f"{error}); give a function at the top level of a module, and plain values"
+        ) from error
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    answering = threading.Thread(target=_answer, args=(ours, context), name="rank-reports", daemon=True)
+    facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
+    try:
+        answering.start()
+        with tempfile.TemporaryDirectory(prefix="shadho-ranks-") as folder, _environment(context.gpus):
+            # torch replaces the handler of SIGTERM, see `_environment`.
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=context.gpus,
+                run_id=f"{context.study or 'trial'}-{context.trial}.{context.attempt}",
+                role="rank",
+                rdzv_backend="c10d",
+                rdzv_endpoint=f"{LOOPBACK}:0",
+                rdzv_configs={"timeout": int(TIMEOUT_SECONDS)},
+                local_addr=LOOPBACK,
+                max_restarts=0,
+                monitor_interval=CHECK_SECONDS,
+                signals_to_handle="SIGTERM",
+                shutdown_timeout=END_SECONDS,
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+            )
+            returned = elastic_launch(config, _run)(facts, theirs, function, tuple(arguments))
+    except ChildFailedError as error:
+        raise _failure(error) from _traceback_of(_culprit(error)[1])
+    except SignalException as error:
+        # As without a launcher: the process ends.
+        os.kill(os.getpid(), error.sigval)
+        raise
+    finally:
+        theirs.close()
+        answering.join(END_SECONDS)
+        ours.close()
+    return returned[0]
+
+
+def _answer(pipe: Connection, context: LocalContext) -> None:
+    """In the trial's process: answer the calls of rank 0 until it ends."""
+    with suppress(EOFError, OSError):
+        while True:
+            what, *values = pipe.recv()
+            answer: object = None
+            if what == "stop_reason":
+                answer = context.stop_reason
+            else:
+                try:
+                    context.report(*values)
+                except (TypeError, ValueError) as error:
+                    answer = error
+            pipe.send(answer)
+
+
+def _run(facts: Mapping[str, Any], pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """In a rank: join the process group and call the function. Return its value in rank 0, else None."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="rank-parent", daemon=True).start()
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    context = RankContext(**{**facts, "rank": rank}, pipe=None if rank else pipe)
+    gpus = torch.cuda.device_count() if context.device == "cuda" else 0
+    is_nccl = gpus >= context.size and dist.is_nccl_available()
+    if gpus:
+        context.device = f"cuda:{local % gpus}"
+        torch.cuda.set_device(local % gpus)
+    random.seed(context.seed)
+    np.random.seed(context.seed % 2**32)
+    torch.manual_seed(context.seed)
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_nccl else "gloo", timeout=timeout)
+    returned = function(context, *arguments)
+    # Otherwise a rank that is quicker would cut the connections of the others.
+    dist.barrier()
+    dist.destroy_process_group()
+    return None if rank else returned
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(CHECK_SECONDS)
+    os._exit(1)
+
+
+@contextmanager
+def _environment(ranks: int) -> Iterator[None]:
+    """Set the variables of the ranks, and restore them and the signal handler that torch replaces."""
+    changed = {}
+    if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
+        # The ranks share the cores of the trial.
+        changed = thread_variables(max(1, int(threads) // ranks))
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(LOOPBACK)) is not None:
+        changed["GLOO_SOCKET_IFNAME"] = interface
+    is_main = threading.current_thread() is threading.main_thread()
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _culprit(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """Return the rank that failed by itself, and its failure. Others may have failed as a consequence."""
+
+    def is_consequence(failure: ProcessFailure) -> bool:
+        if failure.exitcode < 0:
+            # The launcher ends the other ranks by SIGTERM.
+            return -failure.exitcode == signal.SIGTERM
+        return bool(_OF_CONNECTION.search(_message(failure)))
+
+    failures = sorted(error.failures.items(), key=lambda item: (is_consequence(item[1]), item[1].timestamp, item[0]))
+    return failures[0]
+
+
+def _failure(error: ChildFailedError) -> ShadhoError:
+    """Return the error of a trial whose rank has failed."""
+    rank, failure = _culprit(error)
+    if failure.exitcode < 0:
+        how = f"was ended by signal {failure.signal_name()}"
+        return RankLost(f"rank {rank} {how}; the trial is tried again")
+    if not _recorded(failure):
+        return RankFailed(f"rank {rank} ended with exit code {failure.exitcode}")
+    return RankFailed(f"rank {rank} failed: {_message(failure)}")
+
+
+def _traceback_of(failure: ProcessFailure) -> RankTraceback | None:
+    trace = _recorded(failure).get("extraInfo", {}).get("py_callstack")
+    return None if trace is None else RankTraceback(f"\n{str(trace).rstrip()}")
+
+
+def _message(failure: ProcessFailure) -> str:
+    return str(_recorded(failure).get("message", failure.message))
+
+
+def _recorded(failure: ProcessFailure) -> Mapping[str, Any]:
+    """Return what torch has recorded of a rank's error: its message and traceback; {} if the rank raised none."""
+    recorded = failure.error_file_data.get("message")
+    return recorded if isinstance(recorded, dict) else {}
