@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -129,7 +129,8 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
             say(scaling.fail(name, now, reason), err=True)
         try:
             wanted, workers = fleet.look()
-            decision = scaling.look(now, wanted, workers, fleet.has_left, fleet.may_end)
+            asks = {"has_left": fleet.has_left, "may_end": fleet.may_end}
+            decision = scaling.look(now, wanted, workers, **asks, calling=starter.calling)
             for line in decision.lines:
                 say(line, err=line.startswith("Warning"))
             for name in decision.overdue:
@@ -168,6 +169,11 @@ class _Starter:
         self._jobs: dict[str, str] = {}
         #: reasons why a command could not be called, by class
         self._refused: dict[str, str] = {}
+
+    @property
+    def calling(self) -> Collection[str]:
+        """Classes whose command has not returned."""
+        return self._calls.keys()
 
     def check(self) -> None:
         """Raise UsageError unless the options of `slurm` are valid."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shadho_celery.core.checks import listed, one_line
@@ -71,7 +71,8 @@ class Scaling:
     """Decides about the workers of the classes in a spec, with at most `most` workers at a time, all classes together.
 
     All workers of these classes count, whoever has started them. A worker is ended only if it is idle, and `cooldown`
-    seconds after it was last wanted. A class whose start fails is started again after a pause, which doubles.
+    seconds after it was last wanted. After a start that fails, a single worker of the class is started after a pause,
+    which doubles.
     """
 
     def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
@@ -88,12 +89,15 @@ class Scaling:
         now: float,
         wanted: Mapping[str, int],
         live: Mapping[str, Worker],
+        *,
         has_left: Callable[[str], bool] = lambda name: False,
         may_end: Callable[[str], bool] = lambda name: True,
+        calling: Collection[str] = (),
     ) -> Decision:
         """Decide by the wanted slots of each class and the announced workers.
 
         `has_left` returns whether a worker has withdrawn in order, and `may_end` whether one obeys a request to end.
+        `calling` are the classes whose command has not returned: it is not called again meanwhile.
         """
         lines: list[str] = []
         workers = self._present(now, live, has_left)
@@ -108,8 +112,10 @@ class Scaling:
             left -= min(left, math.ceil(target / each.spec.slots))
             slots = sum(one.slots for one in serving.values())
             lacking = math.ceil((target - slots) / each.spec.slots) - each.starting
-            count = min(lacking, room, each.spec.max_workers - len(serving) - each.starting)
-            if count > 0 and now >= each.retry_at:
+            # After a failure one worker is tried: those that did not come in time may still come.
+            most = 1 if each.failures else self._most
+            count = min(lacking, room, most, each.spec.max_workers - len(serving) - each.starting)
+            if count > 0 and now >= each.retry_at and name not in calling:
                 room -= count
                 starts[name] = count
                 each.starts.append(_Start(count=count, missing=count, since=now))

@@ -28,7 +28,7 @@ def failed(made: _Starter, now: float = 1.0) -> list[str]:
     found: list[str] = []
     for _ in range(1000):
         found += [reason for _, reason in made.failures(now)]
-        if found or not made._calls:
+        if found or not made.calling:
             return found
         time.sleep(0.02)
     return found
@@ -67,12 +67,13 @@ def test_a_command_that_hangs_is_ended_and_what_it_has_started_is_not(tmp_path: 
     while not (worker.exists() and worker.read_text().strip()):
         time.sleep(0.02)
     assert [*made.failures(RETURN_SECONDS - 1)] == []
+    assert [*made.calling] == [NAME]
     [(_, reason)] = made.failures(RETURN_SECONDS + 1)
     assert "did not return" in reason
     # It ignores SIGTERM.
     assert [*made.failures(RETURN_SECONDS + KILL_SECONDS + 2)] == []
     assert failed(made, RETURN_SECONDS + KILL_SECONDS + 2) == []
-    assert not made._calls
+    assert not made.calling
     pid = int(worker.read_text())
     os.kill(pid, 0)
     os.kill(pid, 9)

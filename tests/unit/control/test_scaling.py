@@ -30,7 +30,11 @@ class Played:
     def look(self, seconds: float = 2.0) -> Decision:
         self.now += seconds
         return self.scaling.look(
-            self.now, self.wanted, self.live, self.left.__contains__, lambda name: name not in self.refusing
+            self.now,
+            self.wanted,
+            self.live,
+            has_left=self.left.__contains__,
+            may_end=lambda name: name not in self.refusing,
         )
 
     def come(
@@ -142,6 +146,24 @@ def test_a_worker_that_does_not_come_is_one_line_and_tried_again_after_a_growing
     for place, gap in enumerate(gaps):
         assert gap == pytest.approx(min(LONGEST_PAUSE, FIRST_PAUSE * 2**place), abs=5.0)
     assert lines[0].startswith("Warning: class gpu: 1 of 1 started workers did not come within 5 min; next try in 15 s")
+
+
+def test_a_command_that_has_not_returned_is_not_called_again() -> None:
+    fleet = Played()
+    calling = fleet.scaling.look(1.0, {"gpu": 2}, {}).starts
+    assert calling == {"gpu": 1}
+    assert fleet.scaling.look(3.0, {"gpu": 4, "cpu": 1}, {}, calling=calling).starts == {"cpu": 1}
+    assert fleet.scaling.look(5.0, {"gpu": 4, "cpu": 1}, {}).starts == {"gpu": 1}
+
+
+def test_after_a_failure_one_worker_is_tried_so_that_late_ones_do_not_add_up() -> None:
+    fleet = Played(8)
+    fleet.wanted = {"gpu": 16}
+    assert fleet.look().starts == {"gpu": 8}
+    fleet.look(PATIENCE + 1)
+    assert fleet.look(FIRST_PAUSE).starts == {"gpu": 1}
+    fleet.come("a")
+    assert fleet.look().starts == {"gpu": 7}
 
 
 def test_a_worker_that_comes_ends_the_pauses() -> None:
