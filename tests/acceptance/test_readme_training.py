@@ -137,13 +137,13 @@ def test_a_task_alone_compares_methods(desk: Desk, task: str, options: str, rows
     [
         ("a", "staleness.png", 1),
         ("b", "backups.png", 2),
-        # With three seeds only the comparison with no backups is sure.
+        # With few seeds only the comparison with no backups is sure.
         ("c", "against.png", 1),
         ("slow", None, 9),
     ],
 )
 def test_every_goal_of_played_gangs_is_reached(desk: Desk, part: str, picture: str | None, goals: int) -> None:
-    """With few seeds, whose mean counts here: their intervals are wide, for which the command ends with 1.
+    """With few seeds, whose means must reach the goals, because their intervals are wide.
 
     The parts that measure real processes reach theirs on a machine that has nothing else to do.
     """

@@ -325,7 +325,9 @@ def staleness(settings: Settings) -> Outcome:
         }
     settings.console.print(table)
     rises = [100 * (one.accuracy - many.accuracy) for one, many in zip(fixed[STALE[0]], fixed[STALE[-1]], strict=True)]
-    outcome.goals["points of test error at staleness 7 over those at 0, at one rate"] = goal(rises, at_least=20.0)
+    outcome.goals["points of test error at staleness 7 over those at 0, at one rate"] = goal(
+        rises, at_least=20.0, by_mean=settings.quick
+    )
     _draw(settings, "staleness", outcome.figures)
     return outcome
 
@@ -357,13 +359,17 @@ def curve(settings: Settings) -> Outcome:
     outcome = Outcome(figures={"backups": list(BACKUPS), "seconds": list(seconds.values()), "least": least})
     for end in (BACKUPS[0], BACKUPS[-1]):
         ratios = [one / other for one, other in zip(seconds[end], seconds[least], strict=True)]
-        outcome.goals[f"seconds at b = {end} / those at b = {least}, the least"] = goal(ratios, at_least=1.5)
+        outcome.goals[f"seconds at b = {end} / those at b = {least}, the least"] = goal(
+            ratios, at_least=1.5, by_mean=settings.quick
+        )
     _draw(settings, "backups", outcome.figures)
     return outcome
 
 
 def against(settings: Settings) -> Outcome:
     """(c) N = 16 and b = 4 against no backups and against asynchronous SGD, on the same workers, each tuned."""
+    # Three seeds do not tell b = 4 from asynchronous SGD, and most of the work follows after the target is reached.
+    most = WIDE_SECONDS / 2 if settings.quick else WIDE_SECONDS
     strategies: dict[str, tuple[Strategy, float]] = {
         # The learning rate of one gradient is the share that it has in a step's mean.
         "b = 4": (Sync(replicas=WIDE, backups=SPARE), 1.0),
@@ -379,17 +385,20 @@ def against(settings: Settings) -> Outcome:
             rate=rate * share,
             seed=0,
             batch=WIDE_BATCH,
-            seconds=WIDE_SECONDS,
+            seconds=most,
             look_every=1 if strategy.lockstep else strategy.replicas,
         )
 
-    candidates = {name: {rate: evolve(job(name, rate), until=True) for rate in WIDE_RATES} for name in strategies}
+    candidates = {
+        name: {rate: evolve(job(name, rate), until=True, seconds=WIDE_SECONDS) for rate in WIDE_RATES}
+        for name in strategies
+    }
     best = _tuned(settings, candidates, lambda run: run.reached or WIDE_SECONDS)
-    runs = _judged(settings, {name: job(name, best[name]) for name in strategies})
-    table = _table(f"{WIDE + SPARE} workers, {WIDE_SECONDS:g} s", "mode", "rate", f"s to {TARGET}", "accuracy", "stale")
+    runs = _judged(settings, {name: job(name, best[name]) for name in strategies}, quick_seeds=6)
+    table = _table(f"{WIDE + SPARE} workers, {most:g} s", "mode", "rate", f"s to {TARGET}", "accuracy", "stale")
     outcome = Outcome()
     for name, each in runs.items():
-        reached = [run.reached or WIDE_SECONDS for run in each]
+        reached = [run.reached or most for run in each]
         accuracy = [run.accuracy for run in each]
         stale = statistics.mean(run.staleness for run in each)
         table.add_row(
@@ -408,9 +417,9 @@ def against(settings: Settings) -> Outcome:
 
     gains = [a - b for a, b in zip(four["accuracy"], stale_ones["accuracy"], strict=True)]
     outcome.goals = {
-        f"seconds to {TARGET}, b = 4 / b = 0": goal(ratio(none), at_most=0.6),
-        f"seconds to {TARGET}, b = 4 / async": goal(ratio(stale_ones), at_most=1.0),
-        "accuracy at the end, b = 4 - async": goal(gains, at_least=0.0),
+        f"seconds to {TARGET}, b = 4 / b = 0": goal(ratio(none), at_most=0.6, by_mean=settings.quick),
+        f"seconds to {TARGET}, b = 4 / async": goal(ratio(stale_ones), at_most=1.0, by_mean=settings.quick),
+        "accuracy at the end, b = 4 - async": goal(gains, at_least=0.0, by_mean=settings.quick),
     }
     courses = {name: [run.course for run in each] for name, each in runs.items()}
     _draw(settings, "against", courses)
@@ -431,9 +440,9 @@ def _tuned(
     return {name: min(rates, key=lambda rate: scores[name, rate]) for name, rates in jobs.items()}
 
 
-def _judged(settings: Settings, jobs: Mapping[K, Job]) -> dict[K, list[Trained]]:
-    """Return trainings with each of the seeds for judging."""
-    seeds = JUDGING[:3] if settings.quick else JUDGING
+def _judged(settings: Settings, jobs: Mapping[K, Job], quick_seeds: int = 3) -> dict[K, list[Trained]]:
+    """Return trainings with each of the seeds for judging, or with the first `quick_seeds` if it must be quick."""
+    seeds = JUDGING[:quick_seeds] if settings.quick else JUDGING
     runs = {name: [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds] for name, job in jobs.items()}
     return {name: [run.result() for run in each] for name, each in runs.items()}
 
@@ -555,7 +564,7 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="this part; may be given again")
 @click.option("--seeds", default=3, show_default=True, help="of the real stragglers")
 @click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
-@click.option("--quick", is_flag=True, help="fewer seeds, less exact")
+@click.option("--quick", is_flag=True, help="fewer seeds; means reach a goal, not their intervals")
 def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) -> None:
     torch.set_num_threads(1)
     pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))
@@ -581,6 +590,7 @@ def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) ->
     settings.console.rule("all" if not missed else "missed", align="left")
     for line in missed:
         settings.console.print(f"[red]fail[/] {line}")
+    pool.shutdown()
     parts = {name: {"figures": each.figures, "goals": each.goals} for name, each in outcomes.items()}
     print(json.dumps({"machine": load, **parts}))
     sys.exit(1 if missed else 0)
@@ -590,7 +600,8 @@ def tell(console: Console, outcome: Outcome) -> None:
     """Say of each goal whether it is reached."""
     for words, row in outcome.goals.items():
         verdict = "[green]pass[/]" if row["reached"] else "[red]FAIL[/]"
-        console.print(f"{verdict} {words}: {row['value']:.3g} (goal {row['goal']})", highlight=False)
+        ends = "" if "interval" not in row else " [{:.3g} to {:.3g}]".format(*row["interval"])
+        console.print(f"{verdict} {words}: {row['value']:.3g}{ends} (goal {row['goal']})", highlight=False)
     console.print(f"[dim]{outcome.figures['wall_seconds']:.0f} s[/]", highlight=False)
 
 

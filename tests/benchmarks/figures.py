@@ -30,8 +30,17 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def goal(value: float | Sequence[float], at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    """A figure beside what it should reach; of several seeds the mean, whose whole interval should reach it."""
+def goal(
+    value: float | Sequence[float],
+    at_least: float | None = None,
+    at_most: float | None = None,
+    *,
+    by_mean: bool = False,
+) -> dict[str, Any]:
+    """A figure beside what it should reach; of several seeds the mean, whose whole interval should reach it.
+
+    With `by_mean` it is enough that the mean does, as of so few seeds that their interval is wide.
+    """
     assert (at_least is None) != (at_most is None)
     row: dict[str, Any] = {}
     if isinstance(value, int | float):
@@ -39,6 +48,8 @@ def goal(value: float | Sequence[float], at_least: float | None = None, at_most:
     else:
         mean, (low, high) = float(np.mean(value)), interval(value)
         row = {"interval": [low, high], "seeds": len(value)}
+    if by_mean:
+        low = high = mean
     reached = low >= at_least if at_least is not None else high <= (at_most or 0.0)
     wanted = f">= {at_least}" if at_least is not None else f"<= {at_most}"
     return {"value": mean, **row, "goal": wanted, "reached": reached}

@@ -1,4 +1,4 @@
-"""Strategies and codecs on a slowed wire: ``python tests/benchmarks/modes.py [--seeds 5]``.
+"""Strategies and codecs on a slowed wire: ``python tests/benchmarks/modes.py [--seeds 10]``.
 
 Eight processes train a small network on handwritten digits. Each computes 250 gradients of at least 50 ms, which is
 played by waiting. All but the coordinator's own reach it through a proxy, which lets 15 MB/s pass in each direction
@@ -6,8 +6,8 @@ played by waiting. All but the coordinator's own reach it through a proxy, which
 Printed are test accuracy, megabytes from the replicas, and seconds.
 
 The goals, each with its interval over the seeds: an accuracy no more than a point under that of synchronous SGD, bytes
-in proportion, and that the slowed wire costs the two at most 15 %. A seed takes about three minutes. Other work on the
-machine widens the intervals.
+in proportion, and that the slowed wire costs the two at most 15 %. A seed takes about three minutes, so ten take half
+an hour. Other work on the machine widens the intervals.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def judged(runs: Mapping[str, Mapping[str, Sequence[Trained]]]) -> dict[str, dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", choices=MODES, action="append", help="this mode; may be given again")
     given = parser.parse_args()
     names, seeds = given.only or list(MODES), range(given.seeds)
