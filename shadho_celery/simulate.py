@@ -65,6 +65,8 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @option(replace(SETTINGS["policy"], help="Places trials on classes; may be repeated."), multiple=True)
 @option(replace(SETTINGS["shares"], shown_default="even; with --policy paper: paper"))
 @option(SETTINGS["pool"])
+@option(SETTINGS["place_by"])
+@option(SETTINGS["deadline"])
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated seconds, if not the file's.")
 @click.option("-n", "--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
@@ -105,7 +107,8 @@ def main(
     from shadho_celery.simulation.cluster_file import load
     from shadho_celery.simulation.simulation import simulate
 
-    settings = {name: given.pop(name) for name in ("shares", "pool")}
+    settings = {name: given.pop(name) for name in ("shares", "pool", "deadline")}
+    settings["place_by"] = given.pop("place_by") or SETTINGS["place_by"].default
     policies = policy or (SETTINGS["policy"].default,)
     described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
@@ -202,6 +205,8 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             *([money(sum(each.money.values()))] * is_priced),
         )
     console.print(table)
+    for notice in dict.fromkeys(notice for each in found for notice in each.notices):
+        console.print(Text(notice), soft_wrap=True)
     last = found[-1]
     console.print(
         f"{last.seconds:.0f} simulated seconds; {sum(each.cpu_seconds for each in found):.1f} s of CPU "

@@ -178,6 +178,7 @@ class LiveView(_View):
         self._progress.update(self._task, completed=study.counted, total=self._scheduler.limits.trials)
         known = overview_of(study, self._made)
         lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
+        lines += cheapest_lines(self._scheduler)
         if study.clock.now() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = study.clock.now()
             self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
@@ -223,7 +224,8 @@ class PlainView(_View):
             self._shown_at = now
             pace = pace_line(self._scheduler, self._pace, self._began)
             waiting = [*waiting_lines(self._scheduler), *waiting_gangs(self._scheduler.study, self._fleet)]
-            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace]))
+            cheapest = cheapest_lines(self._scheduler)
+            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest]))
 
     def note(self, text: str) -> None:
         """Print a line on standard error, because standard output is for results."""
@@ -272,6 +274,11 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
         return rate if math.isinf(at_most) else f"{rate}, at most {duration(max(0.0, at_most))} left"
     shortest = min(left, at_most)
     return rate if math.isinf(shortest) else f"{rate}, about {duration(max(0.0, shortest))} left"
+
+
+def cheapest_lines(scheduler: Scheduler) -> list[str]:
+    """Return a line with the expected money, and what an hour more or less costs, if trials are placed by money."""
+    return [] if scheduler.cheapest is None else [*filter(None, [scheduler.cheapest.words])]
 
 
 def waiting_lines(scheduler: Scheduler) -> list[str]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,7 @@ from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
+from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import StudyError, UsageError, Words
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -190,6 +191,23 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             in_python=True,
         ),
     ] = "cost"
+    place_by: Annotated[
+        Literal["time", "money"],
+        _about(
+            'what placement saves: "time" or "money"',
+            help="What placement saves. time: all slots are used. money: only the slots that trials need to end by "
+            "--deadline for the least money, by the workers' prices (worker --price).",
+            choices=("time", "money"),
+        ),
+    ] = "time"
+    deadline: Annotated[
+        Positive | str | None,
+        _about(
+            "time of one run in which its trials should end, with place_by money: seconds, or a text such as 4h",
+            help="Time in which the run should reach its limit on trials, such as 90m or 4h; for --place-by money.",
+            metavar="TIME",
+        ),
+    ] = None
     shares: Annotated[
         _Name | None,
         _about(
@@ -313,6 +331,11 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise misfit_at(name, "give a number from 1, a key or a function")
         if self.gpus is not None and self.slots != 1:
             raise misfit_at("gpus", "slots may be on several workers and gpus are on one; leave out one of the two")
+        if isinstance(self.deadline, str):
+            try:
+                seconds_of(self.deadline)
+            except ValueError as error:
+                raise misfit_at("deadline", str(error)) from None
 
     @property
     def width(self) -> tuple[str, SlotsSetting]:
@@ -332,6 +355,11 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The lowest budget; None for a study without budgets."""
         least = None if self.fidelity is None else self.fidelity.get("least", 1)
         return float(least) if isinstance(least, (int, float)) else None
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """The deadline in seconds from the start of a run; None without one."""
+        return seconds_of(self.deadline) if isinstance(self.deadline, str) else self.deadline
 
     @property
     def has_several(self) -> bool:

@@ -1,4 +1,4 @@
-"""Upper bound of the throughput that any placement can reach on a fleet, as a linear program."""
+"""Linear programs of the best placement: the most trials that a fleet can complete, and the least money for trials."""
 
 from __future__ import annotations
 
@@ -52,3 +52,62 @@ def throughput_bound(seconds: Seconds, slots: Mapping[str, float], mix: Mapping[
         raise ValueError(f"the linear program has no solution: {found.message}")
     duals = -found.ineqlin.marginals[len(kinds) :]
     return Bound(rate=float(-found.fun), per_slot=dict(zip(classes, duals.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheapest:
+    """The least money for which a fleet can complete some trials in a time, and the slots that this takes."""
+
+    #: money for all of the trials
+    money: float
+    #: money that an hour more saves at most, and that an hour less costs at least
+    an_hour: float
+    #: number of slots of each class that run trials, on average over the class's time
+    slots: Mapping[str, float]
+    #: mean seconds of the trials on each class; 0 for a class without trials
+    seconds: Mapping[str, float]
+
+
+def cheapest(
+    seconds: Seconds,
+    trials: Mapping[str, float],
+    slots: Mapping[str, float],
+    prices: Mapping[str, float],
+    times: Mapping[str, float],
+) -> Cheapest | None:
+    """Return the cheapest placement that completes the trials in time, or None if no placement does.
+
+    `seconds` has every kind of `trials` and every class of `slots`; infinite seconds stand for a kind that must not run
+    on a class. `prices` are the money that a slot costs an hour, and `times` the seconds in which a class can begin
+    trials. The program is: minimise sum_kc price_c w_kc subject to sum_c w_kc / seconds_kc >= trials_k for each kind k,
+    and sum_k w_kc <= slots_c times_c for each class c, where w_kc are the slot seconds of class c for trials of kind k.
+    The dual values z_c of the classes' constraints are what their slot seconds save. So, with T the time, the money
+    changes by -sum_c slots_c z_c dT. As the money is convex in T, more time saves at most that, and less costs at least
+    that. Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 6 and 12.
+    """
+    # Imported late, because the import takes a tenth of a second.
+    from scipy import sparse
+    from scipy.optimize import linprog
+
+    kinds, classes = [*trials], [*slots]
+    rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds])
+    a_second = np.array([prices[name] / 3600 for name in classes])
+    work = sparse.block_diag([-row[None] for row in rates])
+    room = sparse.kron(np.ones(len(kinds)), sparse.eye(len(classes)))
+    found = linprog(
+        np.tile(a_second, len(kinds)),
+        A_ub=sparse.vstack([work, room], format="csr"),
+        b_ub=[*(-trials[kind] for kind in kinds), *(slots[name] * max(0.0, times[name]) for name in classes)],
+        method="highs",
+    )
+    if not found.success:
+        return None
+    used = found.x.reshape(rates.shape)
+    worked, begun = used.sum(axis=0), (used * rates).sum(axis=0)
+    saved = zip(classes, (-found.ineqlin.marginals[len(kinds) :]).tolist(), strict=True)
+    return Cheapest(
+        money=float(found.fun),
+        an_hour=3600 * sum(slots[name] * each for name, each in saved if times[name] > 0),
+        slots={name: float(w) / times[name] if w > 0 else 0.0 for name, w in zip(classes, worked, strict=True)},
+        seconds={n: float(w / b) if b > 0 else 0.0 for n, w, b in zip(classes, worked, begun, strict=True)},
+    )

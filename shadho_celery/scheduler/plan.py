@@ -27,6 +27,7 @@ from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import BY_BUDGET, find_sampler
 from shadho_celery.samplers.base import MakeSampler, called, spans_space
+from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import Width, make_width
@@ -120,6 +121,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
     ladder = _ladder(settings, pruner)
     if settings.has_several:
         _refuse_for_several(settings, pruner, ladder)
+    _check_money(settings, ladder, limits)
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width
     make_sampler = find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
@@ -173,6 +175,19 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
         )
 
 
+def _check_money(settings: StudySettings, ladder: Ladder | None, limits: Limits) -> None:
+    """Raise UsageError if trials cannot be placed by money, or if there is a deadline although they are not."""
+    is_by_money = settings.place_by == "money"
+    if is_by_money and settings.deadline is None:
+        raise UsageError("%s money needs a deadline; give %s, such as 4h", words("place_by"), words("deadline"))
+    if settings.deadline is not None and not is_by_money:
+        raise UsageError("%s is for %s money; give both, or leave it out", words("deadline"), words("place_by"))
+    if is_by_money and limits.trials is None:
+        raise UsageError("%s is the time for a number of trials; give %s", words("deadline"), words("trials"))
+    if is_by_money and ladder is not None:
+        raise UsageError("%s money knows no budgets; leave out %s", words("place_by"), words("fidelity"))
+
+
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
     """Return the rounds on a ladder, or one endless round without a ladder.
 
@@ -223,6 +238,9 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         expected=settings.classes or DEFAULT_CLASSES,
         speculate=settings.speculate,
         pruning=pruning or plan.make_pruning(),
+        cheapest=None
+        if settings.deadline_seconds is None
+        else CheapestSlots(proposals, cost_model, settings.deadline_seconds),
     )
     scheduler.begin()
     return scheduler

@@ -74,7 +74,7 @@ class Proposals:
         #: names of the subspaces, in the order of the search space
         self.subspaces = tuple(self._index)
         #: True if one sampler draws in the whole space, so that shares do not apply
-        self._spans_space = WHOLE in samplers
+        self.spans_space = WHOLE in samplers
         self._has_rounds = not isinstance(self.rounds, Endless)
         #: number of slots of all classes, and of the widest trial that a class takes
         self.slots = self._widest = 0
@@ -138,7 +138,7 @@ class Proposals:
 
     def prices(self, subspace: str) -> Mapping[str, float]:
         """Return the prices of the live classes for the trials of a subspace; {} with a policy that has no prices."""
-        if isinstance(self.policy, CostPolicy) and (self._spans_space or subspace in self._index):
+        if isinstance(self.policy, CostPolicy) and (self.spans_space or subspace in self._index):
             return self.policy.prices(subspace)
         return {}
 
@@ -176,7 +176,7 @@ class Proposals:
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
         # Promoted trials are a selection of good trials, and therefore biased.
-        if not self._spans_space:
+        if not self.spans_space:
             for trial in trials:
                 if trial.origin is None:
                     self.shares.tell(trial)
@@ -224,7 +224,7 @@ class Proposals:
             key = wanted.origin, wanted.rung
             self._promotable[key] = known.get(key) or self._as_promoted(wanted)
         self._follow()
-        backlogs = {} if self._spans_space else self.shares.backlogs()
+        backlogs = {} if self.spans_space else self.shares.backlogs()
         return new, Offers(
             backlogs=backlogs,
             open=[] if new is None or new.params is not None else self._open(backlogs, new.drawn),
@@ -244,7 +244,7 @@ class Proposals:
 
     def _open(self, backlogs: Mapping[str, float], drawn: int | None) -> list[str]:
         """Return the names of the subspaces in which a new trial may be drawn, or WHOLE for the whole space."""
-        if self._spans_space:
+        if self.spans_space:
             return [WHOLE] if not self._exhausted and self._may_wait(*self.subspaces) else []
         left, quotas = [name for name in backlogs if name not in self._exhausted], self._quotas(drawn)
         if quotas is not None:
@@ -394,7 +394,7 @@ class Proposals:
         `drawn`: the number of trials drawn by the end of the current round.
         """
         limit = self.limits.trials if drawn is None else drawn
-        if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
+        if limit is None or not self.shares.fixed or self._adaptive or self.spans_space:
             return None
         total = limit + (self.study.count(TrialState.CANCELLED) if drawn is None else 0)
         return self.shares.quotas(total)

@@ -18,6 +18,7 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.placements import Placements
@@ -56,6 +57,8 @@ class Scheduler:
     speculate: bool = True
     #: stops trials early because of their reports; None to let all trials run to their end
     pruning: Pruning | None = None
+    #: chooses the slots that are used, to save money; None to use all slots
+    cheapest: CheapestSlots | None = None
 
     def __post_init__(self) -> None:
         #: names of the subspaces, in the order of the search space
@@ -184,7 +187,9 @@ class Scheduler:
         self._memory_fit.see(self.classes)
         if self._reservations.reserved:
             self._reservations.see(self.classes)
-        self.proposals.see(self.classes)
+        if self.cheapest is not None:
+            self.cheapest.see(self.classes, self._began, self._fits)
+        self.proposals.see(self._used)
         if self.demand is not None:
             self._follow(self.demand, now)
         self._stop_at_limit()
@@ -209,6 +214,8 @@ class Scheduler:
                     each.evolve(expected=expected.get((each.number, each.attempt), each.expected)) if expected else each
                     for each in self._unsent
                 ]
+            if self.cheapest is not None and not self.study.in_flight:
+                self.cheapest.release()
             self._send()
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
@@ -328,6 +335,7 @@ class Scheduler:
         found = [repeated] if points is not None and points > 1 else []
         told = [self._budget_use.notice, self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
+        told += [] if self.cheapest is None else [self.cheapest.notice]
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
     def _stop_at_limit(self) -> None:
@@ -407,8 +415,10 @@ class Scheduler:
                 ahead = 0
                 if compute_class.ahead and not is_shallow:
                     ahead = min(compute_class.ahead, self.proposals.most_ahead)
-                free = self._reservations.free(compute_class, ahead)
-                trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
+                trial = None
+                if self._left() > 0:
+                    trial = self._next_trial(compute_class) if self._free(compute_class, ahead) > 0 else None
+                    trial = trial or (None if self.cheapest is None else self._left_over(compute_class))
                 if trial is None:
                     continue
                 place = compute_class
@@ -438,12 +448,40 @@ class Scheduler:
             return waiting
         return self.proposals.ask(compute_class, self._fits, self._left())
 
+    @property
+    def _used(self) -> list[ComputeClass]:
+        """The live classes of which slots are used, the strongest first."""
+        if self.cheapest is None:
+            return self.classes
+        return [each for each in self.classes if self.cheapest.most(each) > 0]
+
+    def _free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
+        """Return the free slots of a class that are used, plus `ahead` places in its queue."""
+        free = self._reservations.free(compute_class, ahead)
+        if self.cheapest is None:
+            return free
+        most = self.cheapest.most(compute_class)
+        return min(free, most + ahead - self.study.taken(compute_class.name)) if most else min(free, 0)
+
+    def _left_over(self, compute_class: ComputeClass) -> Trial | None:
+        """Return a waiting trial that fits a class with a free slot and none of the classes that are used, or None."""
+        if self._reservations.free(compute_class) <= 0:
+            return None
+        used = self._used
+        return self.study.next_waiting(
+            lambda trial: (
+                self._fits(trial, compute_class)
+                and self._reservations.may_take(compute_class, trial)
+                and not any(self._fits(trial, each) for each in used)
+            )
+        )
+
     def _spill(self) -> None:
         """Cancel attempts queued for a crowded class if they fit free slots of another class.
 
         Call this if there is nothing else to send.
         """
-        slots = [(c, self._reservations.free(c)) for c in self.classes]
+        slots = [(c, self._free(c)) for c in self.classes]
         crowded = {c.name for c, free in slots if free < 0}
         # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
         takers = [(c, free) for c, free in slots if free > 0 and c.name not in self._reservations.names]
@@ -458,7 +496,7 @@ class Scheduler:
     def _copied(self, speculation: Speculation) -> list[Attempt]:
         """Return attempts that copy late trials in idle slots. Call this if there is nothing else to send."""
         speculation.due = math.inf
-        if self.stopping or self.paused or not [each for each in self.classes if self._reservations.free(each) > 0]:
+        if self.stopping or self.paused or not [each for each in self.classes if self._free(each) > 0]:
             return []
         alone = [each for each in self.study.alone if each.subspace in self.subspaces]
         size = self.proposals.rounds.present.size
@@ -473,20 +511,22 @@ class Scheduler:
         return [
             Idle(
                 compute_class=each.name,
-                slots=self._reservations.free(each),
+                slots=self._free(each),
                 hosts={host: slots - busy[each.name, host] for host, slots in each.hosts.items()},
                 fits=partial(self._fits, compute_class=each),
             )
             for each in self.classes
-            if self._reservations.free(each) > 0 and each.name not in self._reservations.names
+            if self._free(each) > 0 and each.name not in self._reservations.names
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return whether a class has the slots, probably the memory, and a worker that has not failed the trial.
+        """Return whether a class has slots, time, probably the memory, and a worker that has not failed the trial.
 
         The last condition is ignored if no class that fits has such a worker.
         """
         if not self._memory_fit.fits(trial, compute_class):
+            return False
+        if self.cheapest is not None and not self.cheapest.is_in_time(trial, compute_class):
             return False
         failed_on = {*trial.failed_on}
         if not failed_on or not compute_class.names or compute_class.names - failed_on:

@@ -473,7 +473,7 @@ class Watch:
         """Return the notices about failures, classes and code that are true now."""
         session, study = self._session, self._session.study
         found: dict[Kind, Iterable[object]] = {
-            Kind.MONEY: [] if session.scheduler.limits.money is None else self._on_money(),
+            Kind.MONEY: self._on_money() if session.scheduler.limits.money or session.scheduler.cheapest else [],
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: study.deletions(),
             Kind.SEARCH: session.scheduler.notices(),
@@ -530,13 +530,13 @@ class Watch:
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
-        sessions = self._session.study.recorder.sessions
+        sessions, has_limit = self._session.study.recorder.sessions, self._session.scheduler.limits.money is not None
         if unknown := sorted({each.compute_class for each in sessions if each.price is None}):
             yield f"trials on class {listed(unknown, 3)} cost nothing here: no price is announced (worker --price)"
         an_hour = sum(each.slots * (each.price or 0.0) for each in sessions)
         if an_hour > 2 * self._money_an_hour:
             self._money_an_hour = an_hour
-        if self._money_an_hour:
+        if self._money_an_hour and has_limit:
             timeout = self._session.plan.settings.trial_timeout
             most = (
                 "until they end; --trial-timeout bounds that"

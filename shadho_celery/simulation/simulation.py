@@ -6,9 +6,9 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hyperopt import hp
@@ -64,6 +64,8 @@ class Simulation:
     utilisation: Mapping[str, float]
     #: money that the ended attempts have cost, by class; empty without prices
     money: Mapping[str, float]
+    #: notices about the choice and placement of trials
+    notices: Sequence[str]
     #: least loss, and the simulated seconds until it was found; None without a completed trial
     best: float | None
     best_after: float | None
@@ -124,6 +126,8 @@ def simulate(
     sampler: str = "random",
     pool: int | None = DEFAULT_SETTINGS.pool,
     speculate: bool = True,
+    place_by: Literal["time", "money"] = DEFAULT_SETTINGS.place_by,
+    deadline: float | str | None = None,
     seed: int | None = None,
     on_turn: Callable[[StudyState], None] = lambda study: None,
 ) -> Simulation:
@@ -132,7 +136,15 @@ def simulate(
     `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for an unknown name.
     """
     seed = cluster.seed if seed is None else seed
-    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, speculate=speculate)
+    choice = StudySettings(
+        policy=policy,
+        shares=shares,
+        sampler=sampler,
+        pool=pool,
+        speculate=speculate,
+        place_by=place_by,
+        deadline=deadline,
+    )
     settings = replace(choice, classes=tuple(cluster.slots), fidelity=cluster.fidelity)
     began = time.process_time()
     limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
@@ -179,6 +191,7 @@ def simulate(
         lost=study.lost,
         utilisation=executor.utilisation(),
         money=dict(study.recorder.spent),
+        notices=scheduler.notices(),
         best=best.outcome.loss if best else None,
         best_after=best.finished_at if best else None,
         cpu_seconds=cpu_seconds,

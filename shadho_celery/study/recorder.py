@@ -204,6 +204,20 @@ class Recorder:
         """The sessions of the present workers."""
         return self._sessions.values()
 
+    def prices(self) -> dict[str, float | None]:
+        """Return the mean price of a slot of each class's present workers; None for a class without a price.
+
+        A worker without a price costs nothing, as its attempts do.
+        """
+        slots: defaultdict[str, int] = defaultdict(int)
+        prices: dict[str, float | None] = {}
+        for each in self._sessions.values():
+            slots[each.compute_class] += each.slots
+            known = prices.setdefault(each.compute_class, None)
+            if each.price is not None:
+                prices[each.compute_class] = (known or 0.0) + each.price * each.slots
+        return {name: each if each is None else each / max(1, slots[name]) for name, each in prices.items()}
+
     def see(
         self,
         names: Collection[str],

@@ -115,6 +115,8 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "objectives": {"error": "minimize", "accuracy": "maximize"},
         "sampler": "tpe",
         "policy": "fifo",
+        "place_by": "money",
+        "deadline": "4h",
         "shares": "promise",
         "pool": 8,
         "cost": {"all": 3.0},

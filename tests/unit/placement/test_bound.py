@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
-from shadho_celery.placement.bound import throughput_bound
+from shadho_celery.placement.bound import Cheapest, cheapest, throughput_bound
 
 
 def test_each_class_gets_the_kind_for_which_it_is_comparatively_fast() -> None:
@@ -35,3 +38,44 @@ def test_without_trials_or_slots_there_is_no_bound(
 ) -> None:
     with pytest.raises(ValueError, match="a bound needs"):
         throughput_bound(seconds, slots)
+
+
+SECONDS = {"net": {"gpu": 60.0, "cpu": 600.0}, "tree": {"gpu": 60.0, "cpu": 90.0}}
+TRIALS = {"net": 300.0, "tree": 200.0}
+SLOTS, PRICES = {"gpu": 4.0, "cpu": 10.0}, {"gpu": 2.5, "cpu": 0.1}
+
+
+def at(time: float, **changes: Any) -> Cheapest | None:
+    given = {"seconds": SECONDS, "trials": TRIALS, "slots": SLOTS, "prices": PRICES, **changes}
+    return cheapest(**given, times=dict.fromkeys(SLOTS, time))
+
+
+def test_with_time_enough_each_kind_runs_where_a_trial_costs_least() -> None:
+    found = at(1e6)
+    assert found is not None
+    least = 300 * min(60 * 2.5, 600 * 0.1) / 3600 + 200 * min(60 * 2.5, 90 * 0.1) / 3600
+    assert (found.money, found.an_hour) == (pytest.approx(least), pytest.approx(0.0, abs=1e-9))
+
+
+def test_a_shorter_time_costs_more_by_at_least_what_the_duals_say_and_a_longer_one_saves_at_most_that() -> None:
+    hours = [4.0, 5.0, 6.0]
+    found = [each for hour in hours if (each := at(3600 * hour)) is not None]
+    less, now, more = found
+    assert less.money - now.money >= now.an_hour - 1e-9
+    assert now.an_hour + 1e-9 >= now.money - more.money
+
+
+def test_a_time_in_which_no_placement_completes_the_trials_has_no_cheapest_one() -> None:
+    rate = throughput_bound(SECONDS, SLOTS, TRIALS).rate
+    assert at(0.999 * 500 / rate) is None
+    found = at(1.001 * 500 / rate)
+    assert found is not None
+    assert found.slots == pytest.approx(SLOTS, rel=0.01)
+
+
+def test_a_kind_that_must_not_run_on_a_class_runs_on_the_others() -> None:
+    only = {"net": {"gpu": 60.0, "cpu": math.inf}, "tree": {"gpu": math.inf, "cpu": 90.0}}
+    found = at(1e5, seconds=only)
+    assert found is not None
+    assert found.seconds == pytest.approx({"gpu": 60.0, "cpu": 90.0})
+    assert at(1e5, seconds=only | {"net": {"gpu": math.inf, "cpu": math.inf}}) is None

@@ -38,7 +38,7 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "executor": executor,
         "study": study,
         "embedded": embedded,
-        "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1)),
+        "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1), cheapest=None),
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         "code": CodeVersion(),
         "disk": DiskWatch(),
@@ -226,7 +226,8 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
         study = SimpleNamespace(best=None, deletions=list, recorder=SimpleNamespace(sessions=sessions))
         limits = Limits(money=50.0)
         plan = SimpleNamespace(settings=StudySettings(trial_timeout=timeout), limits=limits)
-        found = watch(executor, study, scheduler=SimpleNamespace(notices=list, limits=limits), plan=plan)
+        scheduler = SimpleNamespace(notices=list, limits=limits, cheapest=None)
+        found = watch(executor, study, scheduler=scheduler, plan=plan)
         return [each.text for each in found.present()]
 
     assert said([session("gpu", 2.4), session("gpu", 1.2)]) == [

@@ -1,0 +1,199 @@
+"""Placement by money: how many slots of each class a study uses, so that its trials end in time for the least money."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Params, Trial
+from shadho_celery.core.units import duration, money
+from shadho_celery.placement.base import Fits
+from shadho_celery.placement.bound import Cheapest, cheapest
+from shadho_celery.placement.policies import OPTIMISM
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.proposals import Proposals
+
+#: number of sets of params, drawn in all subspaces together, that stand for the trials that are left
+DRAWS = 64
+
+#: number of plans until the deadline, and least seconds between two of them
+PLANS, LEAST_SECONDS = 200, 5.0
+
+#: number of trials after which a class's seconds are known; until then it runs so many at a time, to find out
+KNOWN_TRIALS = 5
+
+#: a class begins no trial later than this many times its mean seconds before the deadline: others are longer
+MARGIN = 2.0
+
+#: a class is clearly faster for a trial than another that takes this many times as long
+SOONER = 2.0
+
+#: part of a slot that is only a rounding error
+NO_SLOT = 1e-6
+
+
+@dataclass(eq=False)
+class CheapestSlots:
+    """Chooses the number of slots of each class for a study that should end by a deadline for the least money.
+
+    The linear program `placement.bound.cheapest` says how many slots of which classes the remaining trials need. The
+    policy of the study then places trials on these slots as it does on all slots. That is sufficient: the money for a
+    number of slots depends only on the time for which they run, and the policy makes this time short. The program is
+    solved again and again with what the cost model has learned, so that a study that falls behind gets more slots.
+    """
+
+    proposals: Proposals
+    model: CostModel
+    #: seconds from the start of the run to the deadline
+    seconds: float
+    _: KW_ONLY
+    #: slots that the study uses, by class; None to use all slots
+    slots: Mapping[str, int] | None = None
+    #: latest solution; None before there is one, or if the deadline cannot be kept
+    plan: Cheapest | None = None
+    #: reason why the trials are placed by time; None if they are placed by money
+    notice: str | None = None
+
+    def __post_init__(self) -> None:
+        self._study = self.proposals.study
+        self._due = -math.inf
+        self._offered: object = None
+        self._seconds_left = self.seconds
+        #: by subspace: sets of params that stand for its trials, each as a trial
+        self._drawn: dict[str, list[Trial]] = {}
+        #: live classes, and the longest expected seconds of a trial on one of them as of the latest plan
+        self._classes: list[str] = []
+        self._longest = math.inf
+
+    def most(self, compute_class: ComputeClass) -> int:
+        """Return the maximum number of slots of a class that the study uses."""
+        return compute_class.limit if self.slots is None else self.slots.get(compute_class.name, 0)
+
+    @property
+    def words(self) -> str | None:
+        """Line about the expected money and about other deadlines; None if trials are placed by time."""
+        if self.plan is None:
+            return None
+        spent = self._study.recorder.spending(self._study.clock.wall())
+        total = f"about {money(spent + self.plan.money)} in all by the deadline in {duration(self._seconds_left)}"
+        if self.plan.an_hour < 0.005:
+            return f"{total}; an hour more saves nothing"
+        amount = money(self.plan.an_hour)
+        return f"{total}; an hour more saves up to {amount}, an hour less costs at least {amount}"
+
+    def is_in_time(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Return False if a trial would probably end after the deadline on a class, and clearly sooner on another."""
+        if MARGIN * self._longest <= self._seconds_left or compute_class.name not in self._classes:
+            return True
+        if trial.subspace not in self.model.row_of or not self.model.has_learned:
+            return True
+        expected = self.model.mean_seconds(trial.subspace, [trial.params], self._classes)[0]
+        own = expected[self._classes.index(compute_class.name)]
+        return bool(MARGIN * own <= self._seconds_left or own <= SOONER * expected.min())
+
+    def see(self, classes: Sequence[ComputeClass], began: float, fits: Fits) -> None:
+        """Plan again if it is time, or if the live classes have changed. `began` is when the run started."""
+        now, prices = self._study.clock.now(), self._study.recorder.prices()
+        self._seconds_left = max(0.0, began + self.seconds - now)
+        timed = {each.name: min(self.model.timed(each.name), KNOWN_TRIALS) for each in classes}
+        offered = [(each.name, each.share, prices.get(each.name), timed[each.name]) for each in classes]
+        if offered == self._offered and now < self._due:
+            return
+        self._classes = [each.name for each in classes]
+        self._offered, self._due = offered, now + max(LEAST_SECONDS, self.seconds / PLANS)
+        left = self.proposals.limits.trials_left(self._study.counted + self._study.in_flight)
+        # After the last trial was sent, only copies of late trials follow.
+        self.slots, self.plan = None, None
+        if left <= 0 or not classes:
+            return
+        self.notice = None
+        if all(prices.get(each.name) is None for each in classes):
+            self.notice = "trials are placed by time: no worker announces a price (worker --price)"
+            return
+        known = {each.name: prices.get(each.name) or 0.0 for each in classes}
+        if self.model.has_learned:
+            self.plan = self._planned(classes, known, int(left), fits)
+            if self.plan is None:
+                self.notice = (
+                    f"the deadline of {duration(self.seconds)} cannot be kept, so trials are placed by time from now on"
+                )
+                return
+        self.slots = {each.name: self._slots(each, known) for each in classes}
+
+    def release(self) -> None:
+        """Use all slots until the next plan. Call this if no trial can run on the chosen ones."""
+        self.slots = None
+
+    def _slots(self, compute_class: ComputeClass, prices: Mapping[str, float]) -> int:
+        """Return how many slots of a class to use: those of the plan, and some to learn the seconds of a new class."""
+        name, most = compute_class.name, compute_class.limit
+        cost = prices[name]
+        if not cost or (self.plan is None and cost == min(prices.values())):
+            return most
+        planned = 0 if self.plan is None else math.ceil(self.plan.slots[name] - NO_SLOT)
+        return min(most, max(planned, 0 if self.model.timed(name) >= KNOWN_TRIALS else KNOWN_TRIALS))
+
+    def _planned(
+        self, classes: Sequence[ComputeClass], prices: Mapping[str, float], left: int, fits: Fits
+    ) -> Cheapest | None:
+        names = [each.name for each in classes]
+        slots = {each.name: each.share for each in classes}
+        seconds: dict[str, Mapping[str, float]] = {}
+        trials: dict[str, float] = {}
+        for subspace, number in self._mix(left).items():
+            drawn = self._draws(subspace)
+            expected = self.model.mean_seconds(subspace, [each.params for each in drawn], names, OPTIMISM)
+            for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
+                each = zip(classes, row, strict=True)
+                kind = f"{subspace} {place}"
+                seconds[kind] = {c.name: s * trial.slots if fits(trial, c) else math.inf for c, s in each}
+                trials[kind] = number / len(drawn)
+        known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
+        self._longest = max(known, default=math.inf)
+        return self._solved(seconds, trials, slots, prices)
+
+    def _solved(
+        self,
+        seconds: Mapping[str, Mapping[str, float]],
+        trials: Mapping[str, float],
+        slots: Mapping[str, float],
+        prices: Mapping[str, float],
+    ) -> Cheapest | None:
+        """Return the solution in which the last trials end before the deadline; else one that is less careful."""
+        left = self._seconds_left
+        in_time = {
+            kind: {name: each if MARGIN * each <= left else math.inf for name, each in by_class.items()}
+            for kind, by_class in seconds.items()
+        }
+        times = dict.fromkeys(slots, left)
+        found = cheapest(in_time, trials, slots, prices, times)
+        if found is None:
+            return cheapest(seconds, trials, slots, prices, times)
+        times = {name: left - MARGIN * found.seconds[name] for name in slots}
+        return cheapest(in_time, trials, slots, prices, times) or found
+
+    def _mix(self, left: int) -> Mapping[str, float]:
+        """Return how many of the trials that are left each subspace is expected to have. Subspaces with 0 are left out.
+
+        A sampler of the whole space goes on as it has begun.
+        """
+        if not self.proposals.spans_space:
+            return {name: float(n) for name, n in self.proposals.shares.quotas(left).items() if n}
+        asked = {name: self._study.asked(name) for name in self.proposals.subspaces}
+        total = sum(asked.values())
+        return {name: left * number / total for name, number in asked.items() if number}
+
+    def _draws(self, subspace: str) -> Sequence[Trial]:
+        if subspace not in self._drawn:
+            members = {each.name: each for each in self.proposals.members}
+            # Not of the study's own stream, so that its trials are those of a placement by time.
+            generator = np.random.default_rng([self._study.record.seed, len(subspace)])
+            drawn: Sequence[Params] = members[subspace].sample(generator, max(1, DRAWS // len(members)))
+            self._drawn[subspace] = [
+                Trial(number=0, subspace=subspace, params=each, slots=self.proposals.width(each)) for each in drawn
+            ]
+        return self._drawn[subspace]

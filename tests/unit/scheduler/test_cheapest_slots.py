@@ -1,0 +1,148 @@
+"""Placed by money, a study uses only the slots that it needs to end by its deadline; placed by time, all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.cli.live import cheapest_lines
+from shadho_celery.core.records import MachineRecord, Present
+from shadho_celery.core.settings import StudySettings, read_settings
+from shadho_celery.errors import UsageError
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.cluster_file import Cluster, Family
+from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.space.compile import compile_space
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.recorder import Recorder
+
+SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
+NAMES = ("gpu", "cpu")
+#: a network that costs as much on either class, and a tree that costs a tenth on the CPU
+FAMILIES = {
+    "net": Family(seconds={"gpu": 60, "cpu": 1500}),
+    "tree": Family(seconds={"gpu": 60, "cpu": 90}),
+}
+
+
+def cluster(**changes: Any) -> Cluster:
+    given: dict[str, Any] = {
+        "slots": {"gpu": 6, "cpu": 20},
+        "memory": dict.fromkeys(NAMES, 0),
+        "families": FAMILIES,
+        "prices": {"gpu": 2.5, "cpu": 0.08},
+        "trials": 300,
+        **changes,
+    }
+    return Cluster(**given)
+
+
+def play(deadline: float | None = None, **changes: Any) -> Simulation:
+    place_by: Literal["time", "money"] = "time" if deadline is None else "money"
+    return simulate(cluster(**changes), place_by=place_by, deadline=deadline, seed=1)
+
+
+def test_a_later_deadline_saves_money_and_is_kept() -> None:
+    by_time = play()
+    by_money = play(3.0 * by_time.seconds)
+    assert sum(by_money.money.values()) < 0.8 * sum(by_time.money.values())
+    assert by_money.seconds <= 3.0 * by_time.seconds
+    assert by_money.trials == by_time.trials == 300
+    assert not by_money.notices
+
+
+def test_a_deadline_that_cannot_be_kept_is_said_and_all_slots_are_used() -> None:
+    by_time = play()
+    by_money = play(0.3 * by_time.seconds)
+    assert "cannot be kept, so trials are placed by time" in by_money.notices[0]
+    assert by_money.seconds < 1.5 * by_time.seconds
+
+
+@pytest.mark.parametrize("prices", [{}, {"gpu": None, "cpu": None}])
+def test_without_any_price_all_slots_are_used_and_it_is_said(prices: dict[str, float | None]) -> None:
+    found = play(1e5, prices=prices)
+    assert found.notices == ["trials are placed by time: no worker announces a price (worker --price)"]
+    assert [trial.params for trial in found.study] == [trial.params for trial in play(prices=prices).study]
+
+
+@pytest.mark.parametrize("price", [0.0, None])
+def test_a_class_that_costs_nothing_runs_all_it_can(price: float | None) -> None:
+    """A class without a price counts as free, as its trials do for a limit on money."""
+    found = play(1e6, prices={"gpu": 2.5, "cpu": price}, trials=100)
+    assert found.utilisation["cpu"] > 0.5
+    assert sum(found.placed[family]["gpu"] for family in FAMILIES) <= 20, "those that show the seconds of the class"
+
+
+def test_a_trial_that_fits_no_cheap_class_runs_on_the_other() -> None:
+    large = {
+        "net": Family(seconds={"gpu": 60, "cpu": 60}, memory=2**33),
+        "tree": Family(seconds=dict.fromkeys(NAMES, 60)),
+    }
+    found = play(1e6, families=large, memory={"gpu": 2**34, "cpu": 2**32}, trials=60)
+    assert found.trials == 60, "it comes to an end"
+
+
+def test_the_same_seed_gives_the_same_to_the_bit() -> None:
+    one, two = play(20_000.0, trials=100), play(20_000.0, trials=100)
+    assert [*one.study] == [*two.study]
+    assert one.money == two.money
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"place_by": "money"}, "--place-by money needs a deadline; give --deadline, such as 4h"),
+        ({"deadline": "4h"}, "--deadline is for --place-by money; give both, or leave it out"),
+        ({"place_by": "luck"}, "--place-by"),
+        ({"deadline": -5}, "--deadline"),
+        ({"deadline": float("nan")}, "--deadline"),
+        ({"deadline": "soon"}, "'soon' is not a duration; write it as 90s, 10m, 4h or 2d"),
+        (
+            {"place_by": "money", "deadline": "4h", "fidelity": {"least": 1, "most": 9, "how": "asha"}},
+            "--place-by money knows no budgets; leave out",
+        ),
+    ],
+)
+def test_settings_of_money_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Plan.of(SPACE, read_settings(given), Limits(trials=3))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_deadline_needs_a_number_of_trials() -> None:
+    with pytest.raises(UsageError, match="is the time for a number of trials; give --trials"):
+        Plan.of(SPACE, StudySettings(place_by="money", deadline=60.0), Limits(seconds=3))
+
+
+def test_the_price_of_a_class_is_the_mean_of_its_slots() -> None:
+    recorder = Recorder()
+    prices = {"a": ("gpu", 1, 2.0), "b": ("gpu", 3, 4.0), "c": ("cpu", 1, None)}
+
+    def present(name: str) -> Present:
+        compute_class, slots, price = prices[name]
+        return Present(compute_class, slots, MachineRecord(host=name), price)
+
+    recorder.see(prices.keys(), 0.0, present)
+    assert recorder.prices() == {"gpu": 3.5, "cpu": None}
+    recorder.see(["c"], 1.0, present)
+    assert recorder.prices() == {"cpu": None}
+
+
+def test_a_line_says_what_another_deadline_costs() -> None:
+    said: list[str] = []
+
+    class Told(Scheduler):
+        def assign(self) -> None:
+            super().assign()
+            said.extend(cheapest_lines(self))
+
+    original = "shadho_celery.scheduler.plan.Scheduler"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(original, Told)
+        play(15_000.0, trials=100)
+    assert "in all by the deadline in 4 h" in said[0]
+    assert all("; an hour more saves" in line for line in said)
