@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.records import SessionRecord
 from shadho_celery.core.settings import StudySettings
@@ -40,10 +41,11 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "embedded": embedded,
         "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1), cheapest=None),
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
+        "declared": {"gpu": ClassSpec(), "cpu": ClassSpec()},
         "code": CodeVersion(),
         "disk": DiskWatch(),
     }
-    parts |= {"file": SimpleNamespace(module="m"), "options": SimpleNamespace(workers={}), "widest": 1}
+    parts |= {"file": SimpleNamespace(module="m"), "options": SimpleNamespace(workers={}, class_spec=None), "widest": 1}
     return Watch(SimpleNamespace(**{**parts, **more}))  # type: ignore[arg-type]
 
 
@@ -63,8 +65,9 @@ def warnings(
         trouble=None,
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
-    scheduler = SimpleNamespace(notices=lambda: notices, limits=Limits(trials=1))
-    found = watch(executor, study, embedded, scheduler=scheduler, options=SimpleNamespace(workers=names_workers))
+    scheduler = SimpleNamespace(notices=lambda: notices, limits=Limits(trials=1), cheapest=None)
+    options = SimpleNamespace(workers=names_workers, class_spec=None)
+    found = watch(executor, study, embedded, scheduler=scheduler, options=options)
     return [*found.news(0.0)]
 
 
