@@ -340,7 +340,7 @@ class Chaos:
             with suppress(sa.exc.DBAPIError):
                 session = self.store.connect()
                 session.execute(sa.text(f"lock table {self.generator.choice(['trials', 'studies'])}"))
-                self.undo.append((later + 6.0, session.close))
+                self.undo.append((later + 6.0, lambda: self._unlock(session)))
         elif what == "deny Redis":
             self._deny("-@all", "+@connection")
             self.undo.append((later + self.lease, lambda: self._deny("+@all")))
@@ -355,6 +355,11 @@ class Chaos:
         elif what == "delete rows":
             numbers = "select number from trials where finished_at is null order by random() limit 3"
             self._do(f"delete from trials where number in ({numbers})")
+
+    def _unlock(self, session: sa.Connection) -> None:
+        """End the transaction that holds a lock. PostgreSQL may have been restarted meanwhile, which ended it too."""
+        with suppress(sa.exc.DBAPIError):
+            session.close()
 
     def _do(self, *statements: str) -> bool:
         """Execute statements on the store in one transaction; return whether it did."""
