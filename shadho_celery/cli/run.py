@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -21,13 +21,14 @@ from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
-from shadho_celery.metrics.run import collector
-from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.session.session import Options, Session, View
+
+if TYPE_CHECKING:
+    from shadho_celery.metrics.server import MetricsServer
 
 #: prints a line on standard error, because a script may read the results on standard output
 say_beside = partial(say, err=True)
@@ -85,6 +86,9 @@ def _metrics(options: RunOptions, session: Session, view: View) -> Iterator[None
     if options.metrics is None:
         yield
         return
+    # Imported late, because most runs serve no metrics.
+    from shadho_celery.metrics.run import collector
+
     options.metrics.serve(collector(session))
     view.note(f"metrics: {options.metrics.url}")
     with closing(options.metrics):

@@ -189,10 +189,11 @@ class CheapestSlots:
 
     def _draws(self, subspace: str) -> Sequence[Trial]:
         if subspace not in self._drawn:
-            members = {each.name: each for each in self.proposals.members}
+            members = self.proposals.members
+            place = [each.name for each in members].index(subspace)
             # Not of the study's own stream, so that its trials are those of a placement by time.
-            generator = np.random.default_rng([self._study.record.seed, len(subspace)])
-            drawn: Sequence[Params] = members[subspace].sample(generator, max(1, DRAWS // len(members)))
+            generator = np.random.default_rng([self._study.record.seed, place])
+            drawn: Sequence[Params] = members[place].sample(generator, max(1, DRAWS // len(members)))
             self._drawn[subspace] = [
                 Trial(number=0, subspace=subspace, params=each, slots=self.proposals.width(each)) for each in drawn
             ]

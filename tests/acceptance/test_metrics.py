@@ -46,7 +46,7 @@ def test_a_port_in_use_ends_a_run_before_there_is_a_study(desk: Desk) -> None:
 
 
 def test_prometheus_scrapes_a_run(desk: Desk) -> None:
-    """Each expression of the dashboard of Grafana is one that Prometheus understands, and some have their numbers."""
+    """Prometheus understands each expression of the dashboard of Grafana, and those of a busy run have numbers."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
@@ -88,4 +88,8 @@ def test_prometheus_scrapes_a_run(desk: Desk) -> None:
     until(lambda: bool(ask("shadho_bound_share")), 60, desk.said)
     [share] = ask("shadho_bound_share")
     assert share > 0
-    print({name: ask(name) for name in ("shadho_bound_share", "shadho_bound_trials_per_second", "sum(shadho_trials)")})
+    panels = json.loads((DEPLOY / "grafana/dashboard.json").read_text())["panels"]
+    expressions = [target["expr"].replace("$study", ".*") for panel in panels for target in panel.get("targets", ())]
+    answers = {each: ask(each) for each in expressions}
+    of_a_run = [each for each in expressions if re.search("shadho_(trials|turn_age_seconds)", each)]
+    assert all(answers[each] for each in of_a_run)
