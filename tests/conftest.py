@@ -26,6 +26,7 @@ from shadho_celery.store import engine, sql
 FOLDERS = ("unit", "contract", "integration", "acceptance")
 #: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
+    "test_training_benchmarks",
     "test_readme_training",
     "test_readme_long",
     "test_training",

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from acceptance import test_readme_long, test_readme_training
+from acceptance import test_readme_long, test_readme_training, test_training_benchmarks
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, PYTHON, TEXTS, blocks, commands, in_tests, last_part, shell
 from services.cases import cases
@@ -36,7 +36,7 @@ def first_study(desk: Desk) -> Desk:
     return desk
 
 
-#: what each command of the documents is run by, below, in test_readme_long or in test_readme_training
+#: what each command of the documents is run by, below or in one of the modules imported above
 RUN_BY = {
     "run my_study --policy": "test_the_options_of_placement_and_samplers",
     "run my_study --sampler": "test_the_options_of_placement_and_samplers",
@@ -92,7 +92,8 @@ def test_every_command_has_its_test() -> None:
     """A command that is added to a document needs a line in the table above, and a test."""
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
-    assert set(RUN_BY.values()) <= {*globals(), *vars(test_readme_long), *vars(test_readme_training)}
+    modules = test_readme_long, test_readme_training, test_training_benchmarks
+    assert set(RUN_BY.values()) <= {*globals(), *(name for module in modules for name in vars(module))}
 
 
 @pytest.mark.sample
