@@ -24,9 +24,10 @@ from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
 FOLDERS = ("unit", "contract", "integration", "acceptance")
+#: file that takes one process as long as all other tests take the others, so it begins before them
+FIRST = "test_training_benchmarks"
 #: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
-    "test_training_benchmarks",
     "test_readme_training",
     "test_readme_long",
     "test_training",
@@ -83,6 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
         folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
+        if item.path.stem == FIRST:
+            folder = -2
         rank = LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
         return folder, rank, str(item.path)
 
