@@ -114,6 +114,9 @@ class CircuitBreaker:
         has_returned = result.worker in {worker for worker, _ in earlier}
         failures = [*earlier, (result.worker, kind)]
         others = able - {worker for worker, _ in failures}
+        if self._finished[result.worker]:
+            # The opinion of a worker that has finished nothing and is suspected itself would tell nothing.
+            others -= {worker for worker in self._suspects() if not self._finished[worker]}
         is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > max(PATIENCE * self._seconds, FAST_SECONDS)
         is_asked = bool(others) and not has_returned and len(failures) < MAX_OPINIONS
         if is_asked and not is_slow and kind not in self._known:
@@ -137,8 +140,11 @@ class CircuitBreaker:
 
     def _cleared(self, workers: Iterable[str]) -> set[str]:
         """Return those of `workers` that have no undecided failure and are not quarantined."""
-        suspects = {worker for failures in self._doubted.values() for worker, _ in failures}
-        return set(workers) - suspects - self.quarantined
+        return set(workers) - self._suspects() - self.quarantined
+
+    def _suspects(self) -> set[str]:
+        """Return the workers with undecided failures."""
+        return {worker for failures in self._doubted.values() for worker, _ in failures}
 
     def _notice(self, worker: str) -> str:
         host, error = self._errors.get(worker, ("an unknown machine", ""))

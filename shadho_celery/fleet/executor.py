@@ -371,7 +371,9 @@ class QueueExecutor:
         if sent is None or not result.is_of(sent.attempt.params):
             return result
         if self._adopt:
-            result = self._breaker.judge(result, self.workers.able)
+            # A worker with an open breaker may try the trial later.
+            paused = self.workers.quarantined - self._breaker.quarantined
+            result = self._breaker.judge(result, self.workers.able | paused)
         if result.retry is None:
             # A failure on a broken worker says nothing about how long trials take.
             self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)

@@ -202,7 +202,8 @@ class Scheduler:
         try:
             for place, trial in self._placed():
                 home = self.proposals.machines.pop(trial.number, None)
-                self._unsent.append(self.study.send(trial, place.name, only_on=place.host or home))
+                again = self._all_failed(trial)
+                self._unsent.append(self.study.send(trial, place.name, only_on=place.host or home, again=again))
                 self._placements.add(self._unsent[-1], self.proposals.prices(trial.subspace))
             if self._speculation is not None and not self._unsent:
                 self._unsent = self._copied(self._speculation)
@@ -528,10 +529,16 @@ class Scheduler:
             return False
         if self.cheapest is not None and not self.cheapest.is_in_time(trial, compute_class):
             return False
-        failed_on = {*trial.failed_on}
-        if not failed_on or not compute_class.names or compute_class.names - failed_on:
+        if not trial.failed_on or not compute_class.names or compute_class.names - {*trial.failed_on}:
             return True
-        return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
+        return self._all_failed(trial)
+
+    def _all_failed(self, trial: Trial) -> bool:
+        """Return whether the trial has failed on every worker that could run it, so that one of them must try again."""
+        failed_on = {*trial.failed_on}
+        return bool(failed_on) and not any(
+            each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes
+        )
 
     def _left(self) -> float:
         """Return the number of trials that the limit still allows to send; 0 while it is paused or stopping."""

@@ -342,13 +342,14 @@ class StudyState(StudyTrials):
             # Also if a trial could not be read.
             self._waiting.extendleft(reversed(passed_over))
 
-    def send(self, trial: Trial, compute_class: str, only_on: str | None = None) -> Attempt:
+    def send(self, trial: Trial, compute_class: str, only_on: str | None = None, *, again: bool = False) -> Attempt:
         """Return the trial's next attempt, for `compute_class`. It is a copy if another attempt of the trial is live.
 
         With `only_on`, only that machine may run this attempt; later attempts of the trial may run on any machine. For
-        a copy, `only_on` is ignored, because it must run on another machine than the first attempt.
+        a copy, `only_on` is ignored, because it must run on another machine than the first attempt. With `again`, the
+        workers that failed the trial may run it too.
         """
-        failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
+        failed_on = () if again or trial.attempt >= MAX_AVOIDING else trial.failed_on
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
         is_copy = bool(self.live.of(trial.number))
         self.copied += is_copy

@@ -70,8 +70,8 @@ K = TypeVar("K", bound=Hashable)
 
 #: of the real stragglers: replicas that a step takes, and steps
 REPLICAS, STEPS = 8, 160
-#: what is compared, with every seed: the luck of one run moves its rate by a tenth
-COMPARED = ("b = 0", "b = 2", "b = 2, no cancel")
+#: what is compared, and with how many seeds: the luck of one run moves its rate by a tenth
+COMPARED, RUNS = ("b = 0", "b = 2", "b = 2, no cancel"), 3
 #: of the deaths: replicas that a step takes, steps of a training, and trainings with a backup and without
 FEW, SHORT, DEATHS = 4, 30, {1: 20, 0: 10}
 #: of the late joiners: trainings, the step after which the late one starts, and steps in all
@@ -98,14 +98,18 @@ class Settings:
     """What the command line says."""
 
     console: Console
-    #: of the real stragglers that are compared
-    seeds: int
+    #: of each comparison; None for each part's own number
+    seeds: int | None
     #: fewer seeds and steps
     quick: bool
     #: processes that play gangs
     pool: ProcessPoolExecutor
     #: folder to draw (a), (b) and (c) in; None for nowhere
     pictures: Path | None
+
+    def seeds_of(self, whole: int, quick: int) -> range:
+        """Return the seeds of a part that has these numbers of them, as a whole and if it must be quick."""
+        return range(self.seeds or (quick if self.quick else whole))
 
 
 def deaths(settings: Settings) -> Outcome:
@@ -171,7 +175,7 @@ def stragglers(settings: Settings) -> Outcome:
     courses = {
         name: [
             backup_replicas.train(strategy, law, steps=STEPS, seed=seed)
-            for seed in range(settings.seeds if name in COMPARED else 1)
+            for seed in (settings.seeds_of(RUNS, 1) if name in COMPARED else range(1))
         ]
         for name, strategy in strategies.items()
     }
@@ -274,8 +278,8 @@ def wire(settings: Settings) -> Outcome:
     return outcome
 
 
-#: seeds of (a), (b) and (c): those that tune and those that judge have none in common
-TUNING, JUDGING = range(1000, 1004), range(12)
+#: seeds of (a), (b) and (c): those that tune, and the number of those that judge, from 0 on
+TUNING, JUDGING = range(1000, 1004), 12
 #: of (a): replicas of the asynchronous training, whose staleness is one less if none is slow; learning rates; steps
 STALE, STALE_RATES, STALE_STEPS, STALE_BATCH = (1, 2, 4, 8), (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1), 500, 16
 MOMENTUM, STALE_RATE = 0.9, 0.05
@@ -442,7 +446,7 @@ def _tuned(
 
 def _judged(settings: Settings, jobs: Mapping[K, Job], quick_seeds: int = 3) -> dict[K, list[Trained]]:
     """Return trainings with each of the seeds for judging, or with the first `quick_seeds` if it must be quick."""
-    seeds = JUDGING[:quick_seeds] if settings.quick else JUDGING
+    seeds = settings.seeds_of(JUDGING, quick_seeds)
     runs = {name: [settings.pool.submit(train, evolve(job, seed=seed)) for seed in seeds] for name, job in jobs.items()}
     return {name: [run.result() for run in each] for name, each in runs.items()}
 
@@ -460,7 +464,7 @@ SLOW_REPLICAS, SLOW_BACKUPS, SLOW_EPOCHS, SLOW_SEEDS = 40, (2, 4), 4, 3
 
 def slow_examples(settings: Settings) -> Outcome:
     """A tenth of the examples make their batch four times slower: their share in what counted."""
-    seeds = range(1 if settings.quick else SLOW_SEEDS)
+    seeds = settings.seeds_of(SLOW_SEEDS, 1)
     runs = {
         (b, returns): [
             settings.pool.submit(with_slow_examples, SLOW_REPLICAS, b, epochs=SLOW_EPOCHS, seed=seed, returns=returns)
@@ -499,15 +503,14 @@ def auto(settings: Settings) -> Outcome:
     laws[SLOW] = Stragglers(jitter=0.02)
     tries: dict[str, Sequence[Any]] = {law: ["auto"] for law in laws}
     tries[SLOW] = ["auto", *range(AUTO_BACKUPS + 1)]
-    seeds, steps = (1, AUTO_STEPS // 2) if settings.quick else (AUTO_SEEDS, AUTO_STEPS)
+    seeds, steps = settings.seeds_of(AUTO_SEEDS, 1), AUTO_STEPS // (2 if settings.quick else 1)
     outcome = Outcome()
     table = _table(
         f"N = {AUTO_REPLICAS}, milliseconds a step", "law", *map(str, tries[SLOW]), "kept", "predicted", "true"
     )
     runs = {
         (law, b): [
-            settings.pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed)
-            for seed in range(seeds)
+            settings.pool.submit(seconds_a_step, laws[law], AUTO_REPLICAS, b, steps=steps, seed=seed) for seed in seeds
         ]
         for law in laws
         for b in tries[law]
@@ -562,13 +565,17 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
 
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="this part; may be given again")
-@click.option("--seeds", default=3, show_default=True, help="of the real stragglers")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help=f"of each comparison; {JUDGING} for (a) to (c), {SLOW_SEEDS} to {AUTO_SEEDS} elsewhere, fewer with --quick",
+)
 @click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
 @click.option("--quick", is_flag=True, help="fewer seeds; means reach a goal, not their intervals")
 def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) -> None:
     torch.set_num_threads(1)
     pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))
-    settings = Settings(console=Console(), seeds=1 if quick else seeds, quick=quick, pool=pool, pictures=pictures)
+    settings = Settings(console=Console(), seeds=seeds, quick=quick, pool=pool, pictures=pictures)
     outcomes: dict[str, Outcome] = {}
     # Ten processes that wake together need the cores for themselves: with others at work, (1) and (3) measure those.
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before the start"

@@ -18,14 +18,32 @@ import yaml
 from services import lending
 
 
-def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(redis_server: str) -> None:
-    with services.redis_db(redis_server) as first, services.redis_db(redis_server) as second:
+def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(
+    private_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lending.REDIS_VARIABLE, private_redis.url)
+    with services.redis_db(private_redis.url) as first, services.redis_db(private_redis.url) as second:
         assert first != second
         with redis.Redis.from_url(first) as one, redis.Redis.from_url(second) as other:
             one.set("key", "value")
             assert other.get("key") is None
     with redis.Redis.from_url(first) as one:
-        assert one.dbsize() == 0
+        assert one.keys() == [services.MARK.encode()]
+
+
+def test_a_database_is_lent_again_although_a_process_wrote_to_it_after_its_test(
+    private_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lending.REDIS_VARIABLE, private_redis.url)
+    # One that no other test holds.
+    monkeypatch.setattr(lending, "TEST_DBS", range(8, 9))
+    monkeypatch.setattr(lending, "LENT_SECONDS", 1.0)
+    with services.redis_db(private_redis.url) as url:
+        pass
+    with redis.Redis.from_url(url) as late:
+        late.set("late", "1")
+    with services.redis_db(private_redis.url) as url, redis.Redis.from_url(url) as again:
+        assert again.get("late") is None
 
 
 @pytest.fixture

@@ -108,6 +108,14 @@ def test_a_worker_that_fails_everything_is_quarantined_once_another_has_finished
     assert judge.breaker.notices == [notice]
 
 
+def test_a_suspect_that_has_finished_nothing_is_not_asked_about_the_failures_of_one_that_has(judge: Judge) -> None:
+    judge.tell(done("good", 0), 1)
+    for number in (1, 2):
+        assert judge.breaker.judge(failed("bad", number), {"bad", "good"}).retry is not None
+    assert judge.breaker.judge(failed("good", 3, OWN), {"bad", "good"}).retry is None
+    assert judge.breaker.judge(failed("good", 4, OWN + " again"), {"bad", "good", "third"}).retry is not None
+
+
 def test_a_worker_that_began_to_fail_is_quarantined_after_two_that_others_finish(judge: Judge) -> None:
     for number in range(10):
         judge.tell(done("bad", number), 1)

@@ -579,6 +579,9 @@ class Doubting(Recording):
         return [dataclasses.replace(each, names=frozenset({each.name})) for each in self.inner.classes()]
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
+        for each in attempts:
+            # A worker declines what it has failed, so an attempt that it must repeat does not name it.
+            assert str(each.compute_class) not in each.failed_on
         self.inner.submit(attempts)
 
     def poll(self, seconds: float) -> Sequence[Event]:
