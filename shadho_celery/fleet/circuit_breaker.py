@@ -82,8 +82,12 @@ class CircuitBreaker:
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of these workers. Call this if no other worker can try their trials."""
-        self.unsaid += [partial(self._quarantine.close, worker) for worker in workers]
+        """Close the breakers of those of these workers that have no undecided failure, or else of all of them.
+
+        Call this if no other worker can try their trials.
+        """
+        workers = {*workers}
+        self.unsaid += [partial(self._quarantine.close, worker) for worker in self._cleared(workers) or workers]
 
     def _note_success(self, result: Result) -> None:
         """Count a success, and count the trial's earlier failures against the workers on which it failed."""

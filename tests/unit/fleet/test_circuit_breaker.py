@@ -108,6 +108,17 @@ def test_a_worker_that_fails_everything_is_quarantined_once_another_has_finished
     assert judge.breaker.notices == [notice]
 
 
+@pytest.mark.parametrize(("failures", "released"), [(["bad"], {"good"}), (["bad", "good"], {"bad", "good"})])
+def test_where_all_pause_those_without_an_undecided_failure_go_on_first(
+    judge: Judge, failures: list[str], released: set[str]
+) -> None:
+    for number, worker in enumerate(failures):
+        judge.tell(failed(worker, number, f"{worker}: no"), 1)
+    judge.breaker.release(["bad", "good"])
+    flush(judge.breaker.unsaid)
+    assert judge.said.verdict.closed == released
+
+
 def test_a_suspect_that_has_finished_nothing_is_not_asked_about_the_failures_of_one_that_has(judge: Judge) -> None:
     judge.tell(done("good", 0), 1)
     for number in (1, 2):
