@@ -13,9 +13,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
@@ -26,11 +27,19 @@ from shadho_celery.core.class_spec import ClassSpec, read_class_spec
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
+if TYPE_CHECKING:
+    from shadho_celery.control.scaled_fleet import ScaledFleet
+    from shadho_celery.control.scaling import Scaling
+    from shadho_celery.transport.starts import Starts
+
 #: seconds between two looks at the fleet
 LOOK_SECONDS = 2.0
 
 #: seconds after which a command that has not returned is ended, and seconds from SIGTERM to SIGKILL
 RETURN_SECONDS, KILL_SECONDS = 60.0, 5.0
+
+#: end of a warning that Redis does not answer
+OUTAGE = "no worker is started or ended meanwhile"
 
 #: maximum number of bytes of a command's output that are read
 MAX_OUTPUT = 2000
@@ -118,13 +127,15 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
     """Look at the fleet every LOOK_SECONDS, and start and end workers."""
     # Imported late, because `--help` needs none of it.
     from shadho_celery.control.scaled_fleet import ScaledFleet
-    from shadho_celery.control.scaling import Scaling
+    from shadho_celery.control.scaling import Scaling, patience
 
     fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
     scaling = Scaling(spec, most, cooldown)
+    seconds = {name: patience(each) for name, each in spec.items()}
     say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
+    ahead = _resume(fleet, scaling, starter, spec)
     while True:
-        now = time.monotonic()
+        now = time.monotonic() + ahead
         for name, reason in starter.failures(now):
             say(scaling.fail(name, now, reason), err=True)
         try:
@@ -135,12 +146,34 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
                 say(line, err=line.startswith("Warning"))
             for name in decision.overdue:
                 starter.give_up(name)
+            try:
+                # Before they are started, or a scaler that is killed between would start them twice.
+                fleet.keep(starter.with_jobs(scaling.starting), seconds)
+            except ServiceError:
+                for name in decision.starts:
+                    say(scaling.fail(name, now, "Redis does not record the start"), err=True)
+                raise
             for name, count in decision.starts.items():
                 starter.start(name, count, now)
             fleet.end(decision.ends)
         except ServiceError as error:
-            fleet.warn(f"{one_line(error, 300)}; no worker is started or ended meanwhile")
+            fleet.warn(f"{one_line(error, 300)}; {OUTAGE}")
         time.sleep(LOOK_SECONDS)
+
+
+def _resume(fleet: ScaledFleet, scaling: Scaling, starter: _Starter, spec: Mapping[str, ClassSpec]) -> float:
+    """Go on where an earlier scaler was killed. Return the seconds by which Redis's clock is ahead of ours."""
+    while True:
+        try:
+            kept, (_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
+        except ServiceError as error:
+            fleet.warn(f"{one_line(error, 300)}; {OUTAGE}")
+            time.sleep(LOOK_SECONDS)
+            continue
+        starter.resume(kept)
+        for line in scaling.resume(kept, workers, now):
+            say(line)
+        return now - time.monotonic()
 
 
 @dataclass(kw_only=True)
@@ -174,6 +207,14 @@ class _Starter:
     def calling(self) -> Collection[str]:
         """Classes whose command has not returned."""
         return self._calls.keys()
+
+    def with_jobs(self, starting: Mapping[str, Starts]) -> dict[str, Starts]:
+        """Return the records of the workers that start, with the latest job of SLURM."""
+        return {name: replace(record, job=self._jobs.get(name, "")) for name, record in starting.items()}
+
+    def resume(self, kept: Mapping[str, Starts]) -> None:
+        """Know the jobs of an earlier scaler."""
+        self._jobs.update({name: record.job for name, record in kept.items() if record.job})
 
     def check(self) -> None:
         """Raise UsageError unless the options of `slurm` are valid."""

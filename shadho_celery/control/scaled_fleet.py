@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shadho_celery.control.control import why_not
 from shadho_celery.control.reach import requester
@@ -13,6 +13,7 @@ from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import connect, refusals
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.starts import StartRecords, Starts
 
 
 class ScaledFleet:
@@ -27,10 +28,38 @@ class ScaledFleet:
         self._studies = Registry(client, StudyWants, self._signer)
         self._workers = Registry(client, Worker, self._signer)
         self._drains, self._by = Drains(client, self._signer), requester()
+        self._client, self._records = client, StartRecords(client, self._signer)
+        #: records of the workers that start, by class, as Redis has them
+        self._kept: dict[str, Starts] = {}
         self._live: Mapping[str, Worker] = {}
         #: live workers that were asked to end
         self._ending: set[str] = set()
         self._warn, self._warned = warn, set[str]()
+
+    def time(self) -> float:
+        """Return the seconds since the epoch, by the server's clock."""
+        with refusals():
+            seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
+
+    def recall(self, names: Collection[str]) -> Mapping[str, Starts]:
+        """Return what an earlier scaler of these classes has kept."""
+        with refusals():
+            found = {name: self._records.latest(name) for name in names}
+        self._kept = {name: record for name, record in found.items() if record is not None}
+        return {**self._kept}
+
+    def keep(self, starting: Mapping[str, Starts], seconds: Mapping[str, float]) -> None:
+        """Record the workers of each class that start, for so many `seconds`, in place of what was kept."""
+        with refusals():
+            for name in [*self._kept]:
+                if name not in starting:
+                    self._records.remove(name)
+                    del self._kept[name]
+            for name, record in starting.items():
+                if self._kept.get(name) != record:
+                    self._records.put(name, record, seconds[name])
+                    self._kept[name] = record
 
     def look(self) -> tuple[Mapping[str, int], Mapping[str, Worker]]:
         """Return the slots that all studies want together, by class, and the live workers by name."""

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.units import counted, duration
 from shadho_celery.placement.wanted import Held
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
+from shadho_celery.transport.starts import Start, Starts
 
 #: seconds that a worker may take to come, besides twice the start-up seconds of its class
 COME_SECONDS = 60.0
@@ -19,15 +22,9 @@ COME_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 3600.0
 
 
-@dataclass(kw_only=True)
-class _Start:
-    """Workers of one class that were started together."""
-
-    count: int
-    #: number of them that have not come yet
-    missing: int
-    #: time at which they were started
-    since: float
+def patience(spec: ClassSpec) -> float:
+    """Return the seconds after which a worker that was started counts as one that does not come."""
+    return 2 * spec.startup_seconds + COME_SECONDS
 
 
 @dataclass
@@ -35,7 +32,7 @@ class _Class:
     """State of one class."""
 
     spec: ClassSpec
-    starts: list[_Start] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
     #: number of failed starts since the last worker came, and the earliest time of the next start
     failures: int = 0
     retry_at: float = -math.inf
@@ -50,7 +47,7 @@ class _Class:
     @property
     def patience(self) -> float:
         """Seconds after which a worker counts as one that does not come."""
-        return 2 * self.spec.startup_seconds + COME_SECONDS
+        return patience(self.spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ class Scaling:
 
     All workers of these classes count, whoever has started them. A worker is ended only if it is idle, and `cooldown`
     seconds after it was last wanted. After a start that fails, a single worker of the class is started after a pause,
-    which doubles.
+    which doubles. Times are seconds since the epoch. What `starting` returns makes another object go on after `resume`.
     """
 
     def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
@@ -83,6 +80,29 @@ class Scaling:
         self._seen: dict[str, tuple[Worker, float]] = {}
         #: workers that were asked to end
         self._ended: set[str] = set()
+
+    @property
+    def starting(self) -> Mapping[str, Starts]:
+        """The workers that were started and have not come yet, by class."""
+        known: dict[str, list[str]] = {name: [] for name, each in self._classes.items() if each.starts}
+        for name, (worker, _) in sorted(self._seen.items()):
+            if worker.compute_class in known:
+                known[worker.compute_class].append(name)
+        return {name: Starts(starts=[*self._classes[name].starts], known=names) for name, names in known.items()}
+
+    def resume(self, starting: Mapping[str, Starts], live: Mapping[str, Worker], now: float) -> list[str]:
+        """Count the workers that an earlier scaler has started. Call this first. Return a line for each class."""
+        for name, record in starting.items():
+            self._classes[name].starts = [*record.starts]
+        for name, worker in live.items():
+            # All others have come since.
+            if worker.compute_class not in starting or name in starting[worker.compute_class].known:
+                self._seen[name] = worker, now
+        return [
+            f"class {name}: {counted(each.starting, 'worker')} started earlier"
+            for name, each in self._classes.items()
+            if each.starts
+        ]
 
     def look(
         self,
@@ -118,7 +138,7 @@ class Scaling:
             if count > 0 and now >= each.retry_at and name not in calling:
                 room -= count
                 starts[name] = count
-                each.starts.append(_Start(count=count, missing=count, since=now))
+                each.starts.append(Start(count=count, missing=count, at=now))
                 lines.append(f"class {name}: {counted(held[name], 'slot is', 'slots are')} wanted; starting {count}")
             for key, one in sorted(serving.items(), key=lambda pair: -pair[1].slots):
                 if not one.busy and key in live and slots - one.slots >= target and may_end(key):
@@ -169,14 +189,14 @@ class Scaling:
         came = self._classes.get(compute_class)
         if came is not None and came.starts:
             came.failures, came.strangers = 0, set()
-            came.starts[0].missing -= 1
-            came.starts = [start for start in came.starts if start.missing]
+            first, *others = came.starts
+            came.starts = [replace(first, missing=first.missing - 1), *others] if first.missing > 1 else others
 
     def _await(self, now: float, lines: list[str]) -> list[str]:
         """Give up the workers that have not come in time, with a line about each class. Return these classes."""
         found = []
         for name, each in self._classes.items():
-            late = [start for start in each.starts if now - start.since > each.patience]
+            late = [start for start in each.starts if now - start.at > each.patience]
             if late:
                 found.append(name)
                 each.starts = [start for start in each.starts if start not in late]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.commands import Desk, until
+from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 from acceptance.test_fleet import Fleet
 
@@ -39,26 +41,65 @@ def fleet(desk: Desk, redis_url: str, unique: Callable[[str], str]) -> Fleet:
 
 
 def test_workers_come_when_a_study_wants_them_and_end_when_none_does(desk: Desk, fleet: Fleet) -> None:
-    """Two of one machine and class, each of which is ended by itself; a study begins without any worker."""
+    """Three of one machine and class, each of which is ended by itself; a study begins without any worker."""
     desk.study(seconds=0.5)
-    desk.write("start.sh", START.format(python=sys.executable))
-    (desk.folder / "start.sh").chmod(0o755)
-    desk.write("classes.toml", f"[classes.{fleet.cpu}]\nmax_workers = 2\nstartup_seconds = 5\n")
-    words = ["--class-spec", "classes.toml", "--max", "3", "--cooldown", "1s", "--command", "./start.sh"]
-    scaler = desk.start(sys.executable, "-m", "shadho_celery", "scale", *words)
-    scaler.says("to at most 3 workers")
-    study = desk.launch("my_study", "--trials", "8", "--class-spec", "classes.toml")
+    scaler = scaling(desk, fleet, START)
+    study = desk.launch("my_study", "--trials", "12", "--class-spec", "classes.toml")
     assert study.wait(90).code == 0, desk.said()
-    until(lambda: "ending 2 idle workers" in scaler.out or scaler.out.count("ending 1 idle") == 2, 30, desk.said)
+    until(lambda: ended(scaler) == 3, 30, desk.said)
     pattern = "serving class " + fleet.cpu
-    assert (desk.folder / "workers.log").read_text().count(pattern) == 2, desk.said()
-    until(lambda: (desk.folder / "workers.log").read_text().count("stopping after the running trials, as") == 2, 30)
-    assert (desk.folder / "started").read_text() == f"{fleet.cpu} 2\n"
+    assert (desk.folder / "workers.log").read_text().count(pattern) == 3, desk.said()
+    until(lambda: (desk.folder / "workers.log").read_text().count("stopping after the running trials, as") == 3, 30)
+    assert (desk.folder / "started").read_text() == f"{fleet.cpu} 3\n"
     assert {trial["state"] for trial in desk.trials()} == {"COMPLETE"}
-    assert not any("shadho_celery.worker" in line for line in _left(desk))
+    assert not _left(desk)
     scaler.interrupt()
     assert scaler.wait(20).code == 130
     assert "Warning" not in scaler.err
+
+
+def test_a_scaler_that_is_killed_before_its_workers_come_starts_them_once(desk: Desk, fleet: Fleet) -> None:
+    """Its successor knows which workers start, and ends them when no study wants them."""
+    desk.study(seconds=0.2)
+    killed = scaling(
+        desk,
+        fleet,
+        START.replace("{python} -m", "(until [ -e go ]; do sleep 0.1; done; {python} -m", 1).replace(
+            "2>&1 &", "2>&1) &"
+        ),
+    )
+    study = desk.launch("my_study", "--trials", "12", "--class-spec", "classes.toml")
+    started = desk.folder / "started"
+    until(started.exists, 60, desk.said)
+    killed.send(signal.SIGKILL)
+    killed.wait(10)
+    count = int(started.read_text().split()[1])
+    scaler = scaling(desk, fleet)
+    scaler.says(f"class {fleet.cpu}: {count} worker{'s' * (count > 1)} started earlier")
+    desk.write("go", "")
+    assert study.wait(90).code == 0, desk.said()
+    until(lambda: ended(scaler) == count, 30, desk.said)
+    assert started.read_text() == f"{fleet.cpu} {count}\n"
+    assert not _left(desk)
+    scaler.interrupt()
+    assert scaler.wait(20).code == 130
+    assert "Warning" not in scaler.err
+
+
+def scaling(desk: Desk, fleet: Fleet, start: str = "") -> Command:
+    """`scale --command`, with at most three workers; `start` is a new program that starts them."""
+    if start:
+        desk.write("start.sh", start.format(python=sys.executable)).chmod(0o755)
+    desk.write("classes.toml", f"[classes.{fleet.cpu}]\nmax_workers = 3\nstartup_seconds = 5\n")
+    words = ["--class-spec", "classes.toml", "--max", "3", "--cooldown", "1s", "--command", "./start.sh"]
+    scaler = desk.start(sys.executable, "-m", "shadho_celery", "scale", *words)
+    scaler.says("to at most 3 workers")
+    return scaler
+
+
+def ended(scaler: Command) -> int:
+    """Number of workers that it has asked to end."""
+    return sum(map(int, re.findall(r"ending (\d+) idle", scaler.out)))
 
 
 def _left(desk: Desk) -> list[str]:

@@ -13,6 +13,7 @@ from shadho_celery.transport import urls
 from shadho_celery.transport.drains import KEY, Drains
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.starts import Start, Starts
 
 # A fixture, which pytest finds by its name here.
 __all__ = ["client"]
@@ -68,3 +69,20 @@ def test_a_request_to_end_is_signed_for_one_worker_and_removed_when_it_is_gone(
     fleet.look()
     assert client.hlen(KEY) == 0
     assert fleet.has_left("cpu@h.1.aa")
+
+
+def test_what_starts_is_kept_signed_with_a_time_to_live_until_all_have_come(fleet: ScaledFleet, client: Any) -> None:
+    key = "shadho:starts:gpu"
+    record = Starts(starts=[Start(count=3, missing=2, at=fleet.time())], known=["gpu@h.1.aa"], job="7")
+    fleet.keep({"gpu": record}, {"gpu": 100.0})
+    assert 99_000 < client.pttl(key) <= 100_000
+    assert fleet.recall(["cpu", "gpu"]) == {"gpu": record}
+    client.set(key, client.get(key).replace('"count": 3', '"count": 9'))
+    assert fleet.recall(["gpu"]) == {}, "its signature is of another text"
+    client.delete(key)
+    client.lpush(key, "x")
+    assert fleet.recall(["gpu"]) == {}, "another client's key"
+    fleet.keep({"gpu": record}, {"gpu": 100.0})
+    assert fleet.recall(["gpu"]) == {"gpu": record}
+    fleet.keep({}, {})
+    assert not client.exists(key)

@@ -211,3 +211,43 @@ def test_a_worker_that_becomes_silent_counts_for_a_while_and_one_that_leaves_doe
     fleet.left = {"b"}
     assert fleet.look().starts == {"gpu": 1}
     assert fleet.look(ANNOUNCE_SECONDS).starts == {"gpu": 1}
+
+
+def resumed(fleet: Played) -> Decision:
+    """The next look, by a scaler that has taken the place of the first one."""
+    kept = fleet.scaling.starting
+    fleet.scaling = Scaling(SPEC, 10, COOLDOWN)
+    fleet.scaling.resume(kept, fleet.live, fleet.now)
+    return fleet.look()
+
+
+def test_a_scaler_that_resumes_starts_no_worker_twice_and_knows_those_that_came_before_and_since() -> None:
+    fleet = Played()
+    fleet.come("before", busy=1)
+    fleet.look()
+    fleet.wanted = {"gpu": 8}
+    assert fleet.look().starts == {"gpu": 3}
+    assert resumed(fleet).starts == {}
+    fleet.come("first")
+    fleet.look()
+    assert [start.missing for start in fleet.scaling.starting["gpu"].starts] == [2]
+    assert resumed(fleet).starts == {}
+    kept = fleet.scaling.starting
+    fleet.come("second", "other")
+    fleet.scaling = Scaling(SPEC, 10, COOLDOWN)
+    assert fleet.scaling.resume(kept, fleet.live, fleet.now) == ["class gpu: 2 workers started earlier"]
+    assert fleet.look().starts == {}
+    assert fleet.scaling.starting == {}
+    fleet.wanted = {"gpu": 10}
+    assert fleet.look().starts == {"gpu": 1}
+
+
+def test_workers_of_an_earlier_scaler_that_do_not_come_are_given_up_when_it_would_have_done_so() -> None:
+    fleet = Played()
+    fleet.wanted = {"gpu": 2}
+    fleet.look()
+    fleet.now += PATIENCE - 10
+    assert resumed(fleet).overdue == []
+    decision = fleet.look(10)
+    assert decision.overdue == ["gpu"]
+    assert "1 of 1 started workers did not come" in decision.lines[0]
