@@ -97,6 +97,7 @@ def losses(count: int) -> list[float]:
     return [math.sin(3.0 * place) for place in range(count)]
 
 
+@pytest.mark.slow
 @cases("space", SPACES)
 def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
     """Every active label is there, no other, with a value of its law and of the law's type."""
@@ -174,6 +175,7 @@ def test_whatever_comes_of_the_trials_params_are_proposed(
         subspace.space.check(params)
 
 
+@pytest.mark.slow
 @cases("space", ["every law", "one number", "one choice", "one point", "no labels"])
 def test_a_long_history_without_a_difference_is_gone_on_from(name: str, space: str) -> None:
     """Equal losses and failures: nothing can be learned, and no start anew is without an end."""

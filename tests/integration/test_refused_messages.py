@@ -187,6 +187,7 @@ def test_the_messages_of_a_removed_study_are_removed_and_an_absent_broker_does_n
         queue(name)(connection.default_channel).delete()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["redis", "amqp"])
 def test_very_many_messages_of_an_ended_study_delay_the_next_study_by_seconds(

@@ -58,6 +58,7 @@ def slots(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         slots.close()
 
 
+@pytest.mark.slow
 def test_a_trial_says_how_many_of_its_reports_redis_refused(
     slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_worker_declines_before_it_ends_what_would_not_end_in_time(
     assert (event.number, event.claimed, "ends before that" in event.reason) == (0, False, True)
 
 
+@pytest.mark.slow
 def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, redis_url: str) -> None:
     attempts = [
         Attempt(number=number, attempt=1, params={"x": 0.5}, subspace="", only_on=host)
@@ -114,6 +116,7 @@ def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, redis_
     assert isinstance(ends[1], Result)
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +151,7 @@ def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
     assert losses(redis_url) == {0: 0.25}
 
 
+@pytest.mark.slow
 def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_lives(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def losses(redis_url: str) -> dict[int, float | None]:
     return {event.number: event.outcome.loss for event in events if isinstance(event, Result)}
 
 
+@pytest.mark.slow
 def test_a_study_that_is_edited_under_a_live_worker_simply_works(slots: Slots, redis_url: str, tmp_path: Path) -> None:
     old = version(tmp_path)
     slots.run(message(old.digest, 0))
@@ -220,6 +225,7 @@ def test_a_study_that_is_edited_under_a_live_worker_simply_works(slots: Slots, r
     assert losses(redis_url) == {0: 0.25, 1: 0.75, 2: 0.75}
 
 
+@pytest.mark.slow
 def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_says_which_it_has(
     slots: Slots, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +252,7 @@ def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_s
     assert losses(redis_url) == {2: 0.25}
 
 
+@pytest.mark.slow
 def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
     slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

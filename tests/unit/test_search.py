@@ -208,6 +208,7 @@ def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
 TWO = hp.choice("model", [{"name": "good", "x": hp.uniform("x", 0, 1)}, {"name": "bad", "y": hp.uniform("y", 0, 1)}])
 
 
+@pytest.mark.slow
 def test_by_promise_the_better_subspace_gets_more_trials_and_by_default_each_gets_its_part() -> None:
     def objective(params: dict[str, Any]) -> float:
         return float(params["x"]) if params["name"] == "good" else 50.0 + float(params["y"])

@@ -199,6 +199,7 @@ def flat(w_decides: bool = True) -> tuple[StudyState, Space]:
     return study, space
 
 
+@pytest.mark.slow
 def test_a_flat_spaces_trials_and_seconds_are_shown_by_class_and_what_went_where_by_params() -> None:
     study, space = flat()
     sink, text = console()

@@ -52,6 +52,7 @@ def test_a_report_without_a_complete_trial_says_so_once() -> None:
     assert "failures" in [chart.name for each in found for _, chart in each.charts]
 
 
+@pytest.mark.slow
 @cases("loss", [1e300, -1e300, 0.0, 1e-300])
 def test_a_study_of_one_trial_has_a_report(loss: float) -> None:
     with Study({"x": hp.uniform("x", 0, 1)}, seed=0) as study:

@@ -118,18 +118,21 @@ def test_a_loss_constant_but_for_rounding_scores_zero() -> None:
     assert score(lambda points, _: 0.1 + 1e-16 * points[:, 0], seed=0) == 0.0
 
 
+@pytest.mark.slow
 @cases("seed", SEEDS)
 @cases("leaves", [1, 2])
 def test_noise_scores_below_linear_and_linear_below_rough(leaves: int, seed: int) -> None:
     assert 0.0 <= score(noise, seed, leaves) < score(linear, seed, leaves) < score(rough, seed, leaves)
 
 
+@pytest.mark.slow
 @cases("seed", SEEDS)
 @cases("leaves", [1, 2])
 def test_the_order_survives_noise_on_the_signals(leaves: int, seed: int) -> None:
     assert score(noise, seed, leaves) < score(noisy_linear, seed, leaves) < score(noisy_rough, seed, leaves)
 
 
+@pytest.mark.slow
 @cases("seed", SEEDS)
 @cases("leaves", [5, 10])
 def test_noise_scores_below_linear_with_many_leaves(leaves: int, seed: int) -> None:

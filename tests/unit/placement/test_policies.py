@@ -162,6 +162,7 @@ def test_with_known_durations_a_slot_takes_the_subspace_of_the_greatest_index(
         assert values[pick(policy, compute_class, backlogs)] == pytest.approx(max(values.values()), rel=10.0**-DIGITS)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(TABLES, st.lists(BACKLOGS, min_size=5, max_size=5))
 def test_with_durations_learned_from_trials_it_takes_one_of_nearly_the_greatest_index(

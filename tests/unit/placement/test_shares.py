@@ -74,6 +74,7 @@ def step_by_step(probabilities: Mapping[str, float], trials: int) -> list[str]:
     return order
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(WEIGHTS, st.integers(0, 200))
 def test_quotas_are_where_websters_rule_stands_after_as_many_trials(weights: list[float], trials: int) -> None:
@@ -363,6 +364,7 @@ def test_one_subspace_gets_every_trial() -> None:
     assert shares.backlogs() == {"all": 0.0}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(

@@ -331,6 +331,7 @@ def test_zero_seconds_count_as_very_few() -> None:
     assert predicted == pytest.approx(LEAST_SECONDS, rel=0.2)
 
 
+@pytest.mark.slow
 def test_thousands_of_params_are_predicted_from() -> None:
     subspaces = split(compile_space({f"x{i}": hp.uniform(f"x{i}", 0, 1) for i in range(2000)}))
     model = CostModel(subspaces)

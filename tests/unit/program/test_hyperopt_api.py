@@ -267,6 +267,7 @@ def test_as_many_random_trials_come_first_as_are_asked_for() -> None:
     assert drawn(late)[25:] != drawn(random)[25:]
 
 
+@pytest.mark.slow
 def test_tpe_is_the_default_and_the_seed_decides() -> None:
     assert drawn(None) == drawn(tpe.suggest) != drawn(rand.suggest)
     seeds: list[Callable[[int], Any]] = [np.random.default_rng, np.random.RandomState, int]

@@ -33,6 +33,7 @@ def objective(values: dict[str, Any], context: Any) -> float:
     return float(np.log(values["rate"]) ** 2)
 
 
+@pytest.mark.slow
 def test_optuna_has_the_trials_with_their_distributions_states_and_reports() -> None:
     optuna = pytest.importorskip("optuna")
     shadho_celery.minimize(objective, SPACE, trials=40, seed=0, store=STORE, study="s", sampler="random")

@@ -135,6 +135,7 @@ def test_a_subspace_that_only_fails_gets_little_on_whichever_rung_its_trials_beg
     assert 5 <= sum("bad" in trial.params for trial in found.trials) < 30
 
 
+@pytest.mark.slow
 def test_in_a_loop_of_ones_own_very_many_reports_are_thinned_and_the_warning_says_so() -> None:
     with shadho_celery.Study(SPACE, seed=0, pruner="median") as study:
         for reports in (10, 5000):
@@ -209,6 +210,7 @@ def test_budgets_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @cases("how", ["halving", "hyperband", "asha", "auto"])
 @cases("points", [3, 8, 30])
 def test_the_best_of_a_finite_search_come_to_the_top_though_they_fill_no_rung(how: str, points: int) -> None:

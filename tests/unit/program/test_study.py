@@ -400,6 +400,7 @@ def test_a_refused_point_is_named_and_none_is_enqueued() -> None:
         minimize(lambda _: 0.0, SPACE, trials=1, fidelity={"least": 1, "most": 3}, enqueue=[{"x": 0.5}])
 
 
+@pytest.mark.slow
 def test_ten_thousand_points_are_kept_and_the_limit_holds() -> None:
     points = [{"x": place / 10_000} for place in range(10_000)]
     options: dict[str, Any] = {"store": STORE, "study": "many"}

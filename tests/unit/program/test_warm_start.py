@@ -44,6 +44,7 @@ def test_it_teaches_and_counts_for_nothing(sampler: str) -> None:
     assert np.median([trial.loss for trial in new.trials]) < np.median([trial.loss for trial in cold.trials])
 
 
+@pytest.mark.slow
 def test_the_same_warm_start_and_seed_repeat() -> None:
     study = old()
     study.dataframe().to_csv("old.csv", index=False)

@@ -38,6 +38,7 @@ def slow_where_large(attempt: Attempt, compute_class: str) -> Outcome:
     return Outcome(state=S.COMPLETE, loss=x, seconds=20 + 10 * x if compute_class == "gpu" else 20 + 400 * x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("played", "trials", "in_force"),
     [

@@ -65,6 +65,7 @@ def test_the_trials_of_a_study_that_succeeded_are_given(store: SqlStore) -> None
     assert found.left_out == {"failed": study.count("FAILED")}
 
 
+@pytest.mark.slow
 def test_a_table_of_export_is_the_same(store: SqlStore) -> None:
     """Drawn values and names of options are found, and a label of a taken name has its own column."""
     compiled = compile_space(space())

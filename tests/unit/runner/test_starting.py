@@ -214,6 +214,7 @@ def test_each_fork_has_its_own_environment_and_number_of_threads(shared: ForkSer
     assert len(shared._servers) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("PYTHONHASHSEED", "7"), pytest.param("LD_BIND_NOW", "1", marks=pytest.mark.slow)]
 )
@@ -260,6 +261,7 @@ def test_sixty_four_slots_start_from_one_prepared_process(servers: ForkServers) 
 # Faults of the prepared process
 
 
+@pytest.mark.slow
 def test_a_prepared_process_that_was_killed_costs_no_trial_and_is_replaced(
     servers: ForkServers, complaints: list[str]
 ) -> None:
@@ -376,6 +378,7 @@ if "shadho_celery.runner.fork_server" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.slow
 def test_where_the_fork_of_a_reaper_is_refused_the_trial_runs_in_a_new_interpreter(
     servers: ForkServers, complaints: list[str], library: Callable[[str, str], None]
 ) -> None:
@@ -385,6 +388,7 @@ def test_where_the_fork_of_a_reaper_is_refused_the_trial_runs_in_a_new_interpret
     assert len(complaints) == 1
 
 
+@pytest.mark.slow
 def test_where_the_fork_of_the_trial_itself_is_refused_no_memory_is_blamed(
     servers: ForkServers, library: Callable[[str, str], None]
 ) -> None:
@@ -419,6 +423,7 @@ def test_a_reaper_whose_pidfd_found_no_room_in_the_worker_counts_as_killed() -> 
     assert failures == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_forked", [True, False])
 def test_a_worker_may_have_more_descriptors_than_select_can_wait_for(servers: ForkServers, is_forked: bool) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -435,6 +440,7 @@ def test_a_worker_may_have_more_descriptors_than_select_can_wait_for(servers: Fo
     assert len({each.metrics["pid"] for each in outcomes}) == 1, outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "closed", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "0 1 2"]
 )
@@ -561,6 +567,7 @@ def test_a_library_that_opens_a_device_at_its_import_is_not_preloaded(
     assert "it has opened /dev/nvidia0" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_library_that_cleans_up_at_the_end_of_a_program_does_not_do_so_for_each_trial(
     library: Callable[[str, str], None],
 ) -> None:
@@ -578,6 +585,7 @@ def test_a_library_that_cleans_up_at_the_end_of_a_program_does_not_do_so_for_eac
     assert (first["exists"], second["exists"]) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_library_can_run_a_program_at_its_import(library: Callable[[str, str], None]) -> None:
     library("the_library", "import subprocess\nCODE = subprocess.run(['false']).returncode\n")
     Path("telling.py").write_text(
@@ -606,6 +614,7 @@ def test_the_mark_of_a_fork_can_be_found_though_its_reaper_was_killed(no_orphans
     assert run(servers.start, "leaving").state is TrialState.FAILED
 
 
+@pytest.mark.slow
 def test_files_of_a_study_do_not_hide_libraries_from_the_prepared_process(
     servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +633,7 @@ def test_files_of_a_study_do_not_hide_libraries_from_the_prepared_process(
         assert not outcome.metrics["of_library"].startswith(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_where_libraries_start_threads_slots_are_not_forked_and_it_is_said_once(
     servers: ForkServers, complaints: list[str], library: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:

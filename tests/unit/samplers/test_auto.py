@@ -83,6 +83,7 @@ def test_many_labels_are_for_tpe() -> None:
     assert auto.choice == f"tpe: {MOST_LABELS + 1} hyperparameters are more than {MOST_LABELS}"
 
 
+@pytest.mark.slow
 def test_many_short_trials_are_for_tpe_after_the_first_ones() -> None:
     """A study of up to 500 trials asks gp throughout, a longer one in the beginning and where gp keeps up."""
     assert chosen(NUMBERS, AT_FIRST + 20, limit=MOST_TRIALS).startswith("gp: ")
@@ -129,6 +130,7 @@ def test_with_short_trials_gp_and_tpe_take_turns_and_the_choice_says_why() -> No
     assert said == "gp and tpe in turn: trials take under 0.1 s, which is too short for gp alone"
 
 
+@pytest.mark.slow
 def test_equal_decades_give_equal_proposals_whatever_the_seconds() -> None:
     def asked(seconds: Sequence[float]) -> list[Any]:
         auto, found = AutoSampler(whole(NUMBERS), (0, 0), limit=1000), []

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hyperopt import hp
 from services.trials import search, told
 
@@ -26,6 +27,7 @@ def valley(p: Any) -> float:
     return float(100 * (p["y"] - p["x"] ** 2) ** 2 + (1 - p["x"]) ** 2 + p["z"] ** 2)
 
 
+@pytest.mark.slow
 def test_a_curved_valley_is_followed_to_its_end() -> None:
     ours, plain = (minimize(valley, NUMBERS, trials=700, sampler=name, seed=0).best for name in ("cma", "random"))
     assert ours is not None

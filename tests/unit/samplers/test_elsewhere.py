@@ -19,6 +19,7 @@ def test_a_tree_of_choices_is_searched(name: str) -> None:
     assert {"u" in trial.values for trial in study.trials} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hyperopt:tpe", "hyperopt:anneal", "optuna:TPESampler"])
 def test_what_it_asked_for_teaches_it(name: str) -> None:
     space = hp.uniform("x", -100, 100)

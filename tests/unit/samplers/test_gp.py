@@ -82,6 +82,7 @@ def test_params_that_fail_are_left() -> None:
     assert best(losses) < 1e-3
 
 
+@pytest.mark.slow
 def test_what_breaks_a_constraint_is_left_and_its_edge_is_found() -> None:
     sampler = gp(NUMBERS)
     best, broken = math.inf, 0
@@ -107,6 +108,7 @@ def test_while_nothing_is_feasible_it_is_looked_for() -> None:
     assert bowl(params) < 0.05
 
 
+@pytest.mark.slow
 def test_of_a_long_history_the_best_and_the_latest_are_learned_from() -> None:
     sampler = gp(NUMBERS)
     drawn = split(compile_space(NUMBERS))[0].sample(np.random.default_rng(0), 700)

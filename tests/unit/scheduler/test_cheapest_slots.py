@@ -45,6 +45,7 @@ def play(deadline: float | None = None, **changes: Any) -> Simulation:
     return simulate(cluster(**changes), place_by=place_by, deadline=deadline, seed=1)
 
 
+@pytest.mark.slow
 def test_a_later_deadline_saves_money_and_is_kept() -> None:
     by_time = play()
     by_money = play(3.0 * by_time.seconds)
@@ -54,6 +55,7 @@ def test_a_later_deadline_saves_money_and_is_kept() -> None:
     assert not by_money.notices
 
 
+@pytest.mark.slow
 def test_a_deadline_that_cannot_be_kept_is_said_and_all_slots_are_used() -> None:
     by_time = play()
     by_money = play(0.3 * by_time.seconds)
@@ -85,6 +87,7 @@ def test_a_trial_that_fits_no_cheap_class_runs_on_the_other() -> None:
     assert found.trials == 60, "it comes to an end"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_to_the_bit() -> None:
     one, two = play(20_000.0, trials=100), play(20_000.0, trials=100)
     assert [*one.study] == [*two.study]

@@ -53,6 +53,7 @@ def folder_of(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
+@pytest.mark.slow
 def test_the_decade_is_recorded_after_the_first_trials_of_all_subspaces_and_only_once(tmp_path: Path) -> None:
     record, _ = run(tmp_path, FIRST - 1, 0.2)
     assert record.decade is None
@@ -83,6 +84,7 @@ def test_equal_seeds_and_decades_give_equal_studies_and_other_decades_do_not(tmp
     assert found[0.2] != found[60.0]
 
 
+@pytest.mark.slow
 def test_samplers_of_all_budgets_share_the_decade(tmp_path: Path) -> None:
     record, _ = run(tmp_path, 40, 0.2, fidelity=FIDELITY)
     assert record.decade == 0.1

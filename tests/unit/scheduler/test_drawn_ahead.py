@@ -140,6 +140,7 @@ def passed_over(study: StudyState) -> int:
     return max(place - number for place, number in enumerate(order))
 
 
+@pytest.mark.slow
 def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if every slot prefers the latest draw."""
     search = Search(trials=300, slots={"gpu": 1, "cpu": 15})
@@ -192,6 +193,7 @@ def test_one_class_runs_the_stream_in_its_order() -> None:
     assert search.pooled == 0
 
 
+@pytest.mark.slow
 def test_what_no_class_has_the_slots_for_does_not_clog_the_pool() -> None:
     """Wide trials wait in the study, and the narrow ones go on."""
     space = compile_space({"w": hp.uniform("w", 0, 1), "n": hp.choice("n", [1, 9])})
@@ -231,6 +233,7 @@ class Wrong(CostModel):
         return found[np.random.default_rng(len(params_list)).permutation(len(found))] * -1.0
 
 
+@pytest.mark.slow
 def test_with_a_model_that_is_wrong_on_purpose_nothing_much_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadho_celery.scheduler.plan.CostModel", Wrong)
     wrong = Search(trials=400).run().clock.now()
@@ -279,6 +282,7 @@ def test_seconds_that_are_none_teach_nothing(wrong: float | None) -> None:
     assert np.isfinite(found).all()
 
 
+@pytest.mark.slow
 def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
     def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
         return {"gpu": 0.0 if params["w"] < 0.5 else 1e4, "cpu": 1e-9}
@@ -352,6 +356,7 @@ def test_a_sampler_of_the_whole_space_chooses_the_subspaces_itself(policy: str) 
     assert sampler.most_pending <= 16 + (4 if policy == "cost" else 0)
 
 
+@pytest.mark.slow
 def test_what_it_draws_ahead_is_placed_by_params_and_none_waits_for_ever() -> None:
     settings = StudySettings(sampler="random", pool=16, speculate=False)
     cost, fifo = (
@@ -374,6 +379,7 @@ def test_a_resumed_study_goes_on_with_what_it_had_drawn() -> None:
     assert sorted(trial.number for trial in sampler.told) == list(range(100))
 
 
+@pytest.mark.slow
 def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
     settings = StudySettings(sampler="random", slots=lambda params: 9 if "v" in str(params) else 1, speculate=False)
     search = spanning(settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=2_000.0)).run()

@@ -446,6 +446,7 @@ def two_of(study: StudyState) -> list[Attempt]:
 # The first n of n + b
 
 
+@pytest.mark.slow
 def test_not_waiting_for_the_late_ones_is_fast_and_keeps_their_results() -> None:
     rungs = {**RUNGS, "backups": 2}
     waiting, going_on = (
@@ -457,6 +458,7 @@ def test_not_waiting_for_the_late_ones_is_fast_and_keeps_their_results() -> None
     assert study.count(S.COMPLETE) == len(study) == 3 * BRACKET
 
 
+@pytest.mark.slow
 def test_where_good_trials_are_slow_not_waiting_is_biased_and_copies_are_not() -> None:
     """The chosen trial's size is its quality here: the larger the better, and the slower."""
 
@@ -473,6 +475,7 @@ def test_where_good_trials_are_slow_not_waiting_is_biased_and_copies_are_not() -
     assert quality(speculate=False, rungs={**RUNGS, "backups": 4}, trials=BRACKET + 16) < 0.95 * whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [{"gpu": 16}, {"gpu": 8, "large": 8, "cpu": 16}])
 def test_brackets_of_bohb_begin_only_while_those_that_have_begun_wait(
     slots: Mapping[str, int], monkeypatch: pytest.MonkeyPatch

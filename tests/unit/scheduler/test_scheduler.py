@@ -134,6 +134,7 @@ def uneven(trial: Attempt, compute_class: str) -> float:
 # The number of trials
 
 
+@pytest.mark.slow
 @cases("policy", POLICIES)
 @cases("slots", [{"only": 1}, {"gpu": 2, "cpu": 3}, {"gpu": 50, "cpu": 40}])
 @cases("ahead", [0, 7])
@@ -791,6 +792,7 @@ def test_once_learned_what_does_not_fit_the_small_class_is_sent_to_the_large_one
     assert drawn(study) == drawn(Search(trials=120, policy="fifo").run().study)
 
 
+@pytest.mark.slow
 def test_a_need_that_grows_with_the_params_is_learned_from_them() -> None:
     def needs(trial: Trial) -> int:
         return int(trial.params.get("width", 4) * GIGABYTE / 4)  # 1 to 16
@@ -852,6 +854,7 @@ def test_as_the_large_class_vanishes_what_waited_for_it_goes_to_the_small_one() 
     assert drawn(study) == drawn(Search(trials=200).run().study)
 
 
+@pytest.mark.slow
 def test_as_a_larger_class_appears_what_does_not_fit_is_sent_there_from_then_on() -> None:
     search, executor = measuring(ROOM, nets_need_much, trials=300)
     executor.hidden = {"large"}
@@ -898,6 +901,7 @@ def test_what_a_trial_needs_of_a_gpu_says_nothing_of_what_it_needs_of_a_host() -
     assert {trial.compute_class for trial in nets} == {"gpu", "host"}
 
 
+@pytest.mark.slow
 def test_what_was_learned_of_memory_holds_after_a_resume() -> None:
     """Also of GPUs, whose workers may not have announced themselves yet as the study is taken up."""
     room = {"gpu_large": 16 * GIGABYTE, "gpu_small": 4 * GIGABYTE}
@@ -949,6 +953,7 @@ def test_what_is_taken_back_is_not_sent_to_a_class_that_it_does_not_fit() -> Non
     assert study.counted == len(study) == 100
 
 
+@pytest.mark.slow
 def test_no_slot_is_idle_while_a_trial_that_fits_it_waits_in_another_classs_queue() -> None:
     """Also where others, which do not fit it, wait to be sent."""
     paces = {"large": 50.0, "small": 1.0}
@@ -993,6 +998,7 @@ def counts_of(policy: str, shares: str, trials: int = 300) -> Counter[str]:
     return Counter({name: study.asked(f"model={name}") for name in names})
 
 
+@pytest.mark.slow
 def test_under_the_papers_shares_the_ranks_decide_the_mix_with_a_limit_on_trials_too() -> None:
     """A subspace whose loss varies with its params ranks first; under uniform shares that decides only the order."""
     assert set(counts_of("paper", "uniform").values()) == {100}

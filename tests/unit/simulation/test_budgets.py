@@ -48,6 +48,7 @@ def test_without_checkpoints_a_promoted_trial_begins_anew() -> None:
         assert trial.outcome.seconds == pytest.approx(unit * (trial.budget or 0.0))
 
 
+@pytest.mark.slow
 def test_where_each_machine_keeps_its_checkpoints_promotions_go_there_under_cost() -> None:
     def part(policy: str) -> float:
         # At the end of a rung many machines are free, and the next free one is seldom the right one.
@@ -68,6 +69,7 @@ def test_a_hand_over_is_paid_on_other_machines_only() -> None:
         assert trial.outcome.seconds == pytest.approx(unit * (trial.budget or 0.0) * 2 / 3 + 100.0 * moved)
 
 
+@pytest.mark.slow
 def test_high_rungs_go_to_the_strong_class_and_all_slots_stay_busy() -> None:
     def strong(policy: str) -> float:
         played = simulate(cluster(seconds=2000.0, startup=30.0, checkpoints="shared"), policy=policy)

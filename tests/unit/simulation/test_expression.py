@@ -85,6 +85,7 @@ ALL = {
 }
 
 
+@pytest.mark.slow
 def test_trials_take_the_seconds_of_their_params() -> None:
     seconds = {"gpu": "10 + 5 * w + n", "cpu": "{'x': 20, 'y': 60}[m] + 200 / b"}
     found = simulate(parse(flat(seconds, ALL)), policy="cost", seed=1)

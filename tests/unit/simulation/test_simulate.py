@@ -474,6 +474,7 @@ def refused(*words: str) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "example.toml").write_text(answer("--example"))
     assert (tmp_path / "example.toml").read_text() == EXAMPLE
@@ -609,6 +610,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
     assert "--out" in refused(file, "--out", "no/such/folder/trials.csv")
 
 
+@pytest.mark.slow
 def test_each_policy_is_kept_as_a_study_that_the_other_commands_find(file: str) -> None:
     words = (file, "--policy=cost", "--policy=fifo", "--store=sqlite:///kept.db")
     found = [strictly(line) for line in answer(*words, "--json").splitlines()]

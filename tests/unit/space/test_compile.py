@@ -325,6 +325,7 @@ def test_a_long_chain_of_arithmetic_is_computed_or_refused() -> None:
     assert str(MAX_DEPTH) in refusal(total)
 
 
+@pytest.mark.slow
 def test_a_description_is_the_same_in_every_process() -> None:
     script = (
         "from hyperopt import hp; from shadho_celery.space.compile import compile_space;"

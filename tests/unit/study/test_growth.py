@@ -34,6 +34,7 @@ def run(study: StudyState, trials: int) -> None:
         study.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_finished_trial_takes_little_memory_however_many_metrics_it_has(tmp_path: Path, is_resumed: bool) -> None:
     with closing(SqlStore(f"sqlite:///{tmp_path}/s.db")) as store:

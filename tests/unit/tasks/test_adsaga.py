@@ -38,6 +38,7 @@ def test_the_problem_has_the_condition_number_it_claims() -> None:
     assert problem.error(np.zeros(120)) == 1
 
 
+@pytest.mark.slow
 def test_forty_machines_take_at_most_half_as_many_evaluations_again_as_one() -> None:
     one, forty = evaluations(1), evaluations(40)
     assert one < 16_000
@@ -167,6 +168,7 @@ def train(strategy: task.OverTheBus, line: Line) -> None:
         strategy.train(line)
 
 
+@pytest.mark.slow
 def test_over_a_gangs_bus_forty_replicas_solve_it_too() -> None:
     """Each on a thread of its own; whose vector arrives next is drawn, so every run is the same."""
     strategy = task.OverTheBus(replicas=40, step=0.35 / task.problem().steepest, seed=0)

@@ -88,6 +88,7 @@ def test_a_predictor_is_the_plain_mean_of_its_models() -> None:
     torch.testing.assert_close(mean.tensors[0], torch.stack([model.tensors[0] for model in models]).mean(dim=0))
 
 
+@pytest.mark.slow
 def test_its_budget_is_a_number_of_cycles_its_seed_decides_and_it_stops_when_told_to() -> None:
     seen: list[int] = []
     params = {**PARAMS, "method": "mc"}

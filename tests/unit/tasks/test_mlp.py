@@ -39,6 +39,7 @@ def params(**changes: Any) -> dict[str, Any]:
     return {**good, "descent": {"descent": "adamw", "weight_decay": 1e-4}, **changes}
 
 
+@pytest.mark.slow
 def test_it_learns_and_reports_every_epoch() -> None:
     context = StubContext()
     result = mlp.objective(params(), context)

@@ -52,6 +52,7 @@ def test_hyperopt_takes_the_space_with_one_label_per_parameter() -> None:
     assert set(trials.idxs) == {"kernel", "C", "gamma", "coef0", "degree"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -274,6 +274,7 @@ def _three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unet, "STUDY", {"trials": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three")
 def test_after_the_last_trial_the_baseline_is_said_and_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib, of the group dev")
@@ -306,6 +307,7 @@ def test_the_columns_are_picture_truth_and_what_was_found(monkeypatch: pytest.Mo
     assert best.startswith("trial ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three")
 def test_weights_that_lie_on_another_machine_leave_a_column_out_and_are_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -68,6 +68,7 @@ def test_a_resumed_training_has_the_same_result_and_a_warning(
     assert not list(context.checkpoint_dir.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "codec"), [(3, None), (4, None), (3, Quantize(4))], ids=["3", "4", "quantised"])
 def test_a_gang_that_was_killed_and_resumed_equals_an_uninterrupted_one_to_the_bit(
     tmp_path: Path, replicas: int, codec: Codec | None

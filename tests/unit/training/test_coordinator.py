@@ -153,6 +153,7 @@ def play(tmp_path: Path) -> Callable[..., Play]:
     return lambda strategy, **settings: Play(strategy, tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_the_first_n_vectors_make_the_step_as_their_mean(play: Callable[..., Play]) -> None:
     it = play(Sync(replicas=2, backups=1))
     assert [peer.sent for peer in it.peers] == [[0], [0], [0]]

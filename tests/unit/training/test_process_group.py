@@ -148,6 +148,7 @@ def runs(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 def test_ranks_end_where_the_trials_process_is_killed(tmp_path: Path) -> None:
     files = [tmp_path / f"pid-{rank}" for rank in range(3)]
