@@ -190,7 +190,8 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
                 console.print(Text(f"placed by {preference}"), soft_wrap=True)
     is_priced = any(each.money for each in found)
     names = ("policy", "trials", "per hour", "per hour in the shares' mix", "utilised", "lost", "best loss", "after")
-    table = Table(*names, *(["money"] * is_priced))
+    is_left = any(each.interrupted > each.lost for each in found)
+    table = Table(*names, *(["interrupted"] * is_left), *(["money"] * is_priced))
     for each in found:
         utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
         table.add_row(
@@ -202,6 +203,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             str(each.lost),
             "-" if each.best is None else f"{each.best:.4g}",
             "-" if each.best_after is None else f"{each.best_after:.0f} s",
+            *([str(each.interrupted)] * is_left),
             *([money(sum(each.money.values()))] * is_priced),
         )
     console.print(table)

@@ -55,6 +55,8 @@ class Leaving(str, Enum):
 
     #: the worker stopped in order
     STOPPED = "stopped"
+    #: the worker was told that its machine is taken away, and gave its trials back
+    PREEMPTED = "preempted"
     #: the worker no longer announced itself
     LOST = "lost"
     #: the worker gets no more trials of this study, because it fails trials that others finish

@@ -27,7 +27,7 @@ from celery.worker import state
 from shadho_celery.core.units import duration
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
-from shadho_celery.node.stay import Stay
+from shadho_celery.node.stay import MAX_TOO_LONG, Stay
 from shadho_celery.transport import urls
 
 #: seconds after the second signal within which trials are given back; if Redis or the broker does not answer, the
@@ -39,9 +39,6 @@ THREAD = "shadho-shutdown"
 
 #: seconds between two checks whether a worker should end by itself
 WATCH_SECONDS = 0.5
-
-#: number of trials in a row that would not end in time after which a worker takes no more
-MAX_TOO_LONG = 3
 
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]

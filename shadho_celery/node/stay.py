@@ -20,6 +20,12 @@ FOR, IDLE, GRACE, SIGNAL = "SHADHO_FOR", "SHADHO_IDLE_EXIT", "SHADHO_GRACE", "SH
 #: seconds for preempted trials to return, if SHADHO_GRACE is not set
 GRACE_SECONDS = 30.0
 
+#: number of trials in a row that would not end in time after which a worker takes no more
+MAX_TOO_LONG = 3
+
+#: greatest number of seconds until the scheduler knows that a worker has declined a trial
+DECLINE_SECONDS = 1.0
+
 #: signals that may mean a preemption, by the names that people write
 SIGNALS: Mapping[str, signal.Signals] = {
     name: number

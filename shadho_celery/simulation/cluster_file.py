@@ -19,7 +19,7 @@ from shadho_celery.core.trial import Price
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
-from shadho_celery.simulation.executor import LEASE_SECONDS, Change
+from shadho_celery.simulation.executor import LEASE_SECONDS, Change, Stay
 from shadho_celery.simulation.params import PARAMS, Expression, Param, Value, by_name
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
@@ -46,6 +46,8 @@ _Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 _Signed = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Part = Annotated[float, Meta(ge=0, le=1)]
 _Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=LARGEST)]
+#: times of workers: with shorter ones a simulation would hardly advance
+_LongSeconds = Annotated[float, Meta(ge=1, le=LARGEST)]
 
 
 class Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
@@ -174,6 +176,9 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     checkpoints: Literal["none", "machine", "shared"] = "none"
     #: seconds to read the checkpoint of another machine
     handover_seconds: _Amount = 0.0
+    #: seconds of work between two checkpoints, from which a trial continues after its worker has ended; None if it
+    #: begins again
+    checkpoint_seconds: _Amount | None = None
     #: budgets of the trials, as in ``STUDY["fidelity"]``; None for all of the fidelity
     fidelity: Mapping[str, Any] | None = None
 
@@ -190,6 +195,8 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     prices: Mapping[str, float | None] = {}
     #: seconds before a trial starts its work, by class
     startup: Mapping[str, float] = {}
+    #: how long workers stay, by class
+    stays: Mapping[str, Stay] = {}
     size: Law = Constant()
     straggler: Law = NoStraggler()
     changes: Sequence[Change] = ()
@@ -221,6 +228,29 @@ class _Class(_Table, frozen=True, kw_only=True):
     memory_gib: _Amount = 0.0
     startup_seconds: _Amount = 0.0
     price: Price | None = None
+    worker_startup_seconds: _Amount = 0.0
+    preemption_seconds: _LongSeconds | None = None
+    notice: bool = True
+    for_seconds: _LongSeconds | None = None
+    return_seconds: _Amount | None = None
+
+    def __post_init__(self) -> None:
+        leaves = self.preemption_seconds is not None or self.for_seconds is not None
+        if self.return_seconds is not None and not leaves:
+            raise misfit_at("return_seconds", "its workers stay; give preemption_seconds or for_seconds, too")
+        if not self.notice and self.preemption_seconds is None:
+            raise misfit_at("notice", "its workers are not preempted; give preemption_seconds, too")
+
+    @property
+    def stay(self) -> Stay:
+        """How long its workers stay."""
+        return Stay(
+            startup_seconds=self.worker_startup_seconds,
+            preemption_seconds=self.preemption_seconds,
+            notice=self.notice,
+            for_seconds=self.for_seconds,
+            return_seconds=self.return_seconds,
+        )
 
 
 class _Family(_Table, frozen=True, kw_only=True):
@@ -277,6 +307,10 @@ def parse(description: Mapping[str, object]) -> Cluster:
         )
     if top.fidelity is not None:
         Ladder.of(top.fidelity, "fidelity")
+    if top.checkpoint_seconds is not None and top.checkpoints != "shared":
+        raise UsageError(
+            'checkpoint_seconds: a trial goes on elsewhere only from a shared checkpoint; give checkpoints = "shared"'
+        )
     if top.seconds is None and top.trials is None:
         raise UsageError("seconds: a simulation needs an end; give seconds or trials")
     return Cluster(
@@ -284,6 +318,7 @@ def parse(description: Mapping[str, object]) -> Cluster:
         memory={name: int(each.memory_gib * GIB) for name, each in classes.items()},
         prices={name: each.price for name, each in classes.items()},
         startup={name: each.startup_seconds for name, each in classes.items()},
+        stays={name: each.stay for name, each in classes.items()},
         families=families,
         size=_law("size", top.size, _SIZES),
         straggler=_law("straggler", top.straggler, _STRAGGLERS),

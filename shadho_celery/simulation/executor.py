@@ -10,16 +10,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+import numpy as np
+
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.records import MachineRecord, Present
+from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
+from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
 from shadho_celery.study.recorder import Recorder
 
 #: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock
 Play = Callable[[Attempt, str], Outcome]
+
+#: (attempt, seconds for which it ran, True if its worker was told before it ended), for an attempt that its worker ends
+Interrupted = Callable[[Attempt, float, bool], None]
+
+#: mixed into the seed for the times of preemptions
+_PREEMPTIONS = 0x50
 
 #: seconds after which a dead worker's trial is LOST, and after which the queue of a class without workers is taken back
 LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
@@ -34,6 +43,22 @@ class Change:
     compute_class: str
     #: number of slots that are added; if negative, number of slots that die, the slots added last first
     slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """How long the workers of a class stay, and whether others take their places."""
+
+    #: seconds from the start of a worker until it takes trials
+    startup_seconds: float = 0.0
+    #: mean seconds from then until it is preempted; they have an exponential distribution. None for no preemption
+    preemption_seconds: float | None = None
+    #: True if its trials are told and given back, as with ``worker --grace``; False if its machine vanishes
+    notice: bool = True
+    #: seconds from then until it ends by itself, as with ``worker --for``; None for no such limit
+    for_seconds: float | None = None
+    #: seconds from its end until the start of a worker in its place; None if none is started
+    return_seconds: float | None = None
 
 
 @dataclass
@@ -59,8 +84,15 @@ class _Class:
 
     #: rank of the class, 0 for the strongest
     place: int
-    #: number of live slots
-    alive: int = 0
+    stay: Stay = Stay()
+    #: number of slots, live or to come
+    size: int = 0
+    #: numbers of the live slots, and of each slot the number of its latest worker
+    live: set[int] = field(default_factory=set)
+    workers: dict[int, int] = field(default_factory=dict)
+    #: by slot: the time at which its worker leaves by itself, and the trials that would have ended after it
+    leaves_at: dict[int, float] = field(default_factory=dict)
+    too_long: dict[int, set[int]] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     queue: deque[Attempt] = field(default_factory=deque)
@@ -76,6 +108,11 @@ class _Class:
     ran: float = 0.0
     offered: float = 0.0
     counted_at: float = 0.0
+
+    @property
+    def alive(self) -> int:
+        """Number of live slots."""
+        return len(self.live)
 
     def take(self, attempt: Attempt, name: str) -> list[int]:
         """Take free slots for an attempt, and return their numbers.
@@ -119,6 +156,9 @@ class SimulatedExecutor:
         lease_seconds: float = LEASE_SECONDS,
         storage: str = "",
         recorder: Recorder | None = None,
+        stays: Mapping[str, Stay] | None = None,
+        interrupted: Interrupted = lambda attempt, seconds, told: None,
+        seed: int = 0,
     ) -> None:
         """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
 
@@ -126,6 +166,9 @@ class SimulatedExecutor:
         machines in bytes, and `prices` has the money that a slot of a class costs an hour. All machines keep their
         checkpoints on `storage`; if that is "", each machine has its own. `recorder` is told which machines, each a
         worker with one slot, come and go.
+
+        `stays` say how long the workers of a class stay. `interrupted` is told of each attempt that ends with its
+        worker, and `seed` decides when workers are preempted: at the same times whatever the trials are.
         """
         self._play = play
         self._clock = clock
@@ -133,9 +176,20 @@ class SimulatedExecutor:
         self._lease_seconds = lease_seconds
         self._storage = storage
         self._recorder = recorder
-        sizes, prices, now = memory or {}, prices or {}, clock.now()
+        self._interrupted = interrupted
+        self._seed = seed
+        #: by class and slot: draws of the times until its preemptions
+        self._draws: dict[tuple[str, int], np.random.Generator] = {}
+        self._worker = count()
+        sizes, prices, stays, now = memory or {}, prices or {}, stays or {}, clock.now()
         self._classes = {
-            name: _Class(place, memory=sizes.get(name, 0), price=prices.get(name), counted_at=now)
+            name: _Class(
+                place,
+                stay=stays.get(name, Stay()),
+                memory=sizes.get(name, 0),
+                price=prices.get(name),
+                counted_at=now,
+            )
             for place, name in enumerate(slots)
         }
         #: heap of (time, counter, action, attempt that it ends); the counter puts ties in first-in-first-out order
@@ -143,9 +197,10 @@ class SimulatedExecutor:
         self._order = count()
         self._events: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
+        #: True if workers have started or died since the last poll
+        self._has_changed = False
         for name, number in slots.items():
             self._resize(name, number)
-        #: True if workers have started or died since the last poll
         self._has_changed = False
         for change in changes:
             self._at(change.at, partial(self._resize, change.compute_class, change.slots))
@@ -245,6 +300,8 @@ class SimulatedExecutor:
             if not slots:
                 self._lose(attempt, f"{attempt.only_on} is busy", claimed=False)
                 continue
+            if self._declines(name, attempt, slots):
+                continue
             attempt = attempt.evolve(host=f"{name}.{slots[0]}")
             one = _Running(attempt, self._play(attempt, name), slots, now)
             each.running[slots[0]] = one
@@ -270,7 +327,7 @@ class SimulatedExecutor:
         each = self._classes[name]
         del each.running[one.slots[0]]
         for slot in one.slots:
-            if slot < each.alive:
+            if slot in each.live:
                 heapq.heappush(each.free, slot)
         each.ran += (self._clock.now() - one.began) * one.attempt.slots
 
@@ -282,28 +339,136 @@ class SimulatedExecutor:
                 self._vacate(name, one)
                 self._start(name)
 
-    def _resize(self, name: str, by: int) -> None:
-        """Add slots to a class, or let its last slots die. Their trials are LOST when the lease ends."""
-        self._has_changed = True
+    def _declines(self, name: str, attempt: Attempt, slots: Sequence[int]) -> bool:
+        """Decline an attempt that is predicted to end after a worker does, as a worker with limited time does.
+
+        Return whether it was declined. A worker that has declined MAX_TOO_LONG trials in a row ends.
+        """
         each, now = self._classes[name], self._clock.now()
+        late = [slot for slot in slots if (attempt.expected or 0.0) > each.leaves_at.get(slot, math.inf) - now]
+        for slot in slots if not late else ():
+            each.too_long.pop(slot, None)
+        if not late:
+            return False
+        for slot in slots:
+            heapq.heappush(each.free, slot)
+        self._at(now + DECLINE_SECONDS, partial(self._lose, attempt, "its worker ends before that", claimed=False))
+        for slot in late:
+            declined = each.too_long.setdefault(slot, set())
+            declined.add(attempt.number)
+            if len(declined) >= MAX_TOO_LONG:
+                self._end_worker(name, slot, each.workers[slot], Leaving.STOPPED)
+        return True
+
+    def _resize(self, name: str, by: int) -> None:
+        """Start workers of a class, each with one slot, or let the last ones die.
+
+        The trials of dead workers are LOST when the lease ends.
+        """
+        each = self._classes[name]
+        before, each.size = each.size, max(0, each.size + by)
+        if by > 0:
+            self._start_workers(name, range(before, each.size))
+            return
+        for slot in range(each.size, before):
+            each.workers.pop(slot, None)
+        self._remove(name, {slot for slot in each.live if slot >= each.size}, Leaving.LOST)
+
+    def _start_workers(self, name: str, slots: Iterable[int]) -> None:
+        """Start a worker in each of these slots. It takes trials after its start-up."""
+        each = self._classes[name]
+        started = {slot: next(self._worker) for slot in slots}
+        each.workers.update(started)
+        if each.stay.startup_seconds > 0:
+            self._at(self._clock.now() + each.stay.startup_seconds, partial(self._arrive, name, started))
+        else:
+            self._arrive(name, started)
+
+    def _arrive(self, name: str, started: Mapping[int, int]) -> None:
+        """Add the slots of started workers, by slot. Workers that have died since are left out."""
+        each, now = self._classes[name], self._clock.now()
+        slots = [slot for slot, worker in started.items() if each.workers.get(slot) == worker]
+        self._has_changed = True
         each.count_slots(now)
-        before, each.alive = each.alive, max(0, each.alive + by)
-        each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
-        each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))
+        each.live.update(slots)
+        each.hosts = {f"{name}.{slot}": 1 for slot in sorted(each.live)}
+        each.free += slots
         heapq.heapify(each.free)
         self._record_workers(now)
-        if by > 0:
-            self._start(name)
+        stay = each.stay
+        for slot in slots if stay.preemption_seconds or stay.for_seconds else ():
+            ends = [(now + stay.for_seconds, Leaving.STOPPED)] if stay.for_seconds else []
+            if stay.for_seconds:
+                each.leaves_at[slot] = now + stay.for_seconds
+            if stay.preemption_seconds:
+                ends.append((now + stay.preemption_seconds * self._draw(name, slot), Leaving.PREEMPTED))
+            moment, reason = min(ends)
+            self._at(moment, partial(self._end_worker, name, slot, started[slot], reason))
+        self._start(name)
+
+    def _draw(self, name: str, slot: int) -> float:
+        """Return the next exponential draw of a slot, with a mean of 1."""
+        key = name, slot
+        if key not in self._draws:
+            place = self._classes[name].place
+            self._draws[key] = np.random.default_rng([self._seed, _PREEMPTIONS, place, slot])
+        return float(self._draws[key].exponential())
+
+    def _end_worker(self, name: str, slot: int, worker: int, leaving: Leaving) -> None:
+        """End a worker unless it has ended since. Another one may start in its place."""
+        each = self._classes[name]
+        if each.workers.get(slot) != worker:
             return
-        for one in [one for one in each.running.values() if max(one.slots) >= each.alive]:
+        each.leaves_at.pop(slot, None)
+        each.too_long.pop(slot, None)
+        del each.workers[slot]
+        has_vanished = leaving is Leaving.PREEMPTED and not each.stay.notice
+        self._remove(name, {slot}, Leaving.LOST if has_vanished else leaving, has_vanished=has_vanished)
+        if each.stay.return_seconds is not None:
+            moment = self._clock.now() + each.stay.return_seconds
+            self._at(moment, partial(self._replace, name, slot))
+
+    def _replace(self, name: str, slot: int) -> None:
+        if slot < self._classes[name].size:
+            self._start_workers(name, [slot])
+
+    def _remove(self, name: str, slots: set[int], leaving: Leaving, *, has_vanished: bool = False) -> None:
+        """Remove live slots of a class. Their trials are LOST when the lease ends, or given back if they were told.
+
+        `has_vanished`: their machines are gone, too.
+        """
+        each, now = self._classes[name], self._clock.now()
+        self._has_changed = True
+        each.count_slots(now)
+        each.live -= slots
+        each.hosts = {f"{name}.{slot}": 1 for slot in sorted(each.live)}
+        each.free = [slot for slot in each.free if slot in each.live]
+        heapq.heapify(each.free)
+        self._record_workers(now, leaving)
+        is_told = leaving is not Leaving.LOST
+        reason = (
+            "its worker has ended" if is_told else "its machine has vanished" if has_vanished else "its worker died"
+        )
+        for one in [one for one in each.running.values() if not slots.isdisjoint(one.slots)]:
             self._vacate(name, one)
-            self._at(now + self._lease_seconds, partial(self._lose, one.attempt, "its worker died"))
+            self._interrupted(one.attempt, now - one.began, is_told)
+            lose = partial(
+                self._lose, one.attempt, reason, claimed=not (is_told or has_vanished), vanished=has_vanished
+            )
+            if is_told:
+                lose()
+            else:
+                self._at(now + self._lease_seconds, lose)
+        self._start(name)
         if not each.alive and each.queue:
             each.empty_since = now
             self._at(now + NO_WORKER_SECONDS, partial(self._take_back, name, now))
 
-    def _record_workers(self, now: float) -> None:
-        """Record which slots are alive. Each is a machine of its own, with a worker of the same name."""
+    def _record_workers(self, now: float, leaving: Leaving = Leaving.LOST) -> None:
+        """Record which slots are alive. Each is a machine of its own, with a worker of the same name.
+
+        `leaving` is why others are not.
+        """
         if self._recorder is None:
             return
         class_of = {host: name for name, each in self._classes.items() for host in each.hosts}
@@ -313,13 +478,14 @@ class SimulatedExecutor:
             of = self._classes[name]
             return Present(name, 1, MachineRecord(host=host, memory=of.memory), of.price)
 
-        self._recorder.see(class_of.keys(), now, present)
+        self._recorder.see(class_of.keys(), now, present, lambda host: leaving)
 
     def _take_back(self, name: str, empty_since: float) -> None:
         each = self._classes[name]
         while each.queue and not each.alive and each.empty_since == empty_since:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
-    def _lose(self, attempt: Attempt, reason: str, claimed: bool = True) -> None:
+    def _lose(self, attempt: Attempt, reason: str, claimed: bool = True, vanished: bool = False) -> None:
         self._live.lose(attempt.number, attempt.attempt)
-        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))
+        key = {"number": attempt.number, "attempt": attempt.attempt}
+        self._events.append(Lost(**key, reason=reason, claimed=claimed, vanished=vanished))

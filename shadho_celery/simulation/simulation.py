@@ -60,6 +60,8 @@ class Simulation:
     placed: Mapping[str, Mapping[str, int]]
     #: number of attempts lost with their workers
     lost: int
+    #: number of attempts that ended with their workers, also those that were given back
+    interrupted: int
     #: fraction of the slots' time in which they were busy, by class
     utilisation: Mapping[str, float]
     #: money that the ended attempts have cost, by class; empty without prices
@@ -162,9 +164,10 @@ def simulate(
     )
     store = MemoryStore()
     study = StudyState(store, record, 1, clock=clock)
+    progress = Progress(cluster)
     executor = SimulatedExecutor(
         cluster.slots,
-        make_play(cluster, seed),
+        make_play(cluster, seed, progress),
         clock,
         changes=cluster.changes,
         memory=cluster.memory,
@@ -172,6 +175,9 @@ def simulate(
         lease_seconds=cluster.lease_seconds,
         storage="shared" if cluster.checkpoints == "shared" else "",
         recorder=study.recorder,
+        stays=cluster.stays,
+        interrupted=progress.interrupt,
+        seed=seed,
     )
     scheduler = make_scheduler(plan, study, executor)
     for _ in _turns(scheduler, executor, is_endless=cluster.seconds is None):
@@ -189,6 +195,7 @@ def simulate(
         failed={name: study.count(TrialState.FAILED, subspace=subspace) for name, subspace in by_name.items()},
         placed=_placed(cluster, study),
         lost=study.lost,
+        interrupted=progress.interrupted,
         utilisation=executor.utilisation(),
         money=dict(study.recorder.spent),
         notices=scheduler.notices(),
@@ -257,6 +264,41 @@ def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[s
         raise UsageError(f"families.{name}.seconds.{compute_class}: {error}; change the expression") from None
 
 
+class Progress:
+    """How much of the work of interrupted trials their checkpoints hold."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        #: by trial: fraction of its work that its checkpoint holds
+        self._kept: dict[int, float] = {}
+        #: by running attempt: seconds before its work, seconds of its work, and the fraction that was kept before
+        self._running: dict[tuple[int, int], tuple[float, float, float]] = {}
+        #: number of attempts that have ended with their workers
+        self.interrupted = 0
+
+    def kept(self, attempt: Attempt) -> float:
+        """Return the fraction of an attempt's work that a checkpoint holds."""
+        return self._kept.get(attempt.number, 0.0)
+
+    def begin(self, attempt: Attempt, overhead: float, work: float) -> None:
+        """Record the seconds that an attempt takes before its work, and for the rest of its work."""
+        if self._cluster.checkpoint_seconds is not None:
+            self._running[attempt.number, attempt.attempt] = overhead, work, self.kept(attempt)
+
+    def interrupt(self, attempt: Attempt, seconds: float, told: bool) -> None:
+        """Keep what an attempt has done, which its worker ends after these seconds: up to now if it was told."""
+        self.interrupted += 1
+        key, every = (attempt.number, attempt.attempt), self._cluster.checkpoint_seconds
+        if key not in self._running or every is None:
+            return
+        overhead, work, before = self._running.pop(key)
+        done = max(0.0, seconds - overhead)
+        if not told and every > 0:
+            done = done // every * every
+        kept = before + (1.0 - before) * min(1.0, done / work)
+        self._kept[attempt.number] = max(self.kept(attempt), kept)
+
+
 class Checkpoints:
     """Budgets up to which promoted trials have been computed, and the machines that have their checkpoints."""
 
@@ -264,6 +306,8 @@ class Checkpoints:
         self._cluster = cluster
         #: budget reached and machine of the latest trial with the same params, by number of the first trial with them
         self._kept: dict[int, tuple[float, str | None]] = {}
+        #: the same when the first attempt of a promoted trial began, by its number
+        self._before: dict[int, tuple[float, str | None]] = {}
 
     def begin(self, attempt: Attempt) -> tuple[float, float, bool | None]:
         """Return the budget to compute, the seconds to fetch a checkpoint, and whether the attempt continues from it.
@@ -274,6 +318,8 @@ class Checkpoints:
             return 1.0, 0.0, None
         key = attempt.number if attempt.origin is None else attempt.origin
         behind, host = self._kept.get(key, (0.0, None))
+        if attempt.origin is not None:
+            behind, host = self._before.setdefault(attempt.number, (behind, host))
         self._kept[key] = max(behind, attempt.budget), attempt.host
         if attempt.origin is None:
             return attempt.budget, 0.0, None
@@ -283,16 +329,18 @@ class Checkpoints:
         return attempt.budget - behind, 0.0 if is_at_home else self._cluster.handover_seconds, True
 
 
-def make_play(cluster: Cluster, seed: int) -> Play:
+def make_play(cluster: Cluster, seed: int, progress: Progress | None = None) -> Play:
     """Return a function that simulates a cluster's trials. A trial's seed determines its size, failure and slowdown.
 
-    Size and failure are the same in all attempts of a trial. The slowdown differs between attempts.
+    Size and failure are the same in all attempts of a trial. The slowdown differs between attempts. `progress` says
+    from where trials continue after their workers have ended.
     """
     generator = np.random.default_rng([seed, 0x51])
     sizes = cluster.size.draw(generator, DRAWS).tolist()
     delays = cluster.straggler.draw(generator, DRAWS).tolist()
     luck = generator.random(DRAWS).tolist()
     checkpoints = Checkpoints(cluster)
+    progress = progress or Progress(cluster)
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
         name = family_of(attempt)
@@ -301,8 +349,13 @@ def make_play(cluster: Cluster, seed: int) -> Play:
         delay = delays[(draw + (attempt.attempt - 1) * NEXT_ATTEMPT) % DRAWS]
         units, handover, continued = checkpoints.begin(attempt)
         values = {param: law.value(attempt.params[_label(param, name)]) for param, law in family.params.items()}
-        seconds = _seconds_of(name, family, compute_class, values) * (sizes[draw] * delay * units)
-        seconds = max(LEAST_SECONDS, seconds + (cluster.startup.get(compute_class, 0.0) + handover) * delay)
+        kept = progress.kept(attempt)
+        if kept:
+            handover = cluster.handover_seconds
+        seconds = _seconds_of(name, family, compute_class, values) * (sizes[draw] * delay * units) * (1.0 - kept)
+        overhead = (cluster.startup.get(compute_class, 0.0) + handover) * delay
+        progress.begin(attempt, overhead, max(LEAST_SECONDS, seconds))
+        seconds = max(LEAST_SECONDS, seconds + overhead)
         memory = cluster.memory[compute_class]
         if memory and family.memory > memory:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)

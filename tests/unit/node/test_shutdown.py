@@ -18,7 +18,7 @@ from celery.worker import state
 from shadho_celery.errors import UsageError
 from shadho_celery.node import shutdown
 from shadho_celery.node.shutdown import Shutdown
-from shadho_celery.node.stay import Stay
+from shadho_celery.node.stay import MAX_TOO_LONG, Stay
 from shadho_celery.transport import urls
 
 INT, TERM, QUIT = signal.SIGINT, signal.SIGTERM, signal.SIGQUIT
@@ -140,7 +140,7 @@ def test_a_worker_leaves_when_it_is_idle_or_when_no_trial_would_end_in_time(
     await_threads()
     assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (1, 0)
     step = started(monkeypatch, worker, FOR="1h")
-    slots.too_long = {("study", number) for number in range(shutdown.MAX_TOO_LONG)}
+    slots.too_long = {("study", number) for number in range(MAX_TOO_LONG)}
     step.look(began)
     await_threads()
     assert (slots.heartbeat.drain.call_count, slots.preempt.call_count) == (2, 0)

@@ -219,6 +219,35 @@ def test_the_keys_that_do_exist_are_those_of_the_same_table(text: str, known: st
     assert f"there is no such key; known are {known};" in refusal(text, tmp_path)
 
 
+# Keys that need others
+
+
+@cases(
+    ("text", "key", "message"),
+    [
+        (
+            LEAST.replace("workers = 2", "workers = 2\nreturn_seconds = 5"),
+            "classes.cpu.return_seconds",
+            "its workers stay; give preemption_seconds or for_seconds",
+        ),
+        (
+            LEAST.replace("workers = 2", "workers = 2\nfor_seconds = 5\nnotice = false"),
+            "classes.cpu.notice",
+            "its workers are not preempted; give preemption_seconds",
+        ),
+        (
+            with_("", top='checkpoints = "machine"\ncheckpoint_seconds = 5'),
+            "checkpoint_seconds",
+            "a trial goes on elsewhere only from a shared checkpoint",
+        ),
+    ],
+)
+def test_a_key_without_the_one_that_it_needs_is_refused(text: str, key: str, message: str, tmp_path: Path) -> None:
+    found = refusal(text, tmp_path)
+    assert found.startswith(f"{key}: ")
+    assert message in found
+
+
 # Keys that are missing
 
 
@@ -279,6 +308,16 @@ PLACES = {
     "lease_seconds": with_("", top="lease_seconds = {}"),
     "classes.cpu.workers": LEAST.replace("workers = 2", "workers = {}"),
     "classes.cpu.memory_gib": LEAST.replace("workers = 2", "workers = 2\nmemory_gib = {}"),
+    **{
+        f"classes.cpu.{name}": LEAST.replace("workers = 2", f"workers = 2\n{name} = {{}}{rest}")
+        for name, rest in {
+            "worker_startup_seconds": "",
+            "preemption_seconds": "",
+            "for_seconds": "",
+            "return_seconds": "\nfor_seconds = 9",
+        }.items()
+    },
+    "checkpoint_seconds": with_("", top='checkpoints = "shared"\ncheckpoint_seconds = {}'),
     "families.net.seconds.cpu": LEAST.replace("cpu = 10", "cpu = {}"),
     "families.net.share": with_("share = {}"),
     "families.net.memory_gib": with_("memory_gib = {}"),
@@ -297,7 +336,16 @@ PLACES = {
 }
 WHOLE = ("trials", "seed", "classes.cpu.workers", "changes.0.workers")
 SIGNED = ("target", "families.net.loss.best", "changes.0.workers")
-ABOVE_ZERO = ("seconds", "trials", "families.net.seconds.cpu", "families.net.share", "straggler.factor", "size.high")
+ABOVE_ZERO = (
+    "seconds",
+    "trials",
+    "classes.cpu.preemption_seconds",
+    "classes.cpu.for_seconds",
+    "families.net.seconds.cpu",
+    "families.net.share",
+    "straggler.factor",
+    "size.high",
+)
 PARTS = ("failure_rate", "families.net.failure_rate", "straggler.probability")
 
 

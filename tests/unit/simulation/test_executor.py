@@ -10,7 +10,8 @@ import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.simulation.executor import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor
+from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
+from shadho_celery.simulation.executor import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor, Stay
 
 S = TrialState
 
@@ -369,3 +370,88 @@ def test_once_closed_nothing_happens() -> None:
     rig.executor.close()
     assert rig.until(100) == []
     assert rig.is_still()
+
+
+# Workers that end
+
+
+def test_a_worker_takes_trials_after_its_start() -> None:
+    rig = Rig(1, stays={"gpu": Stay(startup_seconds=7.0)})
+    assert rig.slots == 0
+    rig.until(7)
+    assert rig.slots == 1
+
+
+def test_a_worker_whose_time_is_over_gives_its_trial_back_and_another_starts_in_its_place() -> None:
+    told: list[tuple[int, float, bool]] = []
+    rig = Rig(
+        1,
+        stays={"gpu": Stay(for_seconds=10.0, return_seconds=3.0, startup_seconds=2.0)},
+        interrupted=lambda attempt, seconds, is_told: told.append((attempt.number, seconds, is_told)),
+    )
+    rig.until(2)
+    rig.submit(50.0)
+    events = rig.until(12)
+    [lost] = [event for event in events if isinstance(event, Lost)]
+    assert (lost.claimed, lost.vanished, told) == (False, False, [(0, 10.0, True)])
+    assert rig.slots == 0
+    rig.until(16)
+    assert rig.slots == 0
+    rig.until(17)
+    assert rig.slots == 1
+
+
+@pytest.mark.parametrize("notice", [True, False])
+def test_a_preempted_trial_is_given_back_at_once_or_lost_when_its_machine_has_vanished(notice: bool) -> None:
+    rig = Rig(1, stays={"gpu": Stay(preemption_seconds=5.0, notice=notice)})
+    rig.submit(1e6)
+    [lost] = [event for event in rig.until(1000) if isinstance(event, Lost)]
+    assert not lost.claimed
+    assert lost.vanished is not notice
+    assert rig.slots == 0
+
+
+def test_workers_are_preempted_as_often_as_told_whatever_they_run() -> None:
+    def ends(*seconds: float) -> list[float]:
+        found: list[float] = []
+        rig = Rig(50, stays={"gpu": Stay(preemption_seconds=20.0, return_seconds=0.0)})
+        slots = rig.slots
+        rig.submit(*seconds)
+        while rig.clock.now() < START + 400:
+            rig.executor.poll(START + 400 - rig.clock.now())
+            found.append(rig.clock.now())
+            assert rig.slots >= slots - 1
+        return found
+
+    idle = ends()
+    # 50 workers for 400 seconds, each preempted every 20: the standard deviation is about 32.
+    assert 900 < len(idle) < 1100
+    assert {*idle} <= {*ends(1e6)}
+
+
+def test_a_worker_declines_trials_that_would_end_after_it_and_ends_when_it_has_declined_several() -> None:
+    rig = Rig(1, stays={"gpu": Stay(for_seconds=100.0)})
+    rig.executor.submit([queued(0, 90.0).evolve(expected=90.0)])
+    events = rig.until(95)
+    assert numbers(events, Result) == [0]
+    for number in range(1, 1 + MAX_TOO_LONG):
+        rig.executor.submit([queued(number, 90.0).evolve(expected=90.0)])
+    # The last worker of the class is gone.
+    assert rig.slots == 0
+    events = rig.until(95 + DECLINE_SECONDS)
+    assert numbers(events, Lost) == [1, 2, 3]
+    assert not any(event.claimed for event in events if isinstance(event, Lost))
+
+
+def test_one_trial_that_is_declined_again_does_not_end_a_worker() -> None:
+    rig = Rig(1, stays={"gpu": Stay(for_seconds=100.0)})
+    for attempt in range(1, 2 + MAX_TOO_LONG):
+        rig.executor.submit([queued(0, 500.0, attempt=attempt).evolve(expected=500.0)])
+        rig.until(attempt * 2)
+    assert rig.slots == 1
+
+
+def test_a_slot_that_is_taken_away_while_its_worker_is_gone_does_not_come_back() -> None:
+    rig = Rig(2, (12.0, -1), stays={"gpu": Stay(for_seconds=10.0, return_seconds=5.0)})
+    rig.until(16)
+    assert rig.slots == 1

@@ -34,7 +34,7 @@ from shadho_celery.simulation.cluster_file import (
     Samples,
 )
 from shadho_celery.simulation.example import example
-from shadho_celery.simulation.executor import Change
+from shadho_celery.simulation.executor import Change, Stay
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import MAX_LOST, StudyState
@@ -641,3 +641,60 @@ def test_help_holds_every_option_the_example_file_and_commands_that_work(file: s
         words = shlex.split(each.partition("#")[0].partition(">")[0].removeprefix("python -m shadho_celery.simulate"))
         assert answer(*words)
     assert Path("trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
+
+
+# Workers that end
+
+
+def spot(notice: bool, **changes: Any) -> Simulation:
+    stay = Stay(preemption_seconds=100.0, return_seconds=10.0, notice=notice)
+    described = cluster(
+        slots={"spot": 8},
+        memory={"spot": 0},
+        families={"net": Family(seconds={"spot": 60})},
+        stays={"spot": stay},
+        straggler=NO_STRAGGLER,
+        size=Constant(),
+        seconds=None,
+        trials=100,
+        **changes,
+    )
+    return play(described, policy="fifo", speculate=False)
+
+
+def test_a_trial_goes_on_from_the_moment_of_its_notice_or_from_its_last_checkpoint_or_begins_again() -> None:
+    kept = spot(True, checkpoints="shared", checkpoint_seconds=0.0)
+    lossy = spot(False, checkpoints="shared", checkpoint_seconds=30.0)
+    anew = spot(True)
+    work = [
+        sum(
+            each.ended_at - each.started_at
+            for each in run.store.attempts()
+            if each.started_at is not None and each.ended_at is not None
+        )
+        for run in (kept, anew)
+    ]
+    assert work[0] == pytest.approx(100 * 60)
+    assert work[1] > 1.2 * work[0]
+    assert kept.seconds < lossy.seconds
+    assert kept.seconds < anew.seconds
+    assert kept.interrupted > 20
+    assert not kept.lost
+    assert not sum(kept.failed.values())
+
+
+def test_workers_of_limited_time_end_few_trials() -> None:
+    described = cluster(
+        slots={"job": 8},
+        memory={"job": 0},
+        families={"net": Family(seconds={"job": 60})},
+        stays={"job": Stay(for_seconds=1000.0, return_seconds=0.0)},
+        straggler=NO_STRAGGLER,
+        size=Constant(),
+        seconds=None,
+        trials=400,
+    )
+    found = play(described, policy="fifo", speculate=False)
+    assert found.interrupted == 0
+    assert found.trials == 400
+    assert found.seconds < 1.1 * 400 * 60 / 8
