@@ -144,7 +144,9 @@ class CheapestSlots:
         slots = {each.name: each.share for each in classes}
         seconds: dict[str, Mapping[str, float]] = {}
         trials: dict[str, float] = {}
-        for subspace, number in self._mix(left).items():
+        for subspace, number in self.proposals.mix(left).items():
+            if not number:
+                continue
             drawn = self._draws(subspace)
             expected = self.model.mean_seconds(subspace, [each.params for each in drawn], names, OPTIMISM)
             for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
@@ -175,17 +177,6 @@ class CheapestSlots:
             return cheapest(seconds, trials, slots, prices, times)
         times = {name: left - MARGIN * found.seconds[name] for name in slots}
         return cheapest(in_time, trials, slots, prices, times) or found
-
-    def _mix(self, left: int) -> Mapping[str, float]:
-        """Return how many of the trials that are left each subspace is expected to have. Subspaces with 0 are left out.
-
-        A sampler of the whole space goes on as it has begun.
-        """
-        if not self.proposals.spans_space:
-            return {name: float(n) for name, n in self.proposals.shares.quotas(left).items() if n}
-        asked = {name: self._study.asked(name) for name in self.proposals.subspaces}
-        total = sum(asked.values())
-        return {name: left * number / total for name, number in asked.items() if number}
 
     def _draws(self, subspace: str) -> Sequence[Trial]:
         if subspace not in self._drawn:

@@ -11,9 +11,9 @@ import numpy as np
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import TrialState
-from shadho_celery.placement.shares import Shares
 from shadho_celery.placement.wanted import Held, Room, wanted_slots
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.study.state import StudyState
 
 #: seconds for which a number of slots stays wanted after it is no longer needed
@@ -25,7 +25,7 @@ LOOK_SECONDS, PER_SECOND = 3.0, 100
 #: least seconds of a trial, because sending it takes as long
 LEAST_SECONDS = 0.01
 
-#: trials that the shares divide to give the mix of subspaces, for each subspace
+#: trials that are divided to give the mix of subspaces, for each subspace
 DEALT = 20
 
 
@@ -36,10 +36,10 @@ class Demand:
     """
 
     def __init__(
-        self, declared: Mapping[str, ClassSpec], study: StudyState, cost_model: CostModel, shares: Shares
+        self, declared: Mapping[str, ClassSpec], study: StudyState, cost_model: CostModel, proposals: Proposals
     ) -> None:
         """`declared` are the classes that may have workers on demand, the strongest first."""
-        self._declared, self._study, self._cost_model, self._shares = declared, study, cost_model, shares
+        self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
         #: wanted slots by class
@@ -81,7 +81,7 @@ class Demand:
         typical = np.maximum(self._cost_model.typical_seconds(names, budget), LEAST_SECONDS).tolist()
         return wanted_slots(
             {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},
-            self._shares.quotas(DEALT * len(row_of)),
+            self._proposals.mix(DEALT * len(row_of)),
             rooms,
             left=left,
             seconds_left=seconds_left,

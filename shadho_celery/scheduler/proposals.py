@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
@@ -45,6 +45,9 @@ RESULTS_PER_AHEAD = 4
 
 #: number of trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
 WAITING_PER_SUBSPACE = 4
+
+#: number of latest trials that show the mix of a sampler that chooses the subspaces, for each subspace
+SHOWN = 20
 
 #: number of trials too wide for every class that may wait for each narrower trial; also the number of draws that
 #: estimate the slots of a subspace's narrowest trials
@@ -91,6 +94,8 @@ class Proposals:
         self.machines: dict[int, str] = {}
         #: number of points of a finite space, once all of them have been tried and trials repeat them; until then None
         self.all_tried: int | None = None
+        #: subspaces of the latest new trials
+        self._latest: deque[str] = deque(maxlen=SHOWN * len(self.members))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
@@ -111,8 +116,25 @@ class Proposals:
     def begin(self) -> None:
         """Count the trials of earlier runs. `tell` is called separately, to learn from their results."""
         for name in self.study.drawn():
-            self.shares.deal(name)
+            self.deal(name)
         self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
+
+    def deal(self, subspace: str) -> None:
+        """Count a new trial of a subspace."""
+        self.shares.deal(subspace)
+        self._latest.append(subspace)
+
+    def mix(self, trials: int) -> dict[str, float]:
+        """Return how many of this many further trials each subspace is expected to have.
+
+        Where no fixed shares divide the trials, losses decide, and from trial to trial. There the latest trials show
+        the mix, beside as many of the space's own law as it has subspaces.
+        """
+        if self.shares.fixed and not self.spans_space:
+            return {name: float(number) for name, number in self.shares.quotas(trials).items()}
+        latest, total = Counter(self._latest), len(self._latest) + len(self.members)
+        law = {each.name: each.probability * len(self.members) for each in self.members}
+        return {name: trials * (latest[name] + number) / total for name, number in law.items()}
 
     @property
     def is_exhausted(self) -> bool:
@@ -202,7 +224,7 @@ class Proposals:
             else:
                 return None
             if drawn:
-                self.shares.deal(drawn[0].subspace)
+                self.deal(drawn[0].subspace)
                 return drawn[0]
             # The sampler of this subspace is exhausted. Choose again among the others.
 
@@ -294,7 +316,7 @@ class Proposals:
     def _taken(self, trial: Trial, overdue: Trial | None) -> Trial:
         """Remove a trial from those drawn ahead, and return it. An `overdue` trial moves to the study's queue."""
         for each in (trial,) if overdue is None else (trial, overdue):
-            self.shares.deal(each.subspace)
+            self.deal(each.subspace)
             del self._ahead[each.subspace][each.number]
         if overdue is not None:
             self.study.hold_back(overdue)

@@ -250,7 +250,7 @@ class Scheduler:
     def enqueue(self, trials: Sequence[Trial]) -> None:
         """Send these trials, which were just added to the study, before new ones."""
         for trial in trials:
-            self.proposals.shares.deal(trial.subspace)
+            self.proposals.deal(trial.subspace)
             self.study.hold_back(trial)
 
     def cancel(self, trial: Trial) -> None:

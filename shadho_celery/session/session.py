@@ -231,9 +231,9 @@ class Session:
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
         if self.options.fleet and self.declared:
-            shares = self.scheduler.proposals.shares
-            self._demand = Demand(self.declared, self.study, self.scheduler.cost_model, shares)
-            self.scheduler.demand = self._demand
+            scheduler = self.scheduler
+            self._demand = Demand(self.declared, self.study, scheduler.cost_model, scheduler.proposals)
+            scheduler.demand = self._demand
         self.watch = Watch(self)
         self.steering = Steering(self)
 

@@ -216,7 +216,7 @@ def test_slots_that_other_studies_have_are_not_idle_and_it_is_said_whose_they_ar
 
 def test_a_class_without_a_worker_says_how_many_slots_of_it_are_wanted() -> None:
     study, scheduler, _ = searched(turns=1)
-    scheduler.demand = Demand({}, study, scheduler.cost_model, scheduler.proposals.shares)
+    scheduler.demand = Demand({}, study, scheduler.cost_model, scheduler.proposals)
     scheduler.demand.wanted = {"[/cpu]": 2, "cloud": 3}
     rows = {row.name: row.words for row in class_rows(scheduler, fleet())}
     assert rows["cloud"] == "no worker; 3 slots are wanted"

@@ -34,7 +34,7 @@ def search(slots: int = 0, **given: Any) -> SimulatedSearch:
     )
     spec = {"cloud": ClassSpec(slots=2, max_workers=4, startup_seconds=60.0)}
     scheduler = made.scheduler
-    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals.shares)
+    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals)
     return made
 
 
@@ -53,7 +53,7 @@ def test_until_a_trial_has_ended_a_worker_of_each_class_is_wanted_however_late_i
     made = search()
     scheduler = made.scheduler
     spec = {"cloud": ClassSpec(slots=2, max_workers=4), "slow": ClassSpec(slots=3, startup_seconds=3000.0)}
-    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals.shares)
+    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals)
     scheduler.turn()
     assert scheduler.wanted_slots == {"cloud": 8, "slow": 3}
 

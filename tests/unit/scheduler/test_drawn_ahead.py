@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hyperopt import hp
 from msgspec.structs import replace
+from services.cases import cases
 from services.searching import SimulatedSearch
 
 from shadho_celery.core.clock import ManualClock
@@ -377,6 +378,29 @@ def test_a_resumed_study_goes_on_with_what_it_had_drawn() -> None:
     assert len({(trial.subspace, trial.seed) for trial in again.study}) == 100
     [sampler] = OneForAll.made
     assert sorted(trial.number for trial in sampler.told) == list(range(100))
+
+
+@pytest.mark.slow
+def test_further_trials_have_the_mix_of_the_latest_ones_where_a_sampler_chooses_the_subspaces() -> None:
+    first = spanning(trials=200)
+    assert set(first.scheduler.proposals.mix(60).values()) == {20.0}
+    first.run(lambda search: search.study.counted >= 150)
+    mix = first.scheduler.proposals.mix(63)
+    assert sum(mix.values()) == pytest.approx(63)
+    assert mix["k={'w': w}"] >= 50
+    assert mix["k={'u': u}"] == 1, "that of the space, of which nothing came"
+    first.close()
+    assert spanning(trials=200, store=first.store, resume=True).scheduler.proposals.mix(63) == pytest.approx(mix, abs=2)
+
+
+@pytest.mark.slow
+@cases("shares", ["even", "promise"])
+def test_fixed_shares_divide_further_trials_and_by_promise_the_latest_show_the_mix(shares: str) -> None:
+    settings = StudySettings(sampler="gp", shares=shares, speculate=False)
+    search = Search(compile_space(TWO), seconds=lambda _: by_width({"w": 0.2}), settings=settings, trials=60).run()
+    latest = Counter(trial.subspace for trial in search.study)
+    mix = search.scheduler.proposals.mix(63)
+    assert mix == {name: 21 if shares == "even" else latest[name] + 1 for name in mix}
 
 
 @pytest.mark.slow
