@@ -160,6 +160,8 @@ class ComputeClass:
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
     names: frozenset[str] = frozenset()
+    #: number of slots by worker, on a machine of a class that has several workers; otherwise {}
+    by_worker: Mapping[str, int] = field(default_factory=dict, hash=False)
     #: slots of the largest worker, if a trial takes only slots of one worker; 0 if it may take those of several
     widest: int = 0
     #: the class's machines, each as a class of its name, if a trial takes only slots of one worker; otherwise ()

@@ -124,11 +124,13 @@ class LeaseMonitor:
     def _is_overdue(self, sent: Sent, now: float) -> bool:
         """Return whether an attempt should have been claimed long ago, or whether no live worker may claim it."""
         name, host = str(sent.attempt.compute_class), sent.attempt.only_on
-        is_bound = host is not None
-        gone, free = (MACHINE_SECONDS, MACHINE_SECONDS) if is_bound else (NO_WORKER_SECONDS, UNCLAIMED_SECONDS)
+        is_bound, slots = host is not None, 1 if host is None else sent.attempt.slots
+        gone = MACHINE_SECONDS if is_bound else NO_WORKER_SECONDS
+        # A wide one goes from worker to worker of its machine until it finds the one with its slots.
+        free = MACHINE_SECONDS if is_bound and slots == 1 else UNCLAIMED_SECONDS
         return (
             self.workers.are_gone(sent, now, gone)
-            or self.workers.had_free_slot(name, sent.at, now, free, host=host)
+            or self.workers.had_free_slot(name, sent.at, now, free, host=host, slots=slots)
             # A worker keeps its free slots for an attempt that waits for several.
             or (is_bound and sent.attempt.slots == 1 and now - sent.at > MACHINE_BUSY_SECONDS)
         )

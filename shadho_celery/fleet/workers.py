@@ -111,8 +111,9 @@ class Workers:
         self._unused: dict[str, Mapping[str, float]] = {}
         #: classes in which all workers are quarantined
         self._closed: set[str] = set()
-        #: time since which a class or a machine of it has had a free slot, and time at which it last had a live worker
-        self._free_since: dict[_Place, float] = {}
+        #: time since which a class or a machine of it has had a free slot, or so many in one worker
+        self._free_since: dict[tuple[str, str | None, int], float] = {}
+        #: time at which it last had a live worker
         self._seen_at: dict[_Place, float] = {}
         #: time of the last complete look, and time since which no look failed and Redis lost no data
         self._looked_at = self._known_since = -math.inf
@@ -157,8 +158,7 @@ class Workers:
             if is_wanting:
                 turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
-            for host, busy in _busy_by_host(workers, in_flight[name], one_worker=self.one_worker).items():
-                self._note((name, host), known.hosts[host] - busy, now)
+            self._note_machines(known, workers, in_flight[name], now)
         # If Redis has lost this announcement, it has lost those of the workers too, which need a moment to return.
         announced = StudyWants(
             name=self.name,
@@ -229,10 +229,13 @@ class Workers:
         return name in self._closed or now - max(sent.at, seen_at) > seconds
 
     def had_free_slot(
-        self, compute_class: str, at: float, now: float, seconds: float, *, host: str | None = None
+        self, compute_class: str, at: float, now: float, seconds: float, *, host: str | None = None, slots: int = 1
     ) -> bool:
-        """Return whether a class, or its workers on `host`, had a free slot for this many seconds since a time."""
-        return now - max(at, self._free_since.get((compute_class, host), now)) > seconds
+        """Return whether a class, or its workers on `host`, had a free slot for this many seconds since a time.
+
+        With several `slots`, these must be of one worker, and an attempt for them in flight on that machine.
+        """
+        return now - max(at, self._free_since.get((compute_class, host, slots), now)) > seconds
 
     def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
         """Return (weight, virtual time) of the other studies that want more slots of a class and use their turns."""
@@ -242,13 +245,31 @@ class Workers:
         unused = self._unused.get(name, {})
         return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
 
-    def _note(self, place: _Place, free: int, now: float) -> None:
-        """Record that a class, or one of its machines, has workers now, with this many free slots."""
+    def _note(self, place: _Place, free: int, now: float, slots: int = 1) -> None:
+        """Record that a class, or one of its machines, has workers now, with this many free slots, of `slots`."""
         self._seen_at[place] = now
-        if free > 0:
-            self._free_since.setdefault(place, now)
+        if free >= slots:
+            self._free_since.setdefault((*place, slots), now)
         else:
-            self._free_since.pop(place, None)
+            self._free_since.pop((*place, slots), None)
+
+    def _note_machines(
+        self, known: ComputeClass, workers: Mapping[str, Worker], in_flight: Sequence[Sent], now: float
+    ) -> None:
+        """Record the free slots of a class's machines: all of each, and the most of one worker for wide attempts."""
+        # Announcements are seconds old. Events tell earlier which of our own attempts have started.
+        ours: Counter[str] = Counter()
+        wide: dict[str | None, set[int]] = defaultdict(set)
+        for attempt in (each.attempt for each in in_flight):
+            ours[attempt.worker] += attempt.slots if self.one_worker else 1
+            wide[attempt.only_on].add(attempt.slots)
+        free: dict[str, list[int]] = {host: [] for host in known.hosts}
+        for name, worker in workers.items():
+            free[worker.machine.host].append(worker.slots - max(worker.busy, ours[name]))
+        for host, each in free.items():
+            self._note((known.name, host), sum(each), now)
+            for slots in wide[host] - {1}:
+                self._note((known.name, host), max(each), now, slots)
 
     def _is_late(self, now: float) -> bool:
         """Return whether the last look is so old that announcements of live workers may have expired meanwhile."""
@@ -289,20 +310,9 @@ class Workers:
         machines = []
         for host in known.hosts:
             here = {name: worker for name, worker in named.items() if worker.machine.host == host}
-            machines.append(replace(self._class(known.name, here, (), ()), host=host))
+            by_worker = {name: worker.slots for name, worker in here.items()} if len(here) > 1 else {}
+            machines.append(replace(self._class(known.name, here, (), ()), host=host, by_worker=by_worker))
         return replace(known, machines=tuple(machines))
-
-
-def _busy_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent], *, one_worker: bool) -> dict[str, int]:
-    """Return the number of busy slots of a class's workers by machine, given this study's attempts in flight."""
-    busy, ours = Counter[str](), Counter[str]()
-    for worker in workers.values():
-        busy[worker.machine.host] += worker.busy
-    for each in in_flight:
-        # Announcements are seconds old. Events tell earlier which of our own attempts have started.
-        if (claimed_by := workers.get(each.attempt.worker)) is not None:
-            ours[claimed_by.machine.host] += each.attempt.slots if one_worker else 1
-    return {host: max(count, ours[host]) for host, count in busy.items()}
 
 
 @dataclass

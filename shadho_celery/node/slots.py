@@ -246,10 +246,12 @@ class Slots:
 
     def _run_in(self, width: int, payload: Payload, ours: Sequence[Attempt]) -> None:
         """Run a message's attempts in `width` slots, once these are free."""
-        taken = self._free.take(width, lambda: not self._is_unwanted(payload))
+        taken = self._free.take(width, lambda: not (self._is_unwanted(payload) or self._fits_beside(width, payload)))
         if not taken:
             if self._closing.is_set() or self.leases.preempted.is_set():
                 raise NotMine("this worker stops")
+            if not self._is_void(payload):
+                raise NotMine("another worker of this machine has its slots")
             return
         slot = taken[0]
         try:
@@ -273,6 +275,17 @@ class Slots:
     def _is_unwanted(self, payload: Payload) -> bool:
         """Return whether a message that waits for slots need not run here: it was taken back, or this worker stops."""
         return self._closing.is_set() or self.leases.preempted.is_set() or self._is_void(payload)
+
+    def _fits_beside(self, width: int, payload: Payload) -> bool:
+        """Return whether another worker of this class and machine has the slots for which a message waits here."""
+        return width > 1 and any(
+            each.slots - each.busy >= width
+            and each.machine.host == self._host
+            and each.compute_class == self.worker.compute_class
+            and (payload.module in each.imports or (payload.is_shipped and each.accepts_code))
+            and not (each.draining or each.quarantined)
+            for each in self.heartbeat.neighbours
+        )
 
     def _widen(self, taken: Sequence[int]) -> None:
         """Give the process of the first of these slots the GPUs and cores of all of them.

@@ -616,7 +616,7 @@ class Reservations:
         A trial wider than the study's share of the class starts when enough slots are free and the study uses none.
         """
         may_queue = trial.slots == 1 and compute_class.host is None
-        if may_queue or trial.slots <= self.free(compute_class):
+        if may_queue or trial.slots <= min(self.free(compute_class), self._together(compute_class)):
             return True
         is_alone = self._study.taken(compute_class.name) == 0
         return is_alone and trial.slots <= compute_class.slots - compute_class.busy
@@ -626,12 +626,27 @@ class Reservations:
 
         If it cannot start on any, return the one that has most slots free, to be reserved.
         """
-        free = {each.host: self.free(each) for each in machines}
+        free = {each.host: min(self.free(each), self._together(each)) for each in machines}
         open_ = [each for each in machines if self.may_take(each, trial)]
         ready = [each for each in open_ if self.may_start(trial, each)]
         if ready:
             return min(ready, key=lambda each: (each.host != home, free[each.host], each.busy))
         return max(open_, key=lambda each: (free[each.host], -each.busy))
+
+    def _together(self, compute_class: ComputeClass) -> int:
+        """Return the most free slots of one worker of a machine, or those of the class if it is none."""
+        left = {**compute_class.by_worker} or {"": compute_class.slots}
+        unclaimed = []
+        for attempt in self._study.attempts if compute_class.by_worker else ():
+            if attempt.compute_class == compute_class.name and attempt.worker in left:
+                left[attempt.worker] -= attempt.slots
+            elif (attempt.compute_class, attempt.only_on) == compute_class.place and not attempt.worker:
+                unclaimed.append(attempt.slots)
+        # Workers without the slots leave an attempt to one that has them.
+        for slots in sorted(unclaimed, reverse=True):
+            least = min((free for free in left.values() if free >= slots), default=max(left.values()))
+            left[next(name for name, free in left.items() if free == least)] -= slots
+        return max(left.values())
 
     def _taken_on(self, compute_class: str) -> Counter[str | None]:
         """Return for each machine the number of slots of a class that live attempts use, or may only use there."""

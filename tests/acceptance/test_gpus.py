@@ -72,6 +72,32 @@ def test_a_trial_gets_all_its_slots_on_one_machine_or_none(
     assert {trial["attempt"] for trial in desk.trials()} == {1}, desk.said()
 
 
+def test_several_workers_of_one_machine_share_its_trials_and_none_is_sent_twice(
+    desk: Desk, redis_url: str, unique: Callable[[str], str]
+) -> None:
+    """A trial of two slots waits for the worker that has them, also where the other one gets its message."""
+    name = unique("cpu")
+    text = STUDY.replace("[1, 2, 4]", "[1, 2]").replace(
+        "time.sleep(0.2)", "time.sleep(2.0 if params['wide'] == 1 else 0.2)"
+    )
+    desk.write("wide.py", text)
+    for worker in "12":
+        facts = {"SHADHO_CORES": "2", "SHADHO_HOST": "a", "HOST_OF_TEST": worker, "SHADHO_IMPORTS": "wide"}
+        desk.worker(name, "-c", "2", **facts)
+    with redis.Redis.from_url(redis_url) as client:
+        until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 2, 40, desk.said)
+    command = desk.launch("wide", "--trials", "16", "--seed", "1", "--json").wait(90)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"]["complete"] == 16
+    taken, wide = Counter[str](), set[str]()
+    for worker, slots, _ in notes(desk):
+        taken[worker] += slots
+        wide |= {worker} if slots == 2 else set()
+        assert taken[worker] <= 2
+    assert wide == {"1", "2"}
+    assert {trial["attempt"] for trial in desk.trials()} == {1}, desk.said()
+
+
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [

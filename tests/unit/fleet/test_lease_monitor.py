@@ -40,7 +40,7 @@ class Services:
     def are_gone(self, *_: object) -> bool:
         return False
 
-    def had_free_slot(self, *_: object, host: str | None) -> bool:
+    def had_free_slot(self, *_: object, host: str | None, slots: int) -> bool:
         return False
 
     def repair(self) -> None:

@@ -110,6 +110,21 @@ def test_of_our_own_attempts_we_know_that_they_take_a_slot_before_it_is_announce
     assert [fleet.workers.had_free_slot("cpu", 0.0, 10.0, 9.0, host=host) for host in "ab"] == [True, False]
 
 
+def test_several_slots_are_free_on_a_machine_once_one_of_its_workers_has_them() -> None:
+    """Otherwise an attempt that waits for them would be sent again and again until it has no attempts left."""
+    fleet = Fleet()
+    fleet.workers.one_worker = True
+    wide = Sent(Attempt(number=9, only_on="a", slots=3, attempt=1, subspace="all", params={}, compute_class="cpu"), 0.0)
+    for busy, is_free in ((2, False), (1, True)):
+        fleet.announce("a1", "a", slots=4, busy=2)
+        fleet.announce("a2", "a", slots=4, busy=busy)
+        for now in (0.0, 10.0):
+            found = fleet.look(now, wide, running(1, "a1", slots=2))
+        assert fleet.workers.had_free_slot("cpu", 0.0, 10.0, 9.0, host="a")
+        assert fleet.workers.had_free_slot("cpu", 0.0, 10.0, 9.0, host="a", slots=3) is is_free
+        assert found.machines[0].by_worker == {"a1": 4, "a2": 4}
+
+
 def test_an_attempt_for_a_machine_is_without_workers_once_that_machine_is() -> None:
     fleet = Fleet()
     for host in "ab":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as evolve
+
 import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Started, Trial
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.scheduler import Reservations
 from shadho_celery.store.base import StudyRecord
@@ -108,3 +110,21 @@ def test_a_trial_wider_than_each_worker_fits_no_class(study: StudyState) -> None
     known = fleet(4, 2)
     fit.see([known])
     assert [fit.fits(added(study, slots), known) for slots in (4, 5)] == [True, False]
+
+
+def test_a_trial_starts_on_a_machine_once_one_of_its_workers_has_the_slots(study: StudyState) -> None:
+    machine = evolve(fleet(8, widest=4).places[0], by_worker={"a1": 4, "a2": 4})
+    reservations = Reservations(study)
+
+    def widest() -> int:
+        return max(n for n in range(5) if n == 0 or reservations.may_start(added(study, n), machine))
+
+    for worker, most in {"a1": 4, "a2": 2}.items():
+        attempt = study.send(added(study, 2), "gpu", only_on="a")
+        study.tell(Started(number=attempt.number, attempt=1, host="a", worker=worker, at=0.0))
+        assert widest() == most
+    assert reservations.free(machine) == 4
+    run_on(study, "a", 1)
+    assert widest() == 2, "what no worker has claimed yet leaves the other one alone"
+    run_on(study, "a", 2)
+    assert widest() == 1
