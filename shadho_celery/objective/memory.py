@@ -16,6 +16,8 @@ from shadho_celery.core.trial import Memory
 _RESET = Path("/proc/self/clear_refs")
 _ROLLUP = Path("/proc/self/smaps_rollup")
 _SHARED = re.compile(rb"^Shared_Dirty: *(\d+) kB$", re.MULTILINE)
+_STATUS = Path("/proc/self/status")
+_STATUS_LINE = re.compile(rb"^(VmHWM|RssFile):\s+(\d+) kB$", re.MULTILINE)
 _VMSTAT = Path("/proc/vmstat")
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -35,12 +37,15 @@ _GPU = re.compile(r"cuda|\bhip\b|gpu", re.IGNORECASE)
 class PeakMemory:
     """Measures peaks since its creation: the GPU memory of torch's tensors, and the resident memory of this process.
 
-    Memory of child processes is not counted. Of GPU memory, only that of torch's tensors is counted. Never raises.
+    Memory of child processes is counted only if `add` is told of it. Of GPU memory, only that of torch's tensors is
+    counted. Never raises.
     """
 
     def __init__(self, shared: int = 0) -> None:
         """`shared` are bytes that are not counted, because this process shares them with others."""
         self._shared = shared
+        #: peaks of the processes that have run beside this one
+        self._beside = dict.fromkeys(Memory, 0)
         # If a trial has broken torch or its GPU, the next trial's own error describes it better.
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
@@ -56,6 +61,14 @@ class PeakMemory:
             finally:
                 os.close(descriptor)
 
+    def add(self, host: int, gpu: int) -> None:
+        """Count processes that have run beside this one: their resident memory, and the most on one GPU, in bytes.
+
+        Of several calls, the greatest values count.
+        """
+        for memory, peak in ((Memory.HOST, host), (Memory.GPU, gpu)):
+            self._beside[memory] = max(self._beside[memory], peak)
+
     def read(self, memory: Memory) -> int | None:
         """Return the peak of a kind of memory in bytes, or None if it was not measured.
 
@@ -64,13 +77,30 @@ class PeakMemory:
         if memory is Memory.HOST:
             if not self._was_reset:
                 return None
-            return max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._shared)
-        with suppress(Exception):
-            # The peak of reserved memory would be wrong, because the allocator keeps that memory from trial to trial.
-            # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
-            if (cuda := _cuda()) is not None:
-                return int(cuda.max_memory_allocated()) or None
-        return None
+            own = max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._shared)
+            return own + self._beside[Memory.HOST]
+        return (gpu_peak() + self._beside[Memory.GPU]) or None
+
+
+def gpu_peak(device: int | None = None) -> int:
+    """Return the peak bytes of torch's tensors on a GPU, by default the current one; 0 if torch uses none."""
+    with suppress(Exception):
+        # The peak of reserved memory would be wrong, because the allocator keeps that memory from trial to trial.
+        # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
+        if (cuda := _cuda()) is not None:
+            return int(cuda.max_memory_allocated() if device is None else cuda.max_memory_allocated(device))
+    return 0
+
+
+def own_peak() -> int:
+    """Return the peak bytes of this process's resident memory, without programs and libraries on disk; 0 if unknown.
+
+    The peak of `getrusage` would also be that of the process by which this one was started.
+    """
+    with suppress(OSError):
+        found = {name: 1024 * int(kilobytes) for name, kilobytes in _STATUS_LINE.findall(_STATUS.read_bytes())}
+        return max(0, found.get(b"VmHWM", 0) - found.get(b"RssFile", 0))
+    return 0
 
 
 def shared_memory() -> int:

@@ -266,6 +266,7 @@ class Child:
         context = self._context(order)
         continued = None if attempt.origin is None else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory(self._shared)
+        context.on_ranks = peak.add
         _seed(attempt.seed)
         if timeout is not None:
             # This traceback shows where a trial hangs, even in C code, where Python cannot raise an exception.

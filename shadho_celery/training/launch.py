@@ -28,10 +28,12 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,6 +48,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.objective.memory import gpu_peak, own_peak
 from shadho_celery.training.gang import LOOPBACK
 from shadho_celery.training.ranks.rendezvous import interface_of
 
@@ -139,7 +142,10 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
             f"context.launch cannot send its function or arguments to other processes ({type(error).__name__}: "
             f"{error}); give a function at the top level of a module, and plain values"
         ) from error
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    # By rank: peak of its resident memory, and of that of its GPU.
+    peaks = spawn.RawArray("q", 2 * context.gpus)
     answering = threading.Thread(target=_answer, args=(ours, context), name="rank-reports", daemon=True)
     facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
     try:
@@ -162,7 +168,7 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
                 shutdown_timeout=END_SECONDS,
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
             )
-            returned = elastic_launch(config, _run)(facts, theirs, function, tuple(arguments))
+            returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
     except ChildFailedError as error:
         raise _failure(error) from _traceback_of(_culprit(error)[1])
     except SignalException as error:
@@ -173,7 +179,23 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
         theirs.close()
         answering.join(END_SECONDS)
         ours.close()
+        context.on_ranks(*_together(peaks))
     return returned[0]
+
+
+def _together(peaks: Sequence[int]) -> tuple[int, int]:
+    """Return the resident bytes of all ranks, and the most bytes that ranks have on one GPU."""
+    cards = Counter[int]()
+    count = _cards() or len(peaks)
+    for rank, gpu in enumerate(peaks[1::2]):
+        cards[rank % count] += gpu
+    return sum(peaks[::2]), max(cards.values())
+
+
+def _cards() -> int:
+    """Return the number of GPUs of the trial; 0 without a GPU. This process need not use one itself."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return torch.cuda.device_count() if visible is None else len([name for name in visible.split(",") if name.strip()])
 
 
 def _answer(pipe: Connection, context: LocalContext) -> None:
@@ -192,10 +214,17 @@ def _answer(pipe: Connection, context: LocalContext) -> None:
             pipe.send(answer)
 
 
-def _run(facts: Mapping[str, Any], pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def _run(
+    facts: Mapping[str, Any],
+    pipe: Connection,
+    peaks: MutableSequence[int],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> Any:
     """In a rank: join the process group and call the function. Return its value in rank 0, else None."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="rank-parent", daemon=True).start()
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    watching = (os.getppid(), partial(_note_peaks, peaks, rank, local))
+    threading.Thread(target=_end_with_parent, args=watching, name="rank-parent", daemon=True).start()
     context = RankContext(**{**facts, "rank": rank}, pipe=None if rank else pipe)
     gpus = torch.cuda.device_count() if context.device == "cuda" else 0
     is_nccl = gpus >= context.size and dist.is_nccl_available()
@@ -207,15 +236,26 @@ def _run(facts: Mapping[str, Any], pipe: Connection, function: Callable[..., Any
     torch.manual_seed(context.seed)
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_nccl else "gloo", timeout=timeout)
-    returned = function(context, *arguments)
+    try:
+        returned = function(context, *arguments)
+    finally:
+        _note_peaks(peaks, rank, local)
     # Otherwise a rank that is quicker would cut the connections of the others.
     dist.barrier()
     dist.destroy_process_group()
     return None if rank else returned
 
 
-def _end_with_parent(parent: int) -> None:
+def _note_peaks(peaks: MutableSequence[int], rank: int, local: int) -> None:
+    peaks[2 * rank] = own_peak()
+    if torch.cuda.is_initialized():
+        peaks[2 * rank + 1] = gpu_peak(local % torch.cuda.device_count())
+
+
+def _end_with_parent(parent: int, note_peaks: Callable[[], None]) -> None:
+    """In a rank's thread: end the process once its parent has. Note its peaks, which a killed one could not."""
     while os.getppid() == parent:
+        note_peaks()
         time.sleep(CHECK_SECONDS)
     os._exit(1)
 

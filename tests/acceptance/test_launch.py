@@ -32,6 +32,8 @@ def train(context, hold):
         raise RuntimeError("a rank's own error")
     if context.trial == 2 and context.attempt == 1 and context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if context.trial == 0:
+        len(b"x" * 400_000_000)
     # Rank 0 reports nothing before the others are here.
     distributed.barrier()
     step = 0
@@ -65,6 +67,7 @@ def test_ranks_are_pruned_together_and_a_rank_that_dies_ends_its_trial(desk: Des
     assert "RankFailed: rank 1 failed: RuntimeError: a rank's own error" in error
     assert "in train" in error
     assert trials[2]["attempt"] == 2, "its rank was killed in the first one"
+    assert trials[0]["memory"] - trials[2]["memory"] > 600_000_000, "the peaks of both ranks"
     steps = {(trial, rank): (step, why) for trial, rank, step, why in notes(desk, "ends")}
     for trial, why in {"0": "none", "2": "stopped"}.items():
         assert steps[trial, "0"] == steps[trial, "1"], "both at the same step"

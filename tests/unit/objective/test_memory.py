@@ -87,6 +87,17 @@ def test_what_a_child_process_uses_is_not_counted() -> None:
     assert (peak.read(Memory.HOST) or 0) <= before + 100 * MB
 
 
+@linux
+def test_processes_beside_it_are_counted_by_the_greatest_that_is_told(cuda: FakeCuda) -> None:
+    peak = PeakMemory()
+    before = peak.read(Memory.HOST) or 0
+    for host, gpu in ((10**12, 10**9), (10**13, 10**8)):
+        peak.add(host, gpu)
+    assert 10**13 <= (peak.read(Memory.HOST) or 0) - before < 10**13 + 100 * MB
+    cuda.use(10**9)
+    assert peak.read(Memory.GPU) == 2 * 10**9
+
+
 @pytest.mark.usefixtures("elsewhere")
 def test_where_the_peak_cannot_be_set_back_it_is_unknown() -> None:
     assert PeakMemory().read(Memory.HOST) is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,29 @@ def test_all_ranks_stop_at_the_step_at_which_rank_0_hears_of_it(
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["3 stopped 2"] * 2
     assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == (before, handler)
     assert not [thread for thread in threading.enumerate() if thread.name == "rank-reports"]
+
+
+def takes(context: RankContext, sizes: list[int], how: str) -> None:
+    """Use so many bytes in each rank, which are no longer used at the end."""
+    len(b"x" * sizes[context.rank])
+    dist.barrier()
+    time.sleep(0.5)
+    fails(context, how) if how else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peaks of its processes")
+@pytest.mark.parametrize("how", ["", "killed"])
+def test_the_peaks_of_all_ranks_are_told_of_a_killed_one_too(tmp_path: Path, how: str) -> None:
+    told: list[int] = []
+    for sizes in ([0, 0], [300_000_000, 500_000_000]):
+        context = LocalContext(
+            gpus=2, slots=2, checkpoints=tmp_path, on_ranks=lambda host, gpu: told.append(host if not gpu else -1)
+        )
+        with pytest.raises(RankLost) if how else nullcontext():
+            context.launch(takes, sizes, how)
+    assert 750_000_000 < told[1] - told[0] < 900_000_000
+    assert told[0] > 2 * 20_000_000
 
 
 @pytest.mark.slow
