@@ -72,6 +72,8 @@ class BudgetCosts:
         self._startups: dict[tuple[str, str], float] = {}
         #: seconds for fetching a checkpoint from another machine
         self.handover = 0.0
+        #: True if the latest promoted trial has continued from a checkpoint
+        self.continues = False
 
     def __bool__(self) -> bool:
         """Return whether any start-up or hand-over is above 0."""
@@ -111,6 +113,8 @@ class BudgetCosts:
         assert seconds is not None
         assert work.units is not None
         origin = trial.number if trial.origin is None else trial.origin
+        if trial.origin is not None:
+            self.continues = trial.outcome.continued is True
         run = _Run(trial.budget, str(trial.compute_class), trial.host, seconds, work.units, work.is_handed_over)
         before = self._runs.get(origin)
         if before is not None and before.budget >= run.budget:

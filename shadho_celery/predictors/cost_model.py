@@ -244,20 +244,28 @@ class CostModel:
         return np.asarray(np.exp(logs + np.array(departures).T))
 
     def mean_seconds(
-        self, subspace: str, params_list: Sequence[Params], classes: Sequence[str], optimism: float = 0.0
+        self,
+        subspace: str,
+        params_list: Sequence[Params],
+        classes: Sequence[str],
+        optimism: float = 0.0,
+        *,
+        units: float | None = None,
     ) -> Array:
-        """Return the expected seconds of n sets of params without a budget, shape (n, classes).
+        """Return the expected seconds of n sets of params, shape (n, classes).
 
         The effects of params differ between classes, as for placement. The variance of the log seconds that they leave
-        unexplained raises the mean above the median. `optimism` is as in `log_seconds`.
+        unexplained raises the mean above the median. `optimism` is as in `log_seconds`. `units` are the part of its
+        budget that a trial has to compute; None without budgets.
         """
         functions = self.functions(subspace, params_list)
         _ = self.effects_version
         departures = self.departures(subspace, functions, classes)
         unexplained = max(0.0, self.durations.estimate().noise ** 2 - float(departures.var(axis=0).mean()))
-        offsets = np.array([self._offset(subspace, each, None) for each in params_list])[:, None]
+        offsets = np.array([self._offset(subspace, each, units) for each in params_list])[:, None]
         logs = self.log_seconds(classes, optimism)[self.row_of[subspace]] + departures + offsets
-        return np.asarray(np.exp(logs + unexplained / 2))
+        startups = 0.0 if units is None else np.array([self.budgets.startup(subspace, name) for name in classes])
+        return np.asarray(np.exp(logs + unexplained / 2) + startups)
 
     def memory(
         self,

@@ -91,7 +91,8 @@ class CheapestSlots:
             return True
         if trial.subspace not in self.model.row_of or not self.model.has_learned:
             return True
-        expected = self.model.mean_seconds(trial.subspace, [trial.params], self._classes)[0]
+        units = self._units(trial.budget, is_new=trial.origin is None)
+        expected = self.model.mean_seconds(trial.subspace, [trial.params], self._classes, units=units)[0]
         own = expected[self._classes.index(compute_class.name)]
         return bool(MARGIN * own <= self._seconds_left or own <= SOONER * expected.min())
 
@@ -144,16 +145,20 @@ class CheapestSlots:
         slots = {each.name: each.share for each in classes}
         seconds: dict[str, Mapping[str, float]] = {}
         trials: dict[str, float] = {}
+        budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         for subspace, number in self.proposals.mix(left).items():
             if not number:
                 continue
             drawn = self._draws(subspace)
-            expected = self.model.mean_seconds(subspace, [each.params for each in drawn], names, OPTIMISM)
-            for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
-                each = zip(classes, row, strict=True)
-                kind = f"{subspace} {place}"
-                seconds[kind] = {c.name: s * trial.slots if fits(trial, c) else math.inf for c, s in each}
-                trials[kind] = number / len(drawn)
+            params = [each.params for each in drawn]
+            for budget, share in budgets:
+                expected = self.model.mean_seconds(subspace, params, names, OPTIMISM, units=self._units(budget))
+                for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
+                    one = trial.evolve(budget=budget)
+                    each = zip(classes, row, strict=True)
+                    kind = f"{subspace} {place} {budget}"
+                    seconds[kind] = {c.name: s * trial.slots if fits(one, c) else math.inf for c, s in each}
+                    trials[kind] = number * share / len(drawn)
         known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
         self._longest = max(known, default=math.inf)
         return self._solved(seconds, trials, slots, prices)
@@ -177,6 +182,12 @@ class CheapestSlots:
             return cheapest(seconds, trials, slots, prices, times)
         times = {name: left - MARGIN * found.seconds[name] for name in slots}
         return cheapest(in_time, trials, slots, prices, times) or found
+
+    def _units(self, budget: float | None, *, is_new: bool = False) -> float | None:
+        """Return the part of its budget that a trial computes: a promoted one continues, if the latest ones did."""
+        if budget is None or is_new or not self.model.budgets.continues:
+            return budget
+        return budget - max((each for each in self.proposals.budgets if each < budget), default=0.0)
 
     def _draws(self, subspace: str) -> Sequence[Trial]:
         if subspace not in self._drawn:

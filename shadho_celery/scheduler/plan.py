@@ -121,7 +121,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
     ladder = _ladder(settings, pruner)
     if settings.has_several:
         _refuse_for_several(settings, pruner, ladder)
-    _check_money(settings, ladder, limits)
+    _check_money(settings, limits)
     budgets = () if ladder is None else ladder.budgets
     setting, slots = settings.width
     make_sampler = find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
@@ -175,7 +175,7 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
         )
 
 
-def _check_money(settings: StudySettings, ladder: Ladder | None, limits: Limits) -> None:
+def _check_money(settings: StudySettings, limits: Limits) -> None:
     """Raise UsageError if trials cannot be placed by money, or if there is a deadline although they are not."""
     is_by_money = settings.place_by == "money"
     if is_by_money and settings.deadline is None:
@@ -184,8 +184,6 @@ def _check_money(settings: StudySettings, ladder: Ladder | None, limits: Limits)
         raise UsageError("%s is for %s money; give both, or leave it out", words("deadline"), words("place_by"))
     if is_by_money and limits.trials is None:
         raise UsageError("%s is the time for a number of trials; give %s", words("deadline"), words("trials"))
-    if is_by_money and ladder is not None:
-        raise UsageError("%s money knows no budgets; leave out %s", words("place_by"), words("fidelity"))
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
@@ -228,6 +226,7 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         sampler=plan.sampler_name,
         limits=plan.limits,
         width=plan.width,
+        budgets=() if plan.ladder is None else plan.ladder.budgets,
     )
     scheduler = Scheduler(
         study,

@@ -70,6 +70,8 @@ class Proposals:
     sampler: str
     limits: Limits
     width: Width
+    #: budgets of the ladder, the lowest first; () without one
+    budgets: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         samplers = self.samplers
@@ -94,8 +96,9 @@ class Proposals:
         self.machines: dict[int, str] = {}
         #: number of points of a finite space, once all of them have been tried and trials repeat them; until then None
         self.all_tried: int | None = None
-        #: subspaces of the latest new trials
+        #: subspaces of the latest new trials, and budgets of the latest trials
         self._latest: deque[str] = deque(maxlen=SHOWN * len(self.members))
+        self._budgets: deque[float] = deque(maxlen=SHOWN * max(1, len(self.budgets)))
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
         #: subspaces, or WHOLE, whose sampler is `auto`, which chooses another sampler
         self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
@@ -135,6 +138,16 @@ class Proposals:
         latest, total = Counter(self._latest), len(self._latest) + len(self.members)
         law = {each.name: each.probability * len(self.members) for each in self.members}
         return {name: trials * (latest[name] + number) / total for name, number in law.items()}
+
+    def budget_mix(self) -> dict[float, float]:
+        """Return the share of each budget that further trials are expected to have; {} without a ladder.
+
+        The latest trials show it, beside half as many, at most, by the law that a budget is as rare as it is high.
+        """
+        latest, law = Counter(self._budgets), sum(1 / each for each in self.budgets)
+        weight = SHOWN / 2 * len(self.budgets)
+        total = sum(latest[each] for each in self.budgets) + weight
+        return {each: (latest[each] + weight / each / law) / total for each in self.budgets}
 
     @property
     def is_exhausted(self) -> bool:
@@ -224,6 +237,7 @@ class Proposals:
             else:
                 return None
             if drawn:
+                self._note_budget(drawn[0])
                 self.deal(drawn[0].subspace)
                 return drawn[0]
             # The sampler of this subspace is exhausted. Choose again among the others.
@@ -316,6 +330,7 @@ class Proposals:
     def _taken(self, trial: Trial, overdue: Trial | None) -> Trial:
         """Remove a trial from those drawn ahead, and return it. An `overdue` trial moves to the study's queue."""
         for each in (trial,) if overdue is None else (trial, overdue):
+            self._note_budget(each)
             self.deal(each.subspace)
             del self._ahead[each.subspace][each.number]
         if overdue is not None:
@@ -328,10 +343,15 @@ class Proposals:
         trial = self.study.add(
             *(*draw, offered.budget), slots=offered.slots, rung=rung, origin=offered.origin, sampler="promoted"
         )
+        self._note_budget(trial)
         self.rounds.add(trial)
         if choice.only_on is not None:
             self.machines[trial.number] = choice.only_on
         return trial
+
+    def _note_budget(self, trial: Trial) -> None:
+        if trial.budget is not None:
+            self._budgets.append(trial.budget)
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Draw `number` new trials in the subspace called `name`, or in the whole space for WHOLE, and add them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 import pytest
@@ -56,6 +57,35 @@ def test_a_later_deadline_saves_money_and_is_kept() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["asha", "auto"])
+@pytest.mark.parametrize("checkpoints", ["shared", "machine"])
+def test_a_study_with_budgets_saves_money_and_keeps_its_deadline(how: str, checkpoints: str) -> None:
+    given = {"fidelity": {"least": 1, "most": 9, "how": how}, "checkpoints": checkpoints}
+    by_time = play(**given)
+    by_money = play(3.0 * by_time.seconds, **given)
+    assert sum(by_money.money.values()) < 0.75 * sum(by_time.money.values())
+    assert by_money.seconds <= 3.0 * by_time.seconds
+    assert by_money.trials == by_time.trials == 300
+    assert not by_money.notices
+
+
+def test_further_trials_have_the_budgets_of_the_latest_ones_and_at_first_those_of_the_ladder() -> None:
+    shares: list[dict[float, float]] = []
+
+    class Told(Scheduler):
+        def assign(self) -> None:
+            super().assign()
+            shares.append(self.proposals.budget_mix())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shadho_celery.scheduler.plan.Scheduler", Told)
+        found = play(fidelity={"least": 1, "most": 9, "how": "asha"}, trials=60)
+    assert shares[0] == pytest.approx({1.0: 9 / 13, 3.0: 3 / 13, 9.0: 1 / 13})
+    latest = Counter(trial.budget for trial in found.study)
+    assert shares[-1] == pytest.approx({each: (latest[each] + 30 * shares[0][each]) / 90 for each in shares[0]})
+
+
 def test_a_deadline_that_cannot_be_kept_is_said_and_all_slots_are_used() -> None:
     by_time = play()
     by_money = play(0.3 * by_time.seconds)
@@ -103,10 +133,6 @@ def test_the_same_seed_gives_the_same_to_the_bit() -> None:
         ({"deadline": -5}, "--deadline"),
         ({"deadline": float("nan")}, "--deadline"),
         ({"deadline": "soon"}, "'soon' is not a duration; write it as 90s, 10m, 4h or 2d"),
-        (
-            {"place_by": "money", "deadline": "4h", "fidelity": {"least": 1, "most": 9, "how": "asha"}},
-            "--place-by money knows no budgets; leave out",
-        ),
     ],
 )
 def test_settings_of_money_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
