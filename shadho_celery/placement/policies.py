@@ -167,14 +167,15 @@ class CostPolicy:
     def _move_prices(self, drawn: int, column: int) -> None:
         """Raise the price of the class on which a trial is cheapest, and lower the price of the class that takes it.
 
-        A step is in proportion to the differences between the trials. If their params have no effect, prices stay.
+        A step is in proportion to the differences between the trials. If their params have no effect, prices stay. A
+        trial of several slots counts as that many trials of one slot, which take as many slot seconds.
         """
         costs = self._costs[drawn]
         cheapest = int(costs.argmin())
         if cheapest == column:
             return
         row = 0 if self._pool.is_whole else int(self._pool.rows[drawn])
-        step = STEP * self._spread(row)
+        step = STEP * self._spread(row) * self._pool.trials[drawn].slots
         prices = self._prices[row]
         prices[cheapest] += step
         prices[column] -= step * min(float(np.exp(costs[column] - costs[cheapest])), MOST_STEPS)

@@ -82,7 +82,7 @@ class Promotions:
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
-        #: by other class: number of earlier trials in `offered` that would run faster there than here
+        #: by other class: slots of earlier trials in `offered` that would run faster there than here
         ahead: Counter[str] = Counter()
         for trial in offered:
             key = int(trial.origin or 0), int(trial.rung or 0)
@@ -94,7 +94,7 @@ class Promotions:
             if elsewhere is not None:
                 gain, patience = math.log(elsewhere.end / here.seconds), here.seconds - elsewhere.seconds
                 if patience > 0:
-                    ahead[elsewhere.compute_class] += 1
+                    ahead[elsewhere.compute_class] += trial.slots
             if gain < 0 and slot.now - since < patience and new is not None and new < key[1]:
                 continue
             score = gain + RUNG * key[1]
@@ -121,14 +121,16 @@ class Promotions:
             by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
             known = self._classes[name]
             way = self._way(trial, known)
-            place = _Place(name, None, 0.0 if name == compute_class else self._wait(known, load, ahead), by_way[way])
+            place = _Place(
+                name, None, 0.0 if name == compute_class else self._wait(known, load, ahead, trial.slots), by_way[way]
+            )
             (here if name == compute_class else elsewhere).append(place)
             if way is Beginning.HOME or home not in known.hosts or not self._finds:
                 continue
             if by_way[Beginning.HOME] < place.seconds:
                 slots = known.hosts[home]
-                is_free = name == compute_class and load.running().get(home, 0) < slots
-                wait = 0.0 if is_free else self._mean.get(name, math.inf) / slots
+                is_free = name == compute_class and load.running().get(home, 0) + trial.slots <= slots
+                wait = 0.0 if is_free else self._mean.get(name, math.inf) * trial.slots / slots
                 own = _Place(name, home, wait, by_way[Beginning.HOME])
                 (here if is_free else elsewhere).append(own)
         first = min(elsewhere, key=lambda place: place.end, default=None)
@@ -148,11 +150,11 @@ class Promotions:
             return False
         return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
 
-    def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int]) -> float:
-        """Return the expected seconds until a slot of a class would take another trial.
+    def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int], width: int) -> float:
+        """Return the expected seconds until a class would have `width` free slots for another trial.
 
-        `ahead` counts by class the trials that would go there first.
+        `ahead` counts by class the slots of the trials that would go there first.
         """
         slots = known.limit
-        queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
+        queue = ahead.get(known.name, 0) + width + min(0, load.taken(known.name) - slots)
         return queue * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.placement.wanted import Held, Room, wanted_slots
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.proposals import Proposals
@@ -78,12 +78,21 @@ class Demand:
         sent = self._study.sent
         budgets = [trial.budget for trial in sent if trial.budget is not None]
         budget = sum(budgets) / len(budgets) if budgets else None
-        typical = np.maximum(self._cost_model.typical_seconds(names, budget), LEAST_SECONDS).tolist()
+        width = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
+        # A trial of twice the mean number of slots takes as many slot seconds as two of the mean number.
+        relative = np.array([[self._width(name, sent, width) / width] for name in row_of]).reshape(-1, 1)
+        typical = np.maximum(self._cost_model.typical_seconds(names, budget) * relative, LEAST_SECONDS).tolist()
         return wanted_slots(
             {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},
             self._proposals.mix(DEALT * len(row_of)),
             rooms,
             left=left,
             seconds_left=seconds_left,
-            width=sum(trial.slots for trial in sent) / len(sent) if sent else 1.0,
+            width=width,
         )
+
+    @staticmethod
+    def _width(subspace: str, sent: Sequence[Trial], default: float) -> float:
+        """Return the mean number of slots of a subspace's trials among those in flight, or `default` without any."""
+        slots = [trial.slots for trial in sent if trial.subspace == subspace]
+        return sum(slots) / len(slots) if slots else default

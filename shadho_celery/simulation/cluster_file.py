@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
-from shadho_celery.core.trial import Price
+from shadho_celery.core.trial import MAX_SLOTS, Price
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
@@ -45,6 +45,7 @@ _L = TypeVar("_L")
 _Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 _Signed = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Part = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 _Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=LARGEST)]
 #: times of workers: with shorter ones a simulation would hardly advance
 _LongSeconds = Annotated[float, Meta(ge=1, le=LARGEST)]
@@ -153,6 +154,15 @@ class Family(_Loss, frozen=True, kw_only=True):
     failure_rate: float = 0.0
     #: peak bytes of a trial; 0 to ignore memory
     memory: int = 0
+    #: number of slots of one worker that a trial takes; an expression computes it from the trial's params
+    gpus: int | Expression = 1
+
+    def width(self, values: Mapping[str, Value]) -> float:
+        """Return the slots of a trial with these values of its params. Raises ValueError for an impossible expression.
+
+        A scheduler refuses what is not a whole number.
+        """
+        return self.gpus(values) if isinstance(self.gpus, Expression) else self.gpus
 
     def seconds_on(self, compute_class: str, values: Mapping[str, Value]) -> float:
         """Return the mean seconds of a trial with these values of its params. Raises ValueError for impossible ones."""
@@ -188,6 +198,8 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
 
     #: slots by class at the start, the strongest class first
     slots: Mapping[str, int]
+    #: number of slots of a worker by class, if it is not 1 everywhere
+    per_worker: Mapping[str, int] = {}
     #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
     families: Mapping[str, Family]
@@ -205,6 +217,11 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     def shares(self) -> dict[str, float]:
         """Shares of the trials by family, relative to each other."""
         return {name: family.share for name, family in self.families.items()}
+
+    @property
+    def takes_gpus(self) -> bool:
+        """True if a trial may take several slots of one worker."""
+        return bool(self.per_worker) or any(family.gpus != 1 for family in self.families.values())
 
 
 class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,6 +242,7 @@ class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class _Class(_Table, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
+    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
     memory_gib: _Amount = 0.0
     startup_seconds: _Amount = 0.0
     price: Price | None = None
@@ -259,6 +277,7 @@ class _Family(_Table, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     memory_gib: _Amount = 0.0
     failure_rate: _Part | None = None
+    gpus: object = 1
     loss: object = field(default_factory=dict)
 
 
@@ -294,11 +313,12 @@ def parse(description: Mapping[str, object]) -> Cluster:
     """Return the cluster that a file's content describes. Raises UsageError with the key of an invalid value."""
     top = as_record(_with_whole_numbers(plain(description)), _Top, form=_FORM)
     classes = {name: as_record(value, _Class, f"classes.{name}", _FORM) for name, value in top.classes.items()}
-    slots = {name: each.workers for name, each in classes.items()}
-    changes = [_change(place, value, slots) for place, value in enumerate(top.changes)]
+    slots = {name: each.workers * each.slots for name, each in classes.items()}
+    per_worker = {name: each.slots for name, each in classes.items()}
+    changes = [_change(place, value, per_worker) for place, value in enumerate(top.changes)]
     if not sum(slots.values()) and not any(change.slots > 0 for change in changes):
         raise UsageError("classes: there are no workers; give a class workers = 1 or more")
-    families = {name: _family(name, value, list(slots), top.failure_rate) for name, value in top.families.items()}
+    families = {name: _family(name, value, per_worker, top.failure_rate) for name, value in top.families.items()}
     if not families:
         raise UsageError(f"families: at least one is needed; {_FORM}")
     if len(families) > DEFAULT_MAX_SUBSPACES:
@@ -315,6 +335,7 @@ def parse(description: Mapping[str, object]) -> Cluster:
         raise UsageError("seconds: a simulation needs an end; give seconds or trials")
     return Cluster(
         slots=slots,
+        per_worker=per_worker if {*per_worker.values()} != {1} else {},
         memory={name: int(each.memory_gib * GIB) for name, each in classes.items()},
         prices={name: each.price for name, each in classes.items()},
         startup={name: each.startup_seconds for name, each in classes.items()},
@@ -336,7 +357,8 @@ def _with_whole_numbers(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Family:
+def _family(name: str, value: object, classes: Mapping[str, int], rate: float) -> Family:
+    """Return a family. `classes` has the number of slots of a worker of each class."""
     table = as_record(value, _Family, f"families.{name}", _FORM)
     where = f"families.{name}.seconds"
     if unknown := [key for key in table.seconds if key not in classes]:
@@ -350,6 +372,7 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
         share=table.share,
         failure_rate=rate if table.failure_rate is None else table.failure_rate,
         memory=int(table.memory_gib * GIB),
+        gpus=_gpus(f"families.{name}.gpus", table.gpus, params, max(classes.values(), default=1)),
         **asdict(as_record(table.loss, _Loss, f"families.{name}.loss", _FORM)),
     )
 
@@ -364,14 +387,36 @@ def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | 
     """Return a number of seconds, or an expression that gives valid seconds for random draws of the params."""
     if not isinstance(value, str) or not params:
         return as_record(value, _Seconds, where, _FORM)
+    return _expression(where, value, params, _computed)
+
+
+def _gpus(where: str, value: object, params: Mapping[str, Param], most: int) -> int | Expression:
+    """Return a number of slots, from 1 to `most`, or an expression that gives one for random draws of the params."""
+
+    def check(expression: Callable[[Mapping[str, Value]], float], values: Mapping[str, Value]) -> None:
+        if not (gpus := expression(values)).is_integer() or not 1 <= gpus <= most:
+            raise ValueError(f"it gives {gpus:g}, but a trial takes 1 to {most} slots, those of the largest worker")
+
+    if isinstance(value, str) and params:
+        return _expression(where, value, params, check)
+    number = as_record(value, _Count, where, _FORM)
+    try:
+        check(lambda _: float(number), {})
+    except ValueError as error:
+        raise UsageError(f"{where}: {number} is refused: {error}; {_FORM}") from None
+    return number
+
+
+def _expression(where: str, text: str, params: Mapping[str, Param], check: Callable[..., object]) -> Expression:
+    """Return an expression for which `check` raises no ValueError with random draws of the params."""
     generator = np.random.default_rng(0)
     try:
-        expression = Expression(value, params)
+        expression = Expression(text, params)
         for _ in range(CHECKED_DRAWS):
             values = {name: law.quantile(float(generator.random())) for name, law in params.items()}
-            _computed(expression, values)
+            check(expression, values)
     except ValueError as error:
-        raise UsageError(f"{where}: {short(value, 60)} is refused: {error}; {_FORM}") from None
+        raise UsageError(f"{where}: {short(text, 60)} is refused: {error}; {_FORM}") from None
     return expression
 
 
@@ -390,9 +435,10 @@ def _law(where: str, value: object, known: Mapping[str, type[_L]]) -> _L:
     return as_record(value, known[name], where, _FORM)
 
 
-def _change(place: int, value: object, slots: Mapping[str, int]) -> Change:
+def _change(place: int, value: object, per_worker: Mapping[str, int]) -> Change:
     table = as_record(value, _Change, f"changes.{place}", _FORM)
     name = table.compute_class
-    if not isinstance(name, str) or name not in slots:
-        raise UsageError(f"changes.{place}.class: there is no class {short(name, 60)}; there are {', '.join(slots)}")
-    return Change(at=table.at, compute_class=name, slots=table.workers)
+    if not isinstance(name, str) or name not in per_worker:
+        known = ", ".join(per_worker)
+        raise UsageError(f"changes.{place}.class: there is no class {short(name, 60)}; there are {known}")
+    return Change(at=table.at, compute_class=name, slots=table.workers * per_worker[name])

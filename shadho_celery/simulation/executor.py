@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -75,13 +75,15 @@ class _Running:
 
     @property
     def host(self) -> str:
-        return f"{self.attempt.compute_class}.{self.slots[0]}"
+        """Name of its machine, which the attempt has got at its start."""
+        return str(self.attempt.host)
 
 
 @dataclass
 class _Class:
     """The slots, running attempts and queue of one class. Slots are numbered from 0."""
 
+    name: str
     #: rank of the class, 0 for the strongest
     place: int
     stay: Stay = Stay()
@@ -93,6 +95,8 @@ class _Class:
     #: by slot: the time at which its worker leaves by itself, and the trials that would have ended after it
     leaves_at: dict[int, float] = field(default_factory=dict)
     too_long: dict[int, set[int]] = field(default_factory=dict)
+    #: number of slots of a worker, which is a machine of its own
+    per_worker: int = 1
     free: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     queue: deque[Attempt] = field(default_factory=deque)
@@ -100,7 +104,7 @@ class _Class:
     memory: int = 0
     #: money that one of its slots costs an hour; None if it is not known
     price: float | None = None
-    #: slots by machine; each slot is a machine of its own
+    #: slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict)
     #: time at which the last of its slots died
     empty_since: float = 0.0
@@ -114,15 +118,26 @@ class _Class:
         """Number of live slots."""
         return len(self.live)
 
-    def take(self, attempt: Attempt, name: str) -> list[int]:
+    def host_of(self, slot: int) -> str:
+        """Return the name of the machine that has a slot."""
+        return f"{self.name}.{slot // self.per_worker}"
+
+    def beside(self, slot: int) -> set[int]:
+        """Return the slots of the worker that has a slot."""
+        first = slot - slot % self.per_worker
+        return {*range(first, min(first + self.per_worker, self.size))}
+
+    def take(self, attempt: Attempt) -> list[int]:
         """Take free slots for an attempt, and return their numbers.
 
-        If the attempt is for one machine (`only_on`), take that machine's slot. Return an empty list if that is busy or
-        gone.
+        If the attempt is for one machine (`only_on`), take slots of that machine. Return an empty list if it has too
+        few free ones, or is gone.
         """
         if attempt.only_on is None:
             return [heapq.heappop(self.free) for _ in range(attempt.slots)]
-        own = [slot for slot in self.free if f"{name}.{slot}" == attempt.only_on]
+        own = sorted(slot for slot in self.free if self.host_of(slot) == attempt.only_on)[: attempt.slots]
+        if len(own) < attempt.slots:
+            return []
         self.free = [slot for slot in self.free if slot not in own]
         heapq.heapify(self.free)
         return own
@@ -153,6 +168,7 @@ class SimulatedExecutor:
         changes: Iterable[Change] = (),
         memory: Mapping[str, int] | None = None,
         prices: Mapping[str, float | None] | None = None,
+        per_worker: Mapping[str, int] | None = None,
         lease_seconds: float = LEASE_SECONDS,
         storage: str = "",
         recorder: Recorder | None = None,
@@ -164,8 +180,9 @@ class SimulatedExecutor:
 
         `changes` refer to classes in `slots`, which may have no slots at first. `memory` is the memory of a class's
         machines in bytes, and `prices` has the money that a slot of a class costs an hour. All machines keep their
-        checkpoints on `storage`; if that is "", each machine has its own. `recorder` is told which machines, each a
-        worker with one slot, come and go.
+        checkpoints on `storage`; if that is "", each machine has its own. `recorder` is told which machines, each with
+        one worker, come and go. With `per_worker`, the number of slots of a worker by class, a trial takes only slots
+        of one worker; otherwise workers have one slot.
 
         `stays` say how long the workers of a class stay. `interrupted` is told of each attempt that ends with its
         worker, and `seed` decides when workers are preempted: at the same times whatever the trials are.
@@ -182,9 +199,12 @@ class SimulatedExecutor:
         self._draws: dict[tuple[str, int], np.random.Generator] = {}
         self._worker = count()
         sizes, prices, stays, now = memory or {}, prices or {}, stays or {}, clock.now()
+        self._on_one = per_worker is not None
         self._classes = {
             name: _Class(
+                name,
                 place,
+                per_worker=(per_worker or {}).get(name, 1),
                 stay=stays.get(name, Stay()),
                 memory=sizes.get(name, 0),
                 price=prices.get(name),
@@ -206,7 +226,7 @@ class SimulatedExecutor:
             self._at(change.at, partial(self._resize, change.compute_class, change.slots))
 
     def classes(self) -> Sequence[ComputeClass]:
-        return [
+        classes = [
             ComputeClass(
                 name=name,
                 slots=each.alive,
@@ -220,6 +240,17 @@ class SimulatedExecutor:
             for name, each in self._classes.items()
             if each.alive
         ]
+        return [self._on_machines(known) for known in classes] if self._on_one else classes
+
+    def _on_machines(self, known: ComputeClass) -> ComputeClass:
+        """Return a class with its machines, on which a trial takes slots of one worker."""
+        of = self._classes[known.name]
+        free = Counter(map(of.host_of, of.free))
+        machines = [
+            replace(known, slots=n, busy=n - free[host], ahead=0, hosts={host: n}, widest=n, host=host)
+            for host, n in known.hosts.items()
+        ]
+        return replace(known, widest=max(known.hosts.values()), machines=tuple(machines))
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         touched = {}
@@ -293,21 +324,22 @@ class SimulatedExecutor:
         each = self._classes[name]
         now = self._clock.now()
         # An attempt is sent only if slots are free. If one of these has died meanwhile, the attempt waits, and so do
-        # those behind it in the queue.
-        while each.queue and each.queue[0].slots <= len(each.free):
+        # those behind it in the queue. One that takes slots of one worker is sent to another worker instead.
+        while each.queue and (self._on_one or each.queue[0].slots <= len(each.free)):
             attempt = each.queue.popleft()
-            slots = each.take(attempt, name)
+            slots = each.take(attempt)
             if not slots:
                 self._lose(attempt, f"{attempt.only_on} is busy", claimed=False)
                 continue
             if self._declines(name, attempt, slots):
                 continue
-            attempt = attempt.evolve(host=f"{name}.{slots[0]}")
+            attempt = attempt.evolve(host=each.host_of(slots[0]))
             one = _Running(attempt, self._play(attempt, name), slots, now)
             each.running[slots[0]] = one
             self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)
             key = {"number": attempt.number, "attempt": attempt.attempt}
-            self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=0))
+            slot = slots[0] % each.per_worker
+            self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=slot))
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
         now = self._clock.now()
@@ -353,7 +385,7 @@ class SimulatedExecutor:
         for slot in slots:
             heapq.heappush(each.free, slot)
         self._at(now + DECLINE_SECONDS, partial(self._lose, attempt, "its worker ends before that", claimed=False))
-        for slot in late:
+        for slot in (slot for slot in late if slot in each.workers):
             declined = each.too_long.setdefault(slot, set())
             declined.add(attempt.number)
             if len(declined) >= MAX_TOO_LONG:
@@ -361,7 +393,7 @@ class SimulatedExecutor:
         return True
 
     def _resize(self, name: str, by: int) -> None:
-        """Start workers of a class, each with one slot, or let the last ones die.
+        """Start workers of a class with this number of slots in total, or let the last ones die.
 
         The trials of dead workers are LOST when the lease ends.
         """
@@ -391,7 +423,7 @@ class SimulatedExecutor:
         self._has_changed = True
         each.count_slots(now)
         each.live.update(slots)
-        each.hosts = {f"{name}.{slot}": 1 for slot in sorted(each.live)}
+        each.hosts = Counter(map(each.host_of, sorted(each.live)))
         each.free += slots
         heapq.heapify(each.free)
         self._record_workers(now)
@@ -400,6 +432,8 @@ class SimulatedExecutor:
             ends = [(now + stay.for_seconds, Leaving.STOPPED)] if stay.for_seconds else []
             if stay.for_seconds:
                 each.leaves_at[slot] = now + stay.for_seconds
+            if slot % each.per_worker:
+                continue
             if stay.preemption_seconds:
                 ends.append((now + stay.preemption_seconds * self._draw(name, slot), Leaving.PREEMPTED))
             moment, reason = min(ends)
@@ -419,18 +453,20 @@ class SimulatedExecutor:
         each = self._classes[name]
         if each.workers.get(slot) != worker:
             return
-        each.leaves_at.pop(slot, None)
-        each.too_long.pop(slot, None)
-        del each.workers[slot]
+        slots = each.beside(slot)
+        for own in slots:
+            each.leaves_at.pop(own, None)
+            each.too_long.pop(own, None)
+            each.workers.pop(own, None)
         has_vanished = leaving is Leaving.PREEMPTED and not each.stay.notice
-        self._remove(name, {slot}, Leaving.LOST if has_vanished else leaving, has_vanished=has_vanished)
+        self._remove(name, slots, Leaving.LOST if has_vanished else leaving, has_vanished=has_vanished)
         if each.stay.return_seconds is not None:
             moment = self._clock.now() + each.stay.return_seconds
             self._at(moment, partial(self._replace, name, slot))
 
     def _replace(self, name: str, slot: int) -> None:
         if slot < self._classes[name].size:
-            self._start_workers(name, [slot])
+            self._start_workers(name, self._classes[name].beside(slot))
 
     def _remove(self, name: str, slots: set[int], leaving: Leaving, *, has_vanished: bool = False) -> None:
         """Remove live slots of a class. Their trials are LOST when the lease ends, or given back if they were told.
@@ -441,7 +477,7 @@ class SimulatedExecutor:
         self._has_changed = True
         each.count_slots(now)
         each.live -= slots
-        each.hosts = {f"{name}.{slot}": 1 for slot in sorted(each.live)}
+        each.hosts = Counter(map(each.host_of, sorted(each.live)))
         each.free = [slot for slot in each.free if slot in each.live]
         heapq.heapify(each.free)
         self._record_workers(now, leaving)
@@ -465,7 +501,7 @@ class SimulatedExecutor:
             self._at(now + NO_WORKER_SECONDS, partial(self._take_back, name, now))
 
     def _record_workers(self, now: float, leaving: Leaving = Leaving.LOST) -> None:
-        """Record which slots are alive. Each is a machine of its own, with a worker of the same name.
+        """Record which machines are alive. Each has a worker of the same name.
 
         `leaving` is why others are not.
         """
@@ -476,7 +512,7 @@ class SimulatedExecutor:
         def present(host: str) -> Present:
             name = class_of[host]
             of = self._classes[name]
-            return Present(name, 1, MachineRecord(host=host, memory=of.memory), of.price)
+            return Present(name, of.hosts[host], MachineRecord(host=host, memory=of.memory), of.price)
 
         self._recorder.see(class_of.keys(), now, present, lambda host: leaving)
 

@@ -105,6 +105,7 @@ class Simulation:
         for trial in self.study.trials:
             if trial.outcome.seconds is None:
                 continue
+            # With several slots a worker, it is the number of the worker.
             slot = int((trial.host or ".-1").rpartition(".")[2])
             started, ended = trial.started_at or 0.0, trial.finished_at or 0.0
             yield trial.number, family_of(trial), str(trial.compute_class), slot, started, ended, str(trial.state)
@@ -146,6 +147,7 @@ def simulate(
         speculate=speculate,
         place_by=place_by,
         deadline=deadline,
+        gpus=make_gpus(cluster) if cluster.takes_gpus else None,
     )
     settings = replace(choice, classes=tuple(cluster.slots), fidelity=cluster.fidelity)
     began = time.process_time()
@@ -172,6 +174,7 @@ def simulate(
         changes=cluster.changes,
         memory=cluster.memory,
         prices=cluster.prices,
+        per_worker={**dict.fromkeys(cluster.slots, 1), **cluster.per_worker} if cluster.takes_gpus else None,
         lease_seconds=cluster.lease_seconds,
         storage="shared" if cluster.checkpoints == "shared" else "",
         recorder=study.recorder,
@@ -242,6 +245,15 @@ def make_space(cluster: Cluster) -> Any:
         for name, family in cluster.families.items()
     }
     return hp.pchoice("family", [(share / total, options[name]) for name, share in cluster.shares.items()])
+
+
+def make_gpus(cluster: Cluster) -> Callable[[Mapping[str, Any]], float]:
+    """Return the function of a trial's values that gives its number of slots."""
+
+    def gpus(values: Mapping[str, Any]) -> float:
+        return cluster.families[values["family"]].width(values["params"])
+
+    return gpus
 
 
 def _label(param: str, family: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
@@ -228,6 +230,19 @@ def test_the_prices_keep_every_class_busy_with_what_it_is_good_at(fleet: tuple[i
         free = sorted([*free, (now + seconds, place, name)])
         count += 1
     assert count / 20_000 > 0.95 * best_threshold(fleet)
+
+
+def test_a_trial_of_three_slots_moves_a_price_as_far_as_three_trials_of_one_slot() -> None:
+    moved = []
+    for slots in (1, 3):
+        trials = [replace(drawn(n, x), slots=slots) for n, x in enumerate((0.1, 0.5, 0.9))]
+        policy = policy_of(*trials, model=Known(FLAT, crossing))
+        taken = pick(policy, "cpu", fits=lambda trial: trial.number == 2)
+        assert isinstance(taken, Trial)
+        prices = policy.prices("all")
+        moved.append(math.log(prices["gpu"] / prices["cpu"]))
+    assert moved[1] == pytest.approx(3 * moved[0])
+    assert moved[0] > 0.0
 
 
 def best_threshold(fleet: tuple[int, int]) -> float:

@@ -494,6 +494,31 @@ def test_a_change_to_a_class_that_does_not_exist_is_named(name: str, tmp_path: P
     assert line.endswith("there are cpu")
 
 
+WIDE = LEAST.replace("workers = 2", "workers = 2\nslots = 4")
+
+
+def test_workers_may_have_several_slots_and_trials_take_several_of_one_worker() -> None:
+    change = '[[changes]]\nat = 1\nclass = "cpu"\nworkers = -1'
+    params = 'gpus = "gpus"\n[families.net.params.gpus]\nlaw = "choice"\noptions = [1, 4]'
+    cluster = understood(with_(f"{params}\n{change}", text=WIDE))
+    assert (cluster.slots, cluster.per_worker) == ({"cpu": 8}, {"cpu": 4})
+    assert cluster.changes == [Change(at=1, compute_class="cpu", slots=-4)]
+    assert [cluster.families["net"].width({"gpus": gpus}) for gpus in (1, 4)] == [1, 4]
+    assert (understood(LEAST).takes_gpus, understood(with_("gpus = 2", text=WIDE)).takes_gpus) == (False, True)
+
+
+@cases("gpus", ["0", "-1", "5", "1.5", "true", '"2"', '"gpus"', "nan"])
+def test_a_number_of_slots_that_no_worker_has_is_refused(gpus: str, tmp_path: Path) -> None:
+    assert refusal(with_(f"gpus = {gpus}", text=WIDE), tmp_path).startswith("families.net.gpus: ")
+
+
+def test_an_expression_that_gives_too_many_slots_is_refused(tmp_path: Path) -> None:
+    params = '[families.net.params.gpus]\nlaw = "integer"\nlow = 1\nhigh = 8'
+    line = refusal(with_(f'gpus = "gpus"\n{params}', text=WIDE), tmp_path)
+    assert line.startswith("families.net.gpus: 'gpus' is refused: it gives ")
+    assert "a trial takes 1 to 4 slots, those of the largest worker" in line
+
+
 def test_more_families_than_a_search_tells_apart_are_refused(tmp_path: Path) -> None:
     def families(number: int) -> str:
         """So many beside the one that is there."""

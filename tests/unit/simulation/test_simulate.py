@@ -35,6 +35,7 @@ from shadho_celery.simulation.cluster_file import (
 )
 from shadho_celery.simulation.example import example
 from shadho_celery.simulation.executor import Change, Stay
+from shadho_celery.simulation.params import Choice, Expression
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import MAX_LOST, StudyState
@@ -698,3 +699,32 @@ def test_workers_of_limited_time_end_few_trials() -> None:
     assert found.interrupted == 0
     assert found.trials == 400
     assert found.seconds < 1.1 * 400 * 60 / 8
+
+
+# Slots of one worker
+
+
+def wide(*widths: int, **changes: Any) -> Cluster:
+    """Two workers of four slots and one of two, and trials that take so many slots of one worker."""
+    width = Expression("gpus", ["gpus"])
+    seconds: dict[str, Any] = {"big": Expression("60 / gpus", ["gpus"]), "little": 90}
+    family = Family(seconds=seconds, params={"gpus": Choice(options=[*map(float, widths)])}, gpus=width)
+    slots = {"big": 8, "little": 2}
+    memory = dict.fromkeys(slots, 0)
+    return cluster(slots=slots, per_worker={"big": 4, "little": 2}, memory=memory, families={"net": family}, **changes)
+
+
+def test_a_trial_takes_all_its_slots_of_one_worker_and_none_starves() -> None:
+    found = play(wide(1, 2, 4))
+    taken: Counter[str] = Counter()
+    moments = []
+    for trial in found.study.trials:
+        if trial.outcome.seconds:
+            moments += [(trial.started_at, trial.slots, trial.host), (trial.finished_at, -trial.slots, trial.host)]
+    for _, slots, host in sorted(moments):
+        taken[str(host)] += slots
+        assert taken[str(host)] <= (4 if str(host).startswith("big") else 2)
+    complete = Counter(trial.slots for trial in found.study.trials if trial.state is S.COMPLETE)
+    assert min(complete[1], complete[2], complete[4]) > 10
+    assert max(complete.values()) < 2 * min(complete.values()), complete
+    assert {trial.slots for trial in found.study.trials if trial.compute_class == "little"} == {1, 2}
