@@ -148,7 +148,7 @@ class TrialFacts:
     origin = Fact(lambda t: t.origin, INTEGER, COUNT, _JSON,
                   "Number of the trial whose params, seed and checkpoints it continues; None if they are its own.")
     continued = Fact(lambda t: t.outcome.continued, BOOLEAN, FLAG, _JSON,
-                     "True if a promoted trial found a checkpoint of its origin, False if not; None for others.")
+                     "True if a promoted or repeated trial found a checkpoint, False if not; None for others.")
     step = Fact(lambda t: t.step, BIG, STEP, _FRONT,
                 "Step of the last report of a trial that was pruned; None for others.")
     seconds = Fact(lambda t: t.outcome.seconds, FLOAT, REAL, _FRONT, "Seconds that the objective took.")

@@ -176,8 +176,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: str | None = None
     #: digest of the code that ran; None if it is not known
     code: Digest | None = None
-    #: whether the checkpoint folder of a promoted trial contained files at its start; None for a trial that is not
-    #: promoted, or if this is not known
+    #: whether the checkpoint folder of a promoted trial, or of one whose earlier attempt has ended, contained files at
+    #: its start; None for other trials, or if this is not known
     continued: bool | None = None
 
     @property
@@ -395,6 +395,8 @@ class Lost(_Event, frozen=True, kw_only=True):
     claimed: bool = True
     #: True if the whole machine of its worker is gone, so that the trial is probably not the cause
     vanished: bool = False
+    #: True if a worker with limited time has declined it, because it is predicted to end after the worker does
+    is_too_long: bool = False
 
 
 #: ``host:port`` of a gang's coordinator; and the secret that admits a replica, either plain or encrypted for transport

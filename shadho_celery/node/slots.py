@@ -47,6 +47,7 @@ from shadho_celery.node.heartbeat import CoreShare, Heartbeat, HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
 from shadho_celery.node.shipped_code import Codes, ShippedCode
+from shadho_celery.node.stay import SAFETY
 from shadho_celery.node.storage import storage_id
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.output import log_path
@@ -400,20 +401,21 @@ class Slots:
 
         Its message does not return to the queue, where it would be first again and block all messages behind it.
         """
+        is_too_long = False
         if attempt.only_on not in (None, self._host):
             reason = f"it is for {attempt.only_on}, but was delivered to {self._host}"
         elif attempt.not_on == self._host:
             reason = f"its trial runs on {self._host}, and a copy must run on another machine"
         elif self.name in attempt.failed_on:
             reason = f"it has failed on {self.name}, and must run on another worker"
-        elif (attempt.expected or 0.0) > self.left:
+        elif is_too_long := SAFETY * (attempt.expected or 0.0) > self.left:
             reason = f"it is predicted to take {duration(attempt.expected or 0.0)}, and {self.name} ends before that"
             self.too_long.add((study, attempt.number))
         else:
             return False
         number, which = attempt.number, attempt.attempt
         log.info("trial %s, attempt %s does not run here: %s", number, which, reason)
-        decline = partial(self._channel.decline, study, number, which, reason)
+        decline = partial(self._channel.decline, study, number, which, reason, is_too_long=is_too_long)
         if attempt.failed_on or attempt.expected is not None:
             # The scheduler sends a declined attempt again at once. If no other worker is free, it returns here, so it
             # is declined only once a second, in the beat.

@@ -23,6 +23,9 @@ GRACE_SECONDS = 30.0
 #: number of trials in a row that would not end in time after which a worker takes no more
 MAX_TOO_LONG = 3
 
+#: a worker takes a trial if this multiple of its predicted seconds is left, because predictions are not exact
+SAFETY = 1.1
+
 #: greatest number of seconds until the scheduler knows that a worker has declined a trial
 DECLINE_SECONDS = 1.0
 

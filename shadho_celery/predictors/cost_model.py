@@ -135,7 +135,9 @@ class CostModel:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
         # A negative or infinite time, by an executor's mistake, would spoil all estimates.
-        if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
+        # Those of an attempt that continued an interrupted one are only a part of its trial's.
+        is_whole = trial.origin is not None or not outcome.continued
+        if is_whole and outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             work = Work(None) if trial.budget is None else self.budgets.work(trial)
             self._tell_seconds(trial, row, work)
             if trial.budget is not None:

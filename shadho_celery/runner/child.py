@@ -264,7 +264,8 @@ class Child:
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
         context = self._context(order)
-        continued = None if attempt.origin is None else holds_files(Path(order.checkpoint_dir))
+        is_first = attempt.origin is None and attempt.attempt == 1
+        continued = None if is_first else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory(self._shared)
         context.on_ranks = peak.add
         _seed(attempt.seed)

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
-from shadho_celery.core.trial import WELL, Attempt, Event, Report, Result, Retry, Trial, TrialState
+from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result, Retry, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
+from shadho_celery.scheduler.declined import Declined
 from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.placements import Placements
@@ -77,6 +78,7 @@ class Scheduler:
         self.paused = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study)
+        self._declined = Declined()
         self._placements = Placements(self.study.recorder, self.cost_model)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
@@ -147,12 +149,19 @@ class Scheduler:
         left = self.turn_seconds if self.stopping or self.limits.seconds is None else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
+        if self._declined:
+            now = self.study.clock.now()
+            left = min(left, self._declined.due(now) - now)
         return self.executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Record `events`, prune trials by their reports, and let models and samplers learn from finished trials."""
         told = []
         for event in events:
+            if isinstance(event, Lost) and event.is_too_long:
+                self._note_declined(event)
+            elif self._declined and not isinstance(event, Lost):
+                self._declined.end(event.number)
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
             if trial is not None and isinstance(event, Report) and self.pruning is not None:
                 self._prune(trial, event, self.pruning)
@@ -160,6 +169,11 @@ class Scheduler:
             # Checked after each event: a later one of the same turn may be an improvement.
             self.is_stale |= self._is_without_gain()
         self._finish([trial for trial in told if trial is not None and trial.state.is_finished])
+
+    def _note_declined(self, event: Lost) -> None:
+        sent = self.study.live.find(event.number, event.attempt)
+        if sent is not None:
+            self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
 
     def _finish(self, finished: Sequence[Trial]) -> None:
         """Let models, samplers and the pruner learn from trials that have just ended."""
@@ -526,6 +540,8 @@ class Scheduler:
         The last condition is ignored if no class that fits has such a worker.
         """
         if not self._memory_fit.fits(trial, compute_class):
+            return False
+        if self._declined and self._declined.is_paused(trial.number, compute_class.name, self.study.clock.now()):
             return False
         if self.cheapest is not None and not self.cheapest.is_in_time(trial, compute_class):
             return False

@@ -18,7 +18,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Leaving, MachineRecord, Present
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
-from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
+from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG, SAFETY
 from shadho_celery.study.recorder import Recorder
 
 #: (attempt with its `host`, name of the compute class) -> outcome; its `seconds` then pass on the clock
@@ -377,14 +377,16 @@ class SimulatedExecutor:
         Return whether it was declined. A worker that has declined MAX_TOO_LONG trials in a row ends.
         """
         each, now = self._classes[name], self._clock.now()
-        late = [slot for slot in slots if (attempt.expected or 0.0) > each.leaves_at.get(slot, math.inf) - now]
+        needed = SAFETY * (attempt.expected or 0.0)
+        late = [slot for slot in slots if needed > each.leaves_at.get(slot, math.inf) - now]
         for slot in slots if not late else ():
             each.too_long.pop(slot, None)
         if not late:
             return False
         for slot in slots:
             heapq.heappush(each.free, slot)
-        self._at(now + DECLINE_SECONDS, partial(self._lose, attempt, "its worker ends before that", claimed=False))
+        lose = partial(self._lose, attempt, "its worker ends before that", claimed=False, is_too_long=True)
+        self._at(now + DECLINE_SECONDS, lose)
         for slot in (slot for slot in late if slot in each.workers):
             declined = each.too_long.setdefault(slot, set())
             declined.add(attempt.number)
@@ -521,7 +523,8 @@ class SimulatedExecutor:
         while each.queue and not each.alive and each.empty_since == empty_since:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
-    def _lose(self, attempt: Attempt, reason: str, claimed: bool = True, vanished: bool = False) -> None:
+    def _lose(self, attempt: Attempt, reason: str, **facts: bool) -> None:
+        """Report an attempt as lost. `facts` are those of `Lost`."""
         self._live.lose(attempt.number, attempt.attempt)
         key = {"number": attempt.number, "attempt": attempt.attempt}
-        self._events.append(Lost(**key, reason=reason, claimed=claimed, vanished=vanished))
+        self._events.append(Lost(**key, reason=reason, **facts))

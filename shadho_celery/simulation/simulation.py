@@ -364,6 +364,8 @@ def make_play(cluster: Cluster, seed: int, progress: Progress | None = None) -> 
         kept = progress.kept(attempt)
         if kept:
             handover = cluster.handover_seconds
+        if attempt.attempt > 1 and attempt.origin is None:
+            continued = kept > 0
         seconds = _seconds_of(name, family, compute_class, values) * (sizes[draw] * delay * units) * (1.0 - kept)
         overhead = (cluster.startup.get(compute_class, 0.0) + handover) * delay
         progress.begin(attempt, overhead, max(LEAST_SECONDS, seconds))

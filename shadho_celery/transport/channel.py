@@ -169,9 +169,13 @@ class WorkerChannel:
         self.worker = worker
         self._signer = signer
 
-    def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
-        """Give back an attempt that was not claimed. It ends LOST, which does not count against its trial."""
-        run(self._client, "cancel", study, "keep", *_lost(self._signer, study, [(number, attempt)], reason))
+    def decline(self, study: str, number: int, attempt: int, reason: str, *, is_too_long: bool = False) -> None:
+        """Give back an attempt that was not claimed. It ends LOST, which does not count against its trial.
+
+        `is_too_long` is as in `Lost`.
+        """
+        lost = _lost(self._signer, study, [(number, attempt)], reason, is_too_long=is_too_long)
+        run(self._client, "cancel", study, "keep", *lost)
 
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
@@ -468,12 +472,18 @@ class SchedulerChannel:
 
 
 def _lost(
-    signer: Signer, study: str, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False
+    signer: Signer,
+    study: str,
+    attempts: Sequence[tuple[int, int]],
+    reason: str,
+    *,
+    claimed: bool = False,
+    is_too_long: bool = False,
 ) -> list[int | str]:
     """Return arguments of the script `cancel`: number, attempt and sealed Lost event of each attempt."""
     parts: list[int | str] = []
     for number, attempt in attempts:
-        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
+        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed, is_too_long=is_too_long)
         parts += (number, attempt, signer.seal(study, lost))
     return parts
 
