@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-#: seconds from the first time that a class declines a trial until it is sent there again; doubled with each further time
+#: seconds from the first time that a class declines a trial until it is sent there again; doubled each further time
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 
 

@@ -73,6 +73,7 @@ RUN_BY = {
     "shadho-celery dashboard": "test_the_dashboard",
     "picture.py": "test_the_picture_of_the_dashboard",
     "placement.py": "test_the_placement_benchmark",
+    "fleets_of_people.py": "test_the_benchmark_of_fleets",
     "run my_gang": "test_the_gang_of_the_training_readme",
     "run my_ranks": "test_the_process_group_of_the_training_readme",
     "run my_launch": "test_the_launch_of_the_training_readme",

@@ -96,3 +96,13 @@ def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
     last = json.loads(out.strip().splitlines()[-1])
     assert set(last) == {"figures", "goals"}
     assert set(last["goals"]) >= {"redis_study_vs_bare_threads", "redis_study_vs_optuna", "memory_mb_per_100k"}
+
+
+def test_the_benchmark_of_fleets(desk: Desk) -> None:
+    """Every part runs to its figures; here with one seed. Goals of means are not judged by one."""
+    command = next(line for line in COMMANDS if "fleets_of_people.py" in line)
+    out = shell(desk, in_tests(command, "--seeds 1"), seconds=580)
+    last = json.loads(out.splitlines()[-1])
+    assert {*last["figures"]} >= {"spot", "limited", "money"}
+    assert last["goals"]["spot: failed"]["reached"]
+    assert last["goals"]["limited: killed although predicted"]["reached"]

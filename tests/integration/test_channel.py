@@ -475,8 +475,8 @@ def test_a_worker_may_decline_what_nobody_has_claimed_while_another_attempt_runs
     one, other = Channel(client, worker="one"), Channel(client, worker="other")
     assert other.claim("k1", started())
     for _ in range(2):
-        one.decline("k1", 0, 2, "for another machine")
-    lost = Lost(number=0, attempt=2, reason="for another machine", claimed=False)
+        one.decline("k1", 0, 2, "it takes too long here", is_too_long=True)
+    lost = Lost(number=0, attempt=2, reason="it takes too long here", claimed=False, is_too_long=True)
     assert scheduler.drain(0) == [started(), lost]
     assert not one.claim("k1", started(attempt=2))
     assert other.renew("k1", [(0, 1)]) == ["ok"]

@@ -560,3 +560,11 @@ def test_out_of_memory_teaches_nothing_of_seconds() -> None:
     model = CostModel(SUBSPACES)
     model.tell_out_of_memory(net(140.0), "small", HOST)
     assert model.timed("small") == 0
+
+
+def test_the_seconds_of_an_attempt_that_continued_an_interrupted_one_are_not_learned() -> None:
+    generator = np.random.default_rng(0)
+    trial = fresh(NAMES[0], CLASSES[0], generator, seconds=60.0)
+    for continued, learned in ((True, 0), (False, 1), (None, 1)):
+        model = told([measured(trial, continued=continued)])
+        assert model.timed(CLASSES[0]) == learned
