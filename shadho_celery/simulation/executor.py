@@ -526,5 +526,4 @@ class SimulatedExecutor:
     def _lose(self, attempt: Attempt, reason: str, **facts: bool) -> None:
         """Report an attempt as lost. `facts` are those of `Lost`."""
         self._live.lose(attempt.number, attempt.attempt)
-        key = {"number": attempt.number, "attempt": attempt.attempt}
-        self._events.append(Lost(**key, reason=reason, **facts))
+        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, **facts))
