@@ -145,10 +145,11 @@ class CheapestSlots:
         slots = {each.name: each.share for each in classes}
         seconds: dict[str, Mapping[str, float]] = {}
         trials: dict[str, float] = {}
+        known: list[float] = []
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
-        for subspace, number in self.proposals.mix(left).items():
-            if not number:
-                continue
+        mix = self.proposals.mix(left)
+        # A subspace that is not expected to have more trials may still have some, which count for the longest.
+        for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
             params = [each.params for each in drawn]
             for budget, share in budgets:
@@ -156,10 +157,11 @@ class CheapestSlots:
                 for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
                     one = trial.evolve(budget=budget)
                     each = zip(classes, row, strict=True)
-                    kind = f"{subspace} {place} {budget}"
-                    seconds[kind] = {c.name: s * trial.slots if fits(one, c) else math.inf for c, s in each}
-                    trials[kind] = number * share / len(drawn)
-        known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
+                    by_class = {c.name: s * trial.slots if fits(one, c) else math.inf for c, s in each}
+                    known += [s for s in by_class.values() if s < math.inf]
+                    if number := mix.get(subspace, 0.0):
+                        kind = f"{subspace} {place} {budget}"
+                        seconds[kind], trials[kind] = by_class, number * share / len(drawn)
         self._longest = max(known, default=math.inf)
         return self._solved(seconds, trials, slots, prices)
 

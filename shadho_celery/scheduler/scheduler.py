@@ -202,7 +202,8 @@ class Scheduler:
         if self._reservations.reserved:
             self._reservations.see(self.classes)
         if self.cheapest is not None:
-            self.cheapest.see(self.classes, self._began, self._fits)
+            # Without `is_in_time`, which follows from the plan.
+            self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
         self.proposals.see(self._used)
         if self.demand is not None:
             self._follow(self.demand, now)

@@ -538,7 +538,11 @@ def test_a_promoted_trial_tells_whether_a_checkpoint_was_there(own: Runner, tmp_
         outcome = own.run(promoted(tmp_path), lambda report: None)
         assert (outcome.state, outcome.continued) == (TrialState.COMPLETE, checkpoint)
         (tmp_path / "parts" / "weights").touch()
-    assert run(own, "plain", checkpoint_dir=str(tmp_path)).continued is None
+    # A second attempt of a trial that is not promoted tells it, too, and a first one does not.
+    assert run(own, "plain", checkpoint_dir=str(tmp_path)).continued is True
+    second = order("plain", checkpoint_dir=str(tmp_path))
+    first = replace(second, payload=replace(second.payload, attempts=[second.attempt.evolve(attempt=1)]))
+    assert own.run(first, lambda report: None).continued is None
 
 
 def test_the_seconds_of_a_process_that_died_are_never_negative(own: Runner, machine_time: MachineTime) -> None:

@@ -175,3 +175,13 @@ def test_a_line_says_what_another_deadline_costs() -> None:
         play(15_000.0, trials=100)
     assert "in all by the deadline in 4 h" in said[0]
     assert all("; an hour more saves" in line for line in said)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_long_trial_begins_on_a_slow_class_near_the_deadline(seed: int) -> None:
+    """Though the plan has none of its kind left, or has just left it out there."""
+    families = {**FAMILIES, "net": Family(seconds={"gpu": 60, "cpu": 4000})}
+    described = cluster(families=families, trials=200)
+    by_time = simulate(described, seed=seed)
+    by_money = simulate(described, place_by="money", deadline=2.0 * by_time.seconds, seed=seed)
+    assert by_money.seconds <= 2.1 * by_time.seconds
