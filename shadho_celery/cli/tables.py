@@ -202,6 +202,7 @@ def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
     else:
         time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
     spent = [report.money_words] if report.money else []
+    spent += [report.deadline_words] if report.deadline_words else []
     versions = () if run is None else run.versions
     return [*time, *spent, *place_lines(report.hosts, report.codes, versions)]
 

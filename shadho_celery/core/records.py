@@ -20,6 +20,7 @@ from shadho_celery import __version__
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Bytes, Name, Number, Place, Price, StoredMoment
+from shadho_celery.core.units import money
 
 #: bytes of one class in `AttemptRecord.placed`: three numbers of 32 bits
 CLASS_BYTES = 12
@@ -48,6 +49,25 @@ class End(str, Enum):
     UNCLAIMED = "unclaimed"
 
     __str__ = str.__str__
+
+
+class MoneyPlan(Struct, frozen=True, kw_only=True):
+    """What a study that is placed by money expects, as of its latest plan."""
+
+    #: seconds since the epoch at which its trials should have ended
+    deadline: StoredMoment
+    #: money for all of its trials, those that have ended included; None if the deadline cannot be kept
+    money: Annotated[float, Meta(ge=0, le=1e18)] | None = None
+    #: money that an hour more saves at most, and that an hour less costs at least
+    an_hour: Annotated[float, Meta(ge=0, le=1e18)] = 0.0
+
+    @property
+    def hour_words(self) -> str:
+        """What another deadline would cost."""
+        if self.an_hour < 0.005:
+            return "an hour more saves nothing"
+        amount = money(self.an_hour)
+        return f"an hour more saves up to {amount}, an hour less costs at least {amount}"
 
 
 class Leaving(str, Enum):

@@ -64,6 +64,8 @@ def _on_what(data: StudyData) -> Iterator[str]:
     yield f"The study began at {since}; trials ran for {took(report.active_seconds)}."
     if report.money:
         yield f"{_upper(report.money_words)}."
+    if report.deadline_words:
+        yield f"{_upper(report.deadline_words)}."
 
 
 def _found(data: StudyData, importance: str | None) -> Iterator[str]:

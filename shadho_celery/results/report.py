@@ -7,6 +7,7 @@ give the same report.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
-from shadho_celery.core.units import counted, money
+from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.trial import TrialResult, Values
@@ -165,12 +166,30 @@ class StudyReport(Overview):
     money: Mapping[str, float]
     #: money that had been spent when the best trial ended; None without a best trial or prices
     money_to_best: float | None
+    #: seconds since the epoch at which its last trial ended; None if none has
+    last_end: float | None
 
     @property
     def is_spent(self) -> bool:
         """True if the trials have cost the money that the latest limit allows."""
         most = self.record.settings.get("max_cost")
         return most is not None and sum(self.money.values()) >= most
+
+    @property
+    def deadline_words(self) -> str:
+        """Whether the deadline of a study that is placed by money is kept, and what another one costs; else ""."""
+        plan = self.record.money_plan
+        if plan is None:
+            return ""
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(plan.deadline))
+        early = plan.deadline - (self.last_end or 0.0)
+        if self.running_on is None and self.asked and self.ended >= self.asked:
+            when = f"{duration(abs(early))} {'before' if early >= 0 else 'after'}"
+            return f"placed by money: ended {when} its deadline, {at}; by the last plan {plan.hour_words}"
+        if plan.money is None:
+            return f"placed by money: the deadline {at} cannot be kept, so trials are placed by time"
+        kept = f"about {money(plan.money)} in all by the deadline {at}"
+        return f"placed by money: {kept}; {plan.hour_words}"
 
     @property
     def money_words(self) -> str:
@@ -251,6 +270,7 @@ def report_of(
         warm_start=len(known.warm_start),
         money=(spent := store.spent(key)),
         money_to_best=_money_to_best(store, key, trials.best) if spent else None,
+        last_end=trials.last_end(),
     )
 
 

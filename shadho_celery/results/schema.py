@@ -58,6 +58,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "warm_start": report.warm_start,
         "money": dict(report.money),
         "money_to_best": report.money_to_best,
+        "money_plan": to_builtins(record.money_plan),
         "classes": {
             name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))
             | {"slots": None if run is None else slots.get(name, 0)}

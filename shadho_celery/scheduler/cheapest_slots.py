@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.records import MoneyPlan
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.core.units import duration, money
 from shadho_celery.placement.base import Fits
@@ -80,10 +81,7 @@ class CheapestSlots:
             return None
         spent = self._study.recorder.spending(self._study.clock.wall())
         total = f"about {money(spent + self.plan.money)} in all by the deadline in {duration(self._seconds_left)}"
-        if self.plan.an_hour < 0.005:
-            return f"{total}; an hour more saves nothing"
-        amount = money(self.plan.an_hour)
-        return f"{total}; an hour more saves up to {amount}, an hour less costs at least {amount}"
+        return f"{total}; {self._recorded(self.plan).hour_words}"
 
     def is_in_time(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return False if a trial would probably end after the deadline on a class, and clearly sooner on another."""
@@ -118,12 +116,21 @@ class CheapestSlots:
         known = {each.name: prices.get(each.name) or 0.0 for each in classes}
         if self.model.has_learned:
             self.plan = self._planned(classes, known, int(left), fits)
+            self._study.note_money_plan(self._recorded(self.plan))
             if self.plan is None:
                 self.notice = (
                     f"the deadline of {duration(self.seconds)} cannot be kept, so trials are placed by time from now on"
                 )
                 return
         self.slots = {each.name: self._slots(each, known) for each in classes}
+
+    def _recorded(self, plan: Cheapest | None) -> MoneyPlan:
+        now = self._study.clock.wall()
+        deadline = round(now + self._seconds_left)
+        if plan is None:
+            return MoneyPlan(deadline=deadline)
+        spent = self._study.recorder.spending(now)
+        return MoneyPlan(deadline=deadline, money=spent + plan.money, an_hour=max(0.0, plan.an_hour))
 
     def release(self) -> None:
         """Use all slots until the next plan. Call this if no trial can run on the chosen ones."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shadho_celery.core.actions import Action
 from shadho_celery.core.payload import StudyKey
-from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
+from shadho_celery.core.records import AttemptRecord, MachineRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import Moment, Name, Report, Trial
 
 #: URL of the store of a command without --store
@@ -19,7 +19,7 @@ DEFAULT_STORE = "sqlite:///shadho.db"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials. Only `settings`, `in_force`, `choices`, `decade` and `classes` change."""
+    """A study without its trials. Only `settings`, `in_force` and what follows change, without `tree`."""
 
     #: globally unique, because studies of several stores may share one Redis; also used in names of folders
     key: StudyKey
@@ -39,6 +39,8 @@ class StudyRecord:
     choices: Mapping[str, str] = field(default_factory=dict)
     #: decade of the seconds of its first trials, by which `auto` divides proposals; None until they have ended
     decade: Annotated[float, Meta(gt=0)] | None = None
+    #: its latest plan, if it is placed by money
+    money_plan: MoneyPlan | None = None
     #: the space in the machine-readable form of `space.stored`; None if it was not given
     tree: Mapping[str, Any] | None = None
     #: names of the compute classes that its attempts could go to, in the order of `AttemptRecord.placed`
@@ -85,6 +87,7 @@ class Store(Protocol):
         reported: Iterable[Report],
         choices: Mapping[str, str] | None = None,
         decade: float | None = None,
+        money_plan: MoneyPlan | None = None,
         attempted: Sequence[AttemptRecord] = (),
         seen: Sequence[SessionRecord | MachineRecord] = (),
         classes: Sequence[str] | None = None,

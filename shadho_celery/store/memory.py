@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
+from shadho_celery.core.records import AttemptRecord, MachineRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost
 
@@ -43,6 +43,7 @@ class MemoryStore:
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
         decade: float | None = None,
+        money_plan: MoneyPlan | None = None,
         attempted: Sequence[AttemptRecord] = (),
         seen: Sequence[SessionRecord | MachineRecord] = (),
         classes: Sequence[str] | None = None,

@@ -48,7 +48,7 @@ _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 #: columns of the table `studies` with JSON
-RECORD_JSON = ("space", "settings", "in_force", "choices", "tree", "classes")
+RECORD_JSON = ("space", "settings", "in_force", "choices", "tree", "classes", "money_plan")
 _SETTINGS = get_type_hints(StudySettings, include_extras=True)
 #: maximum length of a text that is read from a store; this package has not written longer ones
 LONGEST = 20_000_000

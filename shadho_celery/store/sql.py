@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import Any, TypeGuard, TypeVar
 
 import sqlalchemy as sa
+from msgspec import to_builtins
 from msgspec.structs import asdict
 from sqlalchemy.dialects import sqlite
 
@@ -28,7 +29,7 @@ from shadho_celery.core.arguments import RESUME, STUDY, repair, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
+from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, MoneyPlan, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
@@ -357,6 +358,7 @@ class SqlStore:
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
         decade: float | None = None,
+        money_plan: MoneyPlan | None = None,
         attempted: Sequence[AttemptRecord] = (),
         seen: Sequence[SessionRecord | MachineRecord] = (),
         classes: Sequence[str] | None = None,
@@ -372,7 +374,8 @@ class SqlStore:
         for report in reported:
             first.setdefault((report.number, report.attempt, report.step), report)
         rows = [{"study": key, **asdict(report)} for report in first.values()]
-        noted = {"choices": choices, "decade": decade, "classes": classes}
+        plan = None if money_plan is None else to_builtins(money_plan)
+        noted = {"choices": choices, "decade": decade, "money_plan": plan, "classes": classes}
         facts = {"lock_expires": now + LOCK_SECONDS, **{name: fact for name, fact in noted.items() if fact is not None}}
         has_changed = bool(new or changed or attempted or asked)
 

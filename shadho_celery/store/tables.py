@@ -56,6 +56,8 @@ studies = sa.Table(
     sa.Column("choices", sa.JSON(none_as_null=True)),
     #: decade of the seconds of its first trials, by which `auto` divides proposals; null until they have ended
     sa.Column("decade", sa.Float),
+    #: its latest plan, if it is placed by money
+    sa.Column("money_plan", sa.JSON(none_as_null=True)),
     #: the space in machine-readable form, from which the values of trials are computed
     sa.Column("tree", sa.JSON(none_as_null=True)),
     #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`

@@ -24,6 +24,7 @@ from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
+from shadho_celery.core.records import MoneyPlan
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -108,6 +109,8 @@ class StudyState(StudyTrials):
         self._has_chosen = self.choices != record.choices
         #: recorded decade of the first trials' seconds, or None; and True if `commit` must write it
         self.decade, self._has_decade = record.decade, False
+        #: latest plan of a study that is placed by money, which `commit` has not written yet
+        self._money_plan: MoneyPlan | None = None
         #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
         #: numbers of trials in flight that somebody has cancelled
@@ -322,6 +325,12 @@ class StudyState(StudyTrials):
         if self.decade is None:
             self.decade, self._has_decade = seconds, True
 
+    def note_money_plan(self, plan: MoneyPlan) -> None:
+        """Record the latest plan of a study that is placed by money."""
+        if plan != self.record.money_plan:
+            self._money_plan = plan
+            self.record = dataclasses.replace(self.record, money_plan=plan)
+
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
         """Put a trial into the queue from which `next_waiting` takes: at the end, or with `first` at the front."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
@@ -451,6 +460,7 @@ class StudyState(StudyTrials):
                 reported=self._reports,
                 choices=self.choices if self._has_chosen else None,
                 decade=self.decade if self._has_decade else None,
+                money_plan=self._money_plan,
                 attempted=recorder.attempted(self.clock.wall()),
                 seen=recorder.seen,
                 classes=recorder.classes,
@@ -460,7 +470,7 @@ class StudyState(StudyTrials):
             self.wait_for_store(error)
             return False
         self.rewritten.update(rewritten)
-        self._has_chosen = self._has_decade = False
+        self._has_chosen, self._has_decade, self._money_plan = False, False, None
         self._unwritten.clear()
         self._reports.clear()
         if (classes := recorder.classes) is not None:

@@ -296,6 +296,11 @@ class FinishedTrials:
         blocks = zip(places.tolist(), np.split(table, starts)[1:], strict=True)
         return {str(self._names[place]): self._by_class(block) for place, block in blocks}
 
+    def last_end(self) -> float | None:
+        """Return the seconds since the epoch at which the last trial ended; None if none has."""
+        table = self._table()
+        return float(table["finished_at"].max()) if len(table) else None
+
     def active_seconds(self) -> float:
         """Return the seconds from the first start to the last end, without pauses of more than PAUSE_SECONDS.
 

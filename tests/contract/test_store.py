@@ -25,6 +25,7 @@ from msgspec.structs import asdict, replace
 from shadho_celery.core import columns
 from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.columns import Summary
+from shadho_celery.core.records import MoneyPlan
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
@@ -202,6 +203,14 @@ def test_the_decade_of_its_trials_is_kept_with_a_turn_of_the_loop(store: SqlStor
     for decade, kept in ((None, None), (0.1, 0.1), (None, 0.1)):
         store.write("k1", fence, NOW, decade=decade)
         assert store.find("study k1").decade == kept
+
+
+def test_the_plan_of_its_money_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
+    fence = begun(store)
+    plans = MoneyPlan(deadline=NOW, money=3.5, an_hour=0.25), MoneyPlan(deadline=NOW)
+    for plan, kept in ((None, None), (plans[0], plans[0]), (None, plans[0]), (plans[1], plans[1])):
+        store.write("k1", fence, NOW, money_plan=plan)
+        assert store.find("study k1").money_plan == kept
 
 
 def test_what_people_have_asked_of_a_study_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
@@ -597,7 +606,7 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
 # A database of an earlier version, without columns that were added later
 
 NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "choices"}
-NEWER |= {"losses", "constraints", "violation", "continued", "decade", "change", "classes"}
+NEWER |= {"losses", "constraints", "violation", "continued", "decade", "change", "classes", "money_plan"}
 NEWER_TABLES = {"attempts", "sessions", "machines"}
 
 

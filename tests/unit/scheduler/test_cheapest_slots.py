@@ -9,7 +9,7 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery.cli.live import cheapest_lines
-from shadho_celery.core.records import MachineRecord, Present
+from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
 from shadho_celery.core.settings import StudySettings, read_settings
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.plan import Plan
@@ -84,6 +84,16 @@ def test_further_trials_have_the_budgets_of_the_latest_ones_and_at_first_those_o
     assert shares[0] == pytest.approx({1.0: 9 / 13, 3.0: 3 / 13, 9.0: 1 / 13})
     latest = Counter(trial.budget for trial in found.study)
     assert shares[-1] == pytest.approx({each: (latest[each] + 30 * shares[0][each]) / 90 for each in shares[0]})
+
+
+def test_the_latest_plan_is_recorded_with_the_study() -> None:
+    by_time = play(trials=60)
+    plan = play(3.0 * by_time.seconds, trials=60).study.record.money_plan
+    assert plan is not None
+    assert (plan.deadline, plan.money is not None) == (pytest.approx(3.0 * by_time.seconds, abs=2), True)
+    plan = play(0.3 * by_time.seconds, trials=60).study.record.money_plan
+    assert plan == MoneyPlan(deadline=plan.deadline if plan else 0.0), "it cannot be kept"
+    assert by_time.study.record.money_plan is None
 
 
 def test_a_deadline_that_cannot_be_kept_is_said_and_all_slots_are_used() -> None:
