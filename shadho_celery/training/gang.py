@@ -38,7 +38,7 @@ from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector, check_seconds
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
-from shadho_celery.training.wire.handshake import Welcome, make_token
+from shadho_celery.training.wire.handshake import make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
 logger = logging.getLogger(__name__)
@@ -110,13 +110,17 @@ class Gang:
         self._codec, self._delay, self._deadline = codec or Raw(), delay, deadline_seconds
         self._host, self._port = host, port
         #: log of the training, with the gradients that made each step; `replay` computes the training again from it
-        self.log = Log()
+        self.log = Log(
+            replicas=replicas,
+            places=self._places,
+            can_replay=isinstance(self.strategy, Sync) and isinstance(self._codec, Raw),
+        )
         #: replica processes on this machine
         self.processes = Processes(start_method)
         #: address by which replicas reach the coordinator, as ``host:port``; None before it listens
         self.address: str | None = None
         #: report of the training, complete at its end
-        self.report = Report(replicas=replicas, backups=0, log=Log(places=self._places))
+        self.report = Report(backups=0, log=self.log)
         self._listener: Listener | None = None
         self._server: socket.socket | None = None
         self._used = False
@@ -169,7 +173,7 @@ class Gang:
     def _by_hand(self, plan: Plan, centre: ModelCentre) -> Iterator[int]:
         for mean in self._train(plan, centre):
             if mean is not None:
-                centre.set_scaled_gradient(mean)
+                centre.set_gradient(mean, scaled=True)
             yield centre.update.done
 
     @property
@@ -208,13 +212,12 @@ class Gang:
         workload = Workload(
             model=plan.model,
             optimizer=plan.optimizer,
-            data=plan.data,
+            batches=batches,
             loss=plan.loss,
             strategy=self.strategy,
             codec=self._codec,
             # The number of examples is readable, because it is what differs most often.
             digest=f"{hashlib.sha256(described.encode()).hexdigest()[:16]}-{batches.size}",
-            places=self._places,
             update=None if self._averages else centre.update,
             weight=plan.weight,
             # Connections within this machine need not be encrypted.
@@ -228,18 +231,17 @@ class Gang:
             plan,
             centre,
             self.context,
+            self.log,
             digest=workload.digest,
-            places=self._places,
             examples=batches.size if isinstance(self.strategy, Sync) else 0,
         )
-        self.log = run.log
         for text in _limit_warnings(self._places, centre.size):
             logger.warning("%s", text)
             run.log.notes.append(text)
         claim = run.claim()
         coordinator = None
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
-            batches = Batches(plan.data, batch=plan.batch, seed=seed, micro_batches=plan.micro_batches, ahead=0)
+            batches.load_ahead(0)
             try:
                 yield from _local_steps(run, Computer(plan.model, plan.loss, batches, weight=plan.weight))
             finally:
@@ -282,13 +284,7 @@ class Gang:
             epoch=epoch,
             digest=workload.digest,
             max_bytes=layout.max_grad_bytes,
-            welcome=Welcome(
-                place=0,
-                places=self._places,
-                seed=run.seed,
-                batch=run.plan.batch,
-                micro_batches=run.plan.micro_batches,
-            ),
+            places=self._places,
             encrypted=workload.encrypted,
             deadline_seconds=self._deadline,
             heartbeat_seconds=min(2.0, self._deadline / 4),
@@ -325,9 +321,8 @@ class Gang:
         if self._listener is not None:
             run.log.refused.update(self._listener.refused)
         report = Report(
-            replicas=self.strategy.replicas,
             backups=coordinator.backups if coordinator else 0,
-            log=run.log,
+            log=self.log,
             loss=run.loss,
             bytes_in=received,
             bytes_out=sent,

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shadho_celery.training.coordinator.backups import Prediction
-
 #: share of accepted gradients below which a warning names a replica
 FEW_ACCEPTED = 0.2
 #: share of batches that were dropped and did not count later above which there is a warning
@@ -48,8 +46,12 @@ class Step(NamedTuple):
 class Log:
     """Log of a training, which the coordinator writes: its steps, and how many vectors of each place counted."""
 
-    #: number of positions in the gang, by which the stream of batches is numbered
+    #: number of replicas N
+    replicas: int = 1
+    #: number of positions in the gang, N + b, by which the stream of batches is numbered
     places: int = 1
+    #: True if the log determines the parameters: each vector is a function of its step and place
+    can_replay: bool = True
     steps: list[Step] = field(default_factory=list)
     #: number of times that a replica joined, by rank; backup replicas have the ranks from N on
     joined: Counter[int] = field(default_factory=Counter)
@@ -73,8 +75,6 @@ class Log:
 class Report:
     """Result of a training: for users, for the study, and for its replay."""
 
-    #: number of replicas N
-    replicas: int
     #: number of backup replicas b, as given or as chosen last
     backups: int
     #: log of the training
@@ -85,8 +85,13 @@ class Report:
     bytes_in: int = 0
     #: bytes sent to the replicas
     bytes_out: int = 0
-    #: predicted step time for each b from 0 on; empty if too few times were recorded, or if the strategy is not `Sync`
-    predictions: Sequence[Prediction] = ()
+    #: predicted seconds per step for each b from 0 on; empty without enough times, or if the strategy is not `Sync`
+    predictions: Sequence[float] = ()
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas N."""
+        return self.log.replicas
 
     @property
     def steps(self) -> int:
@@ -155,7 +160,7 @@ class Report:
             "refused": dict(self.log.refused),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
-            "step_seconds_by_backups": {str(each.backups): each.step_seconds for each in self.predictions},
+            "step_seconds_by_backups": {str(b): seconds for b, seconds in enumerate(self.predictions)},
             "notes": [*self.log.notes, *self.warnings()],
         }
 
@@ -176,7 +181,7 @@ class Report:
             lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
         if self.predictions:
             lines += ["", "seconds per step with b backups, predicted from the recorded times:"]
-            lines += bars({f"b = {each.backups}": each.step_seconds for each in self.predictions}, "{:.3g} s")
+            lines += bars({f"b = {b}": seconds for b, seconds in enumerate(self.predictions)}, "{:.3g} s")
         lines += [f"{many(count, 'frame')} refused: {reason}" for reason, count in self.log.refused.items() if count]
         return "\n".join([*lines, *self.log.notes, *self.warnings()])
 

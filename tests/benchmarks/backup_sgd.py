@@ -224,7 +224,7 @@ def _mean(runs: Sequence[Course]) -> dict[str, float | None]:
 def _expected(strategy: Sync | None, law: Stragglers) -> float:
     """Steps a second by the renewal simulation, where communication takes no time; DDP is b = 0."""
     backups, cancel = (int(strategy.backups), strategy.cancel) if strategy else (0, True)
-    prediction = simulate(
+    seconds = simulate(
         lambda generator, runs, n: law.draw(generator, runs * n).reshape(runs, n),
         REPLICAS,
         backups,
@@ -232,7 +232,7 @@ def _expected(strategy: Sync | None, law: Stragglers) -> float:
         generator=np.random.default_rng(0),
         runs=200,
     )
-    return 1 / prediction.step_seconds
+    return 1 / seconds
 
 
 def replays(settings: Settings) -> Outcome:
@@ -520,7 +520,7 @@ def auto(settings: Settings) -> Outcome:
         tuned = reports[law, "auto"]
         seconds = {b: [report.seconds / report.steps for report in reports[law, b]] for b in tries[law]}
         kept = [report.backups for report in tuned]
-        predicted = [report.predictions[report.backups].step_seconds for report in tuned]
+        predicted = [report.predictions[report.backups] for report in tuned]
         true = [statistics.mean(step.seconds for step in report.log.steps[AUTO_FIRST:]) for report in tuned]
         # Each seed's best b in hindsight.
         over = [chosen / min(row, default=chosen) for chosen, *row in zip(*seconds.values(), strict=True)]

@@ -22,7 +22,7 @@ from shadho_celery.training.wire.frames import (
     Wire,
     control_frame,
 )
-from shadho_celery.training.wire.handshake import Hello, Welcome, make_token, say_hello
+from shadho_celery.training.wire.handshake import Hello, make_token, say_hello
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0
@@ -120,8 +120,7 @@ def _fill(connection: socket.socket, buffer: memoryview) -> None:
 def _bus(vector: Vector, *, encrypted: bool = False) -> Iterator[Mapping[str, Way]]:
     token, most = make_token(), vector.nbytes
     server = listen("127.0.0.1")
-    welcome = Welcome(place=0, places=1, seed=0, batch=1, micro_batches=1)
-    terms = Terms(token=token, epoch=1, digest="", max_bytes=most, welcome=welcome, encrypted=encrypted)
+    terms = Terms(token=token, epoch=1, digest="", max_bytes=most, places=1, encrypted=encrypted)
     listener = Listener(server, terms)
     listener.start()
     params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector))

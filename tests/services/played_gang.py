@@ -29,11 +29,11 @@ from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
 from shadho_celery.training.replica.batches import Batches, Data, Loss, Result, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
-from shadho_celery.training.report import Report
+from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout, Raw
 from shadho_celery.training.wire.frames import Frame, unpack
-from shadho_celery.training.wire.handshake import TrainingOver, Welcome
+from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Shape
 
 EPOCH = 1
@@ -228,9 +228,11 @@ class PlayedGang:
         )
         centre = plan.centre(strategy.replicas)
         layout = Layout(centre.shape, codec or Raw(), places)
-        examples = Batches(data, batch=batch, seed=seed).size if returns and isinstance(strategy, Sync) else 0
+        batches = Batches(data, batch=batch, seed=seed, places=places)
+        examples = batches.size if returns and isinstance(strategy, Sync) else 0
         context = LocalContext(checkpoints=Path(), stopped=lambda: stop(self))
-        self.run = Run(plan, centre, context, digest="", places=places, examples=examples, now=now)
+        log = Log(replicas=strategy.replicas, places=places)
+        self.run = Run(plan, centre, context, log, digest="", examples=examples, now=now)
         self.coordinator = Coordinator(
             self.run, strategy, layout, self.world, epoch=EPOCH, backups=backups, policy=QuorumPolicy(), now=now
         )
@@ -243,12 +245,11 @@ class PlayedGang:
             workload = Workload(
                 model=own,
                 optimizer=optimizer(own),
-                data=data,
+                batches=batches,
                 loss=loss,
                 strategy=strategy,
                 codec=codec or Raw(),
                 digest="",
-                places=places,
                 weight=weight,
                 delay=seconds,
             )
@@ -259,7 +260,7 @@ class PlayedGang:
                 layout=Layout(shape, workload.codec, places),
                 bucket=self._buckets[-1],
                 client=client,
-                welcome=Welcome(place=replica.place, places=places, seed=seed, batch=batch, micro_batches=1),
+                place=replica.place,
                 now=now,
             )
             connected.slowness = slowness
@@ -282,7 +283,6 @@ class PlayedGang:
             for bucket in self._buckets:
                 bucket.remove()
         return Report(
-            replicas=self.strategy.replicas,
             backups=self.coordinator.backups,
             log=self.run.log,
             predictions=self.coordinator.predictions(),

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.training.strategies import check_replicas
-
 Array = NDArray[np.float64]
 #: distribution of response times: (generator, runs, n) -> seconds of one gradient of n replicas, shape (runs, n)
 Law = Callable[[np.random.Generator, int, int], Array]
@@ -202,16 +200,6 @@ class Assignments:
         return places
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Predicted step time for one number of backups."""
-
-    #: number of backup replicas b
-    backups: int
-    #: mean seconds per step
-    step_seconds: float
-
-
 def simulate(
     law: Law,
     replicas: int,
@@ -221,8 +209,8 @@ def simulate(
     generator: np.random.Generator,
     runs: int = RUNS,
     steps: int = STEPS,
-) -> Prediction:
-    """Predict the mean step time of N + b replicas by simulation. A step ends with its N-th gradient.
+) -> float:
+    """Predict the mean seconds per step of N + b replicas by simulation. A step ends with its N-th gradient.
 
     A late replica abandons its stale gradient `cancel_seconds` after the end of the step. If that is None, it finishes
     the gradient.
@@ -243,39 +231,26 @@ def simulate(
             done = np.minimum(done, ended + cancel_seconds)
         free = np.where(begun, done, free)
         began = ended
-    return Prediction(backups=backups, step_seconds=float((began - first).mean()) / (steps - steps // 4))
+    return float((began - first).mean()) / (steps - steps // 4)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Chosen number of backups, with the predictions for all numbers that were compared."""
-
-    #: chosen number of backup replicas b
-    backups: int
-    #: prediction for each b, from 0 on
-    predictions: tuple[Prediction, ...]
-
-
-def choose(
-    law: Law,
-    *,
-    replicas: int,
-    max_backups: int,
-    cancel_seconds: float | None = None,
-    seed: int = 0,
-) -> Choice:
-    """Return the best b from 0 to `max_backups` for N `replicas`, if each backup must shorten the step by WORTH.
-
-    With N fixed, more backups never slow a step down. But each takes a slot, and the last backups gain almost nothing.
-    """
-    check_replicas(replicas, max_backups)
+def predict(
+    law: Law, *, replicas: int, max_backups: int, cancel_seconds: float | None = None, seed: int = 0
+) -> tuple[float, ...]:
+    """Predict the mean seconds per step of N `replicas` for each number b of backups from 0 to `max_backups`."""
     # All simulations use the same seed (common random numbers), so that only b makes a difference.
-    predictions = tuple(
+    return tuple(
         simulate(law, replicas, b, cancel_seconds=cancel_seconds, generator=np.random.default_rng(seed))
         for b in range(max_backups + 1)
     )
-    best = min(predictions, key=lambda each: each.step_seconds * (1 + WORTH * each.backups))
-    return Choice(backups=best.backups, predictions=predictions)
+
+
+def best(predictions: Sequence[float]) -> int:
+    """Return the best b by the predicted seconds per step for each b, if each backup must shorten the step by WORTH.
+
+    With N fixed, more backups never slow a step down. But each takes a slot, and the last backups gain almost nothing.
+    """
+    return min(range(len(predictions)), key=lambda b: predictions[b] * (1 + WORTH * b))
 
 
 @dataclass
@@ -287,15 +262,12 @@ class Tuner:
     cancel_seconds: float | None = None
     seed: int = 0
     times: Times = field(default_factory=Times, init=False)
-    #: last choice; None while too few times are recorded
-    choice: Choice | None = field(default=None, init=False)
     #: step of the next choice; the first choice comes soon, because until then the gang has slots for all its backups
     due: int = field(default=TUNE_EVERY // 5, init=False)
+    #: predicted seconds per step for each b by which b was chosen last; empty while too few times are recorded
+    _predictions: tuple[float, ...] = field(default=(), init=False)
     #: steps of the last probes
     _probes: deque[int] = field(default_factory=lambda: deque(maxlen=PROBES), init=False)
-
-    def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.max_backups)
 
     def probe(self, step: int, late: Sequence[int]) -> int | None:
         """Return one of the `late` places that may finish its gradient of an ended `step`, or None.
@@ -307,29 +279,26 @@ class Tuner:
         self._probes.append(step)
         return late[step % len(late)]
 
-    def at(self, step: int, running: Mapping[int, float] | None = None) -> Choice | None:
+    def at(self, step: int, running: Mapping[int, float] | None = None) -> int | None:
         """Return a newly chosen number of backups if a choice is due at this step, else None.
 
         `running` has the seconds so far of probes, by place. Choosing takes about ten milliseconds.
         """
-        if step < self.due:
-            return None
-        law = self.times.law(running)
-        if law is None:
+        if step < self.due or (law := self.times.law(running)) is None:
             return None
         self.due = step + TUNE_EVERY
-        self.choice = self._choose(law, self.max_backups)
-        return self.choice
+        self._predictions = self._predict(law, self.max_backups)
+        return best(self._predictions)
 
-    def predictions(self) -> Sequence[Prediction]:
-        """Return the predictions of the last choice. If there was no choice, predict from the times recorded so far.
+    def predictions(self) -> tuple[float, ...]:
+        """Return the predicted seconds per step for each b, by which b was chosen last or would be chosen now.
 
         The result is empty if too few times are recorded.
         """
-        if self.choice is not None:
-            return self.choice.predictions
-        law = self.times.law()
-        return () if law is None else self._choose(law, max(PREDICT_UP_TO, self.max_backups)).predictions
+        law = None if self._predictions else self.times.law()
+        return self._predictions if law is None else self._predict(law, max(PREDICT_UP_TO, self.max_backups))
 
-    def _choose(self, law: Law, most: int) -> Choice:
-        return choose(law, replicas=self.replicas, max_backups=most, cancel_seconds=self.cancel_seconds, seed=self.seed)
+    def _predict(self, law: Law, most: int) -> tuple[float, ...]:
+        return predict(
+            law, replicas=self.replicas, max_backups=most, cancel_seconds=self.cancel_seconds, seed=self.seed
+        )

@@ -153,18 +153,19 @@ class ModelCentre:
         self.set_gradient(gradient)
         self.step()
 
-    def set_gradient(self, gradient: Vector) -> None:
-        """Write `gradient` to the parameters' gradients."""
+    def set_gradient(self, gradient: Vector, *, scaled: bool = False) -> None:
+        """Write `gradient` to the parameters' gradients.
+
+        `scaled` multiplies it by `scale`, for a loop that steps the optimizer itself.
+        """
+        if scaled and self.scale != 1.0:
+            gradient = gradient * np.float32(self.scale)
         if gradient is not self.scratch():
             self.scratch()[:] = gradient
         views = self.shape.parameters.on_device(self.scratch())
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
-
-    def set_scaled_gradient(self, gradient: Vector) -> None:
-        """Write `gradient` times `scale` to the parameters' gradients, for a loop that steps the optimizer itself."""
-        self.set_gradient(gradient if self.scale == 1.0 else gradient * np.float32(self.scale))
 
     def step(self) -> None:
         """Take one step of the optimizer along the parameters' gradients, with learning rates multiplied by `scale`."""

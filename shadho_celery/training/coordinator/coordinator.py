@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from shadho_celery.errors import ShadhoError
-from shadho_celery.training.coordinator.backups import Assignments, Prediction, Tuner
+from shadho_celery.training.coordinator.backups import Assignments, Tuner
 from shadho_celery.training.coordinator.centre import Mean
 from shadho_celery.training.coordinator.listener import Arrived, Connection, Event, Inbox, Joined, Left, Rejected
 from shadho_celery.training.coordinator.run import Run
@@ -192,8 +192,8 @@ class Coordinator:
             self.run.skip_step()
             self._start_next_step(self._assignments.idle)
 
-    def predictions(self) -> Sequence[Prediction]:
-        """Return the predicted step time for each b. Empty if too few times are recorded, or if it is not `Sync`."""
+    def predictions(self) -> Sequence[float]:
+        """Return the predicted seconds per step for each b. Empty without enough times, or if it is not `Sync`."""
         return self.tuner.predictions() if isinstance(self.strategy, Sync) else ()
 
     # Events
@@ -409,11 +409,10 @@ class Coordinator:
     def _tune_backups(self) -> None:
         """Set b to the number that the recorded times justify. The other backups rest until b is raised again."""
         probe = self._probe
-        choice = self.tuner.at(self.run.step, None if probe is None else {probe: self._assignments.seconds(probe)})
-        if choice is None or choice.backups == self.backups:
-            return
-        self._note(f"step {self.run.step}: {choice.backups} backups, by the response times recorded so far")
-        self.backups = choice.backups
+        chosen = self.tuner.at(self.run.step, None if probe is None else {probe: self._assignments.seconds(probe)})
+        if chosen is not None and chosen != self.backups:
+            self._note(f"step {self.run.step}: {chosen} backups, by the response times recorded so far")
+            self.backups = chosen
 
     def _note(self, text: str) -> None:
         """Log a message for the user and keep it for the report."""

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
@@ -36,7 +34,6 @@ from shadho_celery.training.wire.handshake import (
     Hello,
     Refused,
     TrainingOver,
-    Welcome,
     parse_quit,
     quit_frame,
     receive_hello,
@@ -215,17 +212,17 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Conditions for the admission of a replica, and the settings in its WELCOME."""
+    """Conditions for the admission of a replica."""
 
     token: str
     #: number of the coordinator's start, from 1
     epoch: int
-    #: digest of model, data and settings; a replica must have the same
+    #: digest of model, batches and settings; a replica must have the same
     digest: str
     #: maximum length of a GRAD payload in bytes
     max_bytes: int
-    #: WELCOME of place 0; the others differ in their place
-    welcome: Welcome
+    #: number of positions in the gang
+    places: int
     #: True if the frames after the handshake are encrypted
     encrypted: bool = False
     #: seconds of silence after which a replica counts as lost
@@ -314,9 +311,9 @@ class Listener:
     def _serve(self, wire: Wire, address: str) -> None:
         admitted: list[Peer] = []
 
-        def admit(hello: Hello) -> Welcome:
+        def admit(hello: Hello) -> int:
             admitted.append(self._admit(wire, hello))
-            return replace(self._terms.welcome, place=admitted[0].place)
+            return admitted[0].place
 
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
@@ -373,9 +370,9 @@ class Listener:
             if self._closing.is_set():
                 raise TrainingOver("the training has ended")
             earlier = [peer for peer in self._peers.values() if peer.rank == hello.rank]
-            free = [place for place in range(self._terms.welcome.places) if place not in self._peers]
+            free = [place for place in range(self._terms.places) if place not in self._peers]
             free = [peer.place for peer in earlier] or ([hello.rank] if hello.rank in free else free)
-            if not free or len(self._peers) - len(earlier) >= self._terms.welcome.places:
+            if not free or len(self._peers) - len(earlier) >= self._terms.places:
                 raise TrainingOver("the gang has all the replicas it can use")
             peer = Peer(wire, place=free[0], rank=hello.rank, max_bytes=self._terms.max_bytes)
             self._peers[peer.place] = peer

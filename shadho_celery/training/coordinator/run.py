@@ -136,19 +136,18 @@ class Run:
         plan: Plan,
         centre: ModelCentre,
         context: Context,
+        log: Log,
         *,
         digest: str,
-        places: int,
         examples: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Dropped batches return after each epoch of `examples` examples, or never if that is 0."""
-        self.plan, self.centre, self.context = plan, centre, context
+        self.plan, self.centre, self.context, self.log = plan, centre, context, log
         #: seed of the data's order and of random draws in the model
         self.seed = context.seed if plan.seed is None else plan.seed
-        self.log = Log(places=places)
         #: batches of the current step
-        self.draws = Draws(places, batch=plan.batch, examples=examples)
+        self.draws = Draws(log.places, batch=plan.batch, examples=examples)
         #: number of steps done; the parameters are those of this step
         self.step = 0
         #: value of the last evaluation, or mean training loss of the last report
@@ -162,8 +161,7 @@ class Run:
         self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
             # The trial's number is left out: a promoted trial has another number but the same folder.
-            settings = (context.gangs, self.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
-            name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+            name = hashlib.sha256(f"{digest}:{centre.settings}".encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
     def claim(self) -> Claim | None:

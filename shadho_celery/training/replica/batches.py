@@ -51,26 +51,18 @@ _KEPT = 2
 class Batches:
     """Stream of batches. Raises UsageError for data of an unsupported type, or with fewer examples than one batch.
 
-    Of a DataLoader, the data set, the collate function and the workers are used. With `ahead`, its workers load the
-    batches of this place before they are asked for.
+    Of a DataLoader, the data set, the collate function and the workers are used, see `load_ahead`.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        *,
-        batch: int,
-        seed: int,
-        places: int = 1,
-        micro_batches: int = 1,
-        ahead: int | None = None,
-    ) -> None:
+    def __init__(self, data: Data, *, batch: int, seed: int, places: int = 1, micro_batches: int = 1) -> None:
         _check_data(data, batch)
         loader = data if isinstance(data, DataLoader) else None
+        #: the loader, if it has workers
+        self.loader = loader if loader is not None and loader.num_workers else None
         self._data = cast(Any, data if loader is None else loader.dataset)
         self._tensors = None if loader is not None else _tensors_of(data)
         self._collate = default_collate if loader is None or loader.collate_fn is None else loader.collate_fn
-        self._loading = _Loading(loader, self, ahead) if loader and loader.num_workers and ahead is not None else None
+        self._loading: _Loading | None = None
         sizes = {len(each) for each in self._tensors} if self._tensors is not None else {len(self._data)}
         if len(sizes) != 1:
             raise UsageError(f"the data's tensors differ in length, {sorted(sizes)}; give one entry for each example")
@@ -88,8 +80,8 @@ class Batches:
 
     @property
     def digest(self) -> str:
-        """Text that is equal for equal data and batch size. For tensors it has shapes, types and three examples."""
-        described: list[object] = [self.size, self.batch]
+        """Text that is equal for equal batches. Of tensors it has shapes, types and three examples."""
+        described: list[object] = [self.size, self.batch, self.seed, self.places, self.micro_batches]
         if self._tensors is not None:
             some = sorted({0, self.size // 2, self.size - 1})
             described += [(tuple(t.shape), str(t.dtype), t[some].flatten()[:64].tolist()) for t in self._tensors]
@@ -117,10 +109,20 @@ class Batches:
             except _Failed as failed:
                 raise UsageError(f"the data set failed in a batch of step {step}: {failed}") from failed.__cause__
 
+    def load_ahead(self, place: int) -> None:
+        """Let the loader's workers load the batches of this place before they are asked for, until `close`."""
+        if self.loader is not None:
+            self._loading = _Loading(self.loader, self, place)
+
     def close(self) -> None:
         """End the loader's workers."""
         if self._loading is not None:
             self._loading.close()
+
+    def move(self, device: torch.device) -> None:
+        """Move tensors that are on a GPU to another one."""
+        if self._tensors is not None:
+            self._tensors = [each.to(device) if each.is_cuda else each for each in self._tensors]
 
     def keyed(self, step: int, place: int, number: int, chosen: Tensor) -> Keyed:
         """Return the indices of a micro-batch with the seed of its random draws."""

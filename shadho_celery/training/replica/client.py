@@ -28,7 +28,6 @@ from shadho_celery.training.wire.handshake import (
     Hello,
     Refused,
     TrainingOver,
-    Welcome,
     parse_quit,
     quit_frame,
     say_hello,
@@ -89,8 +88,8 @@ class Client:
         #: epoch of the coordinator; 0 before the first connection
         self.epoch = 0
 
-    def connect(self) -> Welcome:
-        """Connect to the coordinator, and return its WELCOME. Try again with increasing pauses.
+    def connect(self) -> int:
+        """Connect to the coordinator, and return this replica's place. Try again with increasing pauses.
 
         Raises Refused, TrainingOver, or ShadhoError if there is no connection within `reconnect_seconds`.
         """
@@ -109,11 +108,11 @@ class Client:
             self._sleep(pause)
             pause = min(2 * pause, BACKOFF[1])
 
-    def _connect_once(self) -> Welcome:
+    def _connect_once(self) -> int:
         connection = socket.create_connection(self._address, timeout=HANDSHAKE_SECONDS)
         try:
             wire = Wire(connection, self._now)
-            epoch, welcome = say_hello(wire, self._seat.token, self._hello)
+            epoch, place = say_hello(wire, self._seat.token, self._hello)
             if epoch < self.epoch:
                 raise ConnectionLost(f"a coordinator of epoch {epoch} answered, after one of epoch {self.epoch}")
         except BaseException:
@@ -128,7 +127,7 @@ class Client:
         ]
         for thread in self._threads:
             thread.start()
-        return welcome
+        return place
 
     def _sleep(self, seconds: float) -> None:
         until = self._now() + seconds

@@ -11,14 +11,12 @@ import sys
 import threading
 import time
 import warnings
-from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
@@ -41,7 +39,7 @@ class Processes:
         """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
         process: BaseProcess
         # A daemonic process may not have children, which load the data.
-        daemon = not (isinstance(workload.data, DataLoader) and workload.data.num_workers)
+        daemon = workload.batches.loader is None
         try:
             if self.method == "fork":
                 process = get_context("fork").Process(target=_run, args=(seat, workload, None, server), daemon=daemon)
@@ -81,7 +79,7 @@ def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
 
     Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU.
     """
-    own = copy.deepcopy(workload, {id(workload.data): workload.data})
+    own = copy.deepcopy(workload, {id(workload.batches): workload.batches})
     if on_cpu:
         own.model.cpu()
     return own
@@ -98,15 +96,12 @@ def own_device(model: nn.Module, rank: int) -> torch.device | None:
     return torch.device("cuda", ((device.index or 0) + rank) % torch.cuda.device_count())
 
 
-def move(workload: Workload, device: torch.device) -> Workload:
+def move(workload: Workload, device: torch.device) -> None:
     """Move the model, the optimizer's state, and data that are on a GPU to this process's own GPU."""
     torch.cuda.set_device(device)
     workload.model.to(device)
     workload.optimizer.load_state_dict(workload.optimizer.state_dict())
-    if isinstance(workload.data, tuple | list):
-        data = [each.to(device) if isinstance(each, torch.Tensor) and each.is_cuda else each for each in workload.data]
-        return replace(workload, data=data)
-    return workload
+    workload.batches.move(device)
 
 
 def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:
@@ -119,7 +114,7 @@ def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inh
     if inherited is not None:
         inherited.close()
     if device is not None:
-        workload = move(workload, device)
+        move(workload, device)
     try:
         serve(seat, workload)
     except ShadhoError as error:

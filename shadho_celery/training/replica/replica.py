@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.training.coordinator.update import Update
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight, mixed
+from shadho_celery.training.replica.batches import Batches, Computer, Loss, Result, Weight, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
 from shadho_celery.training.wire.codecs import Codec, Layout
 from shadho_celery.training.wire.frames import Header, Kind
-from shadho_celery.training.wire.handshake import TrainingOver, Welcome
+from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Shape
 
 logger = logging.getLogger(__name__)
@@ -31,19 +31,17 @@ Delay = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Parts that a replica works with: model, data, loss, strategy and codec. They are the same in the whole gang."""
+    """Parts that a replica works with: model, batches, loss, strategy and codec, the same in the whole gang."""
 
     model: nn.Module
     #: the replica's own optimizer, for strategies with local steps
     optimizer: Optimizer
-    data: Data
+    batches: Batches
     loss: Loss
     strategy: Strategy
     codec: Codec
-    #: digest of model, data and settings, which must be equal at both ends
+    #: digest of model, batches and settings, which must be equal at both ends
     digest: str
-    #: number of places of the gang
-    places: int = 1
     #: True if the replica's connection is encrypted
     encrypted: bool = False
     #: schedule and clipping of the replica's own optimizer, for strategies with local steps
@@ -59,7 +57,7 @@ class Workload:
 def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lambda: False) -> None:
     """Act as a replica until the training ends. Raises Refused if the coordinator does not admit this replica."""
     shape = Shape(workload.model)
-    layout = Layout(shape, workload.codec, workload.places)
+    layout = Layout(shape, workload.codec, workload.batches.places)
     client = Client(
         seat,
         workload.digest,
@@ -71,8 +69,8 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
     bucket = Bucket(shape)
     try:
         while True:
-            welcome = client.connect()
-            replica = ConnectedReplica(workload, shape, layout=layout, bucket=bucket, client=client, welcome=welcome)
+            place = client.connect()
+            replica = ConnectedReplica(workload, shape, layout=layout, bucket=bucket, client=client, place=place)
             try:
                 workload.strategy.train(replica)
             except ConnectionLost as error:
@@ -102,21 +100,15 @@ class ConnectedReplica:
         layout: Layout,
         bucket: Bucket,
         client: Client,
-        welcome: Welcome,
+        place: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.size, self.place = layout.size, welcome.place
+        self.size, self.place = layout.size, place
         self._workload, self._shape, self._layout, self._bucket = workload, shape, layout, bucket
         self._client, self._now = client, now
         self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
-        self._batches = Batches(
-            workload.data,
-            batch=welcome.batch,
-            seed=welcome.seed,
-            places=welcome.places,
-            micro_batches=welcome.micro_batches,
-            ahead=self.place,
-        )
+        self._batches = workload.batches
+        self._batches.load_ahead(place)
         self._computer = Computer(workload.model, workload.loss, self._batches, bucket, workload.weight)
         self._update = workload.update or Update(workload.optimizer)
         #: step of the newest parameters that the strategy has read
@@ -147,10 +139,7 @@ class ConnectedReplica:
         result = self._backward(*divmod(number, self._batches.places), draw, abandon, scale)
         if result is None:
             return None
-        vector = self._bucket.finish()
-        if scale != 1.0:
-            vector *= np.float32(1.0 / scale)
-        return Gradient(vector=vector, loss=result.loss, weight=result.weight)
+        return Gradient(vector=self._bucket.finish(scale), loss=result.loss, weight=result.weight)
 
     def descend(self, draw: int) -> float:
         self._shape.buffers.read(self._buffers)

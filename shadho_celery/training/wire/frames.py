@@ -33,7 +33,7 @@ import numpy as np
 
 MAGIC = b"SHGB"
 #: version of the protocol; both ends must have the same
-VERSION = 4
+VERSION = 5
 #: maximum length of a control frame's JSON, and of any frame before the sender has proved that it knows the token
 CONTROL_BYTES = 4096
 #: bytes that are sent, received and checksummed at a time, so that they stay in the core's cache
@@ -62,7 +62,7 @@ class Kind(IntEnum):
 
     #: first frame of each end: a nonce; from the replica also the proof of the token, its rank and its digest
     HELLO = 1
-    #: admission of a replica: its place and the batches to draw
+    #: admission of a replica: its place
     WELCOME = 2
     #: parameters and buffers of a step
     PARAMS = 3

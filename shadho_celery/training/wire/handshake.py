@@ -48,7 +48,6 @@ HANDSHAKE_SECONDS = 10.0
 MAX_REASON = (1000, CONTROL_BYTES - 96)
 
 Number = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
 Record = TypeVar("Record", bound=Struct)
 
 
@@ -79,25 +78,17 @@ class Hello(Struct, frozen=True, kw_only=True):
 
     #: number of the replica in its gang
     rank: Number
-    #: digest of model, data and settings, which must be equal at both ends
+    #: digest of model, batches and settings, which must be equal at both ends
     digest: str
     #: True if the frames after the handshake will be encrypted, which must be equal at both ends
     encrypted: bool = False
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """Admission of a replica: its place, and the stream of batches to draw from."""
+    """Admission of a replica. It knows all settings, because it runs the same objective with the same digest."""
 
     #: position in the gang, from 0; no two connected replicas have the same
     place: Number
-    #: number of positions in the gang, by which the stream of batches is numbered
-    places: Count
-    #: seed of the data's order and of random draws in the model
-    seed: int
-    #: number of examples for one gradient
-    batch: Count
-    #: number of parts of a batch; a gradient may be abandoned between them
-    micro_batches: Count
 
 
 class Quit(Struct, frozen=True, kw_only=True):
@@ -147,11 +138,11 @@ def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
     return control_frame(Kind.QUIT, _content(Quit(reason=cut, error=error)), epoch=epoch)
 
 
-def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epoch: int) -> Hello:
+def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: int) -> Hello:
     """Act as the coordinator. Return the replica's HELLO after its WELCOME is sent.
 
-    `admit` raises Refused or TrainingOver to reject the replica. Raises Refused, TrainingOver, BrokenFrame, EOFError
-    and OSError.
+    `admit` returns the replica's place, or raises Refused or TrainingOver to reject it. Raises Refused, TrainingOver,
+    BrokenFrame, EOFError and OSError.
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     nonce = secrets.token_hex(16)
@@ -164,7 +155,7 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
         if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
         hello = parse(content, Hello, Kind.HELLO)
-        welcome = admit(hello)
+        welcome = Welcome(place=admit(hello))
     except (Refused, TrainingOver, OtherVersion) as error:
         _turn_away(wire, error, epoch)
         raise
@@ -177,8 +168,8 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
     return hello
 
 
-def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
-    """Act as the replica. Return the epoch and the WELCOME.
+def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
+    """Act as the replica. Return the epoch and the place.
 
     Raises Refused, TrainingOver if the gang needs no more replicas, BrokenFrame, EOFError and OSError.
     """
@@ -202,7 +193,7 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
     if hello.encrypted:
         _encrypt(wire, token, challenge, said, Frame(header, payload), is_coordinator=False)
     wire.set_timeout(None)
-    return header.epoch, welcome
+    return header.epoch, welcome.place
 
 
 def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) -> None:

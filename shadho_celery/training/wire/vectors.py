@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -159,8 +160,8 @@ class Bucket:
             with torch.cuda.stream(self._stream):
                 self._host[part].copy_(self._flat[part], non_blocking=True)
 
-    def finish(self) -> Vector:
-        """Return the whole gradient, including parameters that only earlier micro-batches used."""
+    def finish(self, loss_scale: float = 1.0) -> Vector:
+        """Return the whole gradient, divided by `loss_scale`, with parameters that only earlier micro-batches used."""
         for piece, missing in zip(self._pieces, self._missing, strict=True):
             for index in missing:
                 gradient = self._parameters[index].grad
@@ -170,6 +171,8 @@ class Bucket:
         if self._stream is not None:
             self._stream.synchronize()
         self.begin()
+        if loss_scale != 1.0:
+            self.vector *= np.float32(1.0 / loss_scale)
         return self.vector
 
     def remove(self) -> None:

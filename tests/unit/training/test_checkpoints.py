@@ -17,6 +17,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Quantize, Report, gang, replay
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
 from shadho_celery.training.coordinator.run import Plan, Run
+from shadho_celery.training.report import Log
 from shadho_celery.training.wire.codecs import Codec
 
 
@@ -149,7 +150,8 @@ def test_a_training_resumes_with_the_dropped_batches_that_wait(tmp_path: Path) -
     def make() -> Run:
         model = network()
         plan = Plan(model, descent(model), DATA, loss, steps=100, batch=10)
-        return Run(plan, plan.centre(3), LocalContext(checkpoints=tmp_path), digest="", places=3, examples=200)
+        log = Log(replicas=3, places=3)
+        return Run(plan, plan.centre(3), LocalContext(checkpoints=tmp_path), log, digest="", examples=200)
 
     first = make()
     first.claim()

@@ -20,6 +20,7 @@ from shadho_celery.training.coordinator.backups import MIN_TIMES
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Left, Rejected
 from shadho_celery.training.coordinator.run import Diverged, Plan, Run
+from shadho_celery.training.report import Log
 from shadho_celery.training.strategies import Async, Strategy, Sync
 from shadho_celery.training.wire.codecs import Layout, Raw
 from shadho_celery.training.wire.frames import Frame, Header, Kind
@@ -73,7 +74,8 @@ class Play:
         centre = plan.centre(strategy.replicas)
         self.layout = Layout(centre.shape, Raw(), 8)
         self.time = 0.0
-        self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), digest="", places=8, now=self.now)
+        log = Log(replicas=strategy.replicas, places=8)
+        self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), log, digest="", now=self.now)
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         backups = strategy.backups if isinstance(strategy.backups, int) else 2
         self.coordinator = Coordinator(

@@ -131,7 +131,8 @@ def pairs(examples: list[Tensor]) -> Tensor:
 def test_a_loader_with_workers_gives_the_batches_of_its_data_set_in_any_order(micro_batches: int) -> None:
     settings = {"batch": 4, "seed": 7, "places": 3, "micro_batches": micro_batches}
     plain = Batches(Noisy(), **settings)
-    loaded = Batches(DataLoader(Noisy(), num_workers=2), **settings, ahead=1)
+    loaded = Batches(DataLoader(Noisy(), num_workers=2), **settings)
+    loaded.load_ahead(1)
     # In order, after a gap, another place, and an earlier step: only some of them are loaded ahead.
     for step, place in ((3, 1), (4, 1), (7, 1), (8, 2), (2, 1), (8, 1)):
         for (one, share), (other, _) in zip(plain.parts(step, place), loaded.parts(step, place), strict=True):
@@ -147,7 +148,8 @@ def test_a_loaders_collate_function_is_used() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_set_that_raises_is_one_clear_error_also_in_a_worker(workers: int) -> None:
-    batches = Batches(DataLoader(Noisy(bad=5), num_workers=workers), batch=40, seed=0, ahead=0)
+    batches = Batches(DataLoader(Noisy(bad=5), num_workers=workers), batch=40, seed=0)
+    batches.load_ahead(0)
     with pytest.raises(UsageError, match=r"^the data set failed in a batch of step 0: ValueError: no such file$"):
         list(batches.parts(0, 0))
     batches.close()

@@ -25,7 +25,6 @@ from shadho_celery.training.wire.handshake import (
     Quit,
     Refused,
     TrainingOver,
-    Welcome,
     parse_quit,
     proof_of,
     quit_frame,
@@ -35,8 +34,8 @@ from shadho_celery.training.wire.handshake import (
 
 TOKEN = "secret"
 HELLO = Hello(rank=3, digest="same")
-WELCOME = Welcome(place=1, places=4, seed=-(2**80), batch=8, micro_batches=2)
-GOOD = {"place": 0, "places": 1, "seed": 0, "batch": 1, "micro_batches": 1}
+PLACE = 1
+GOOD = {"place": 0}
 
 
 @pytest.fixture
@@ -50,8 +49,8 @@ def ends() -> Iterator[tuple[Wire, Wire]]:
     far.close()
 
 
-def admit(_: Hello) -> Welcome:
-    return WELCOME
+def admit(_: Hello) -> int:
+    return PLACE
 
 
 def in_the_background(work: Callable[[], object]) -> threading.Thread:
@@ -66,11 +65,11 @@ def content(wire: Wire, kind: Kind) -> dict[str, Any]:
 
 def test_both_ends_prove_the_token_and_get_the_records_of_the_other(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
-    heard: list[tuple[int, Welcome]] = []
+    heard: list[tuple[int, int]] = []
     replica = in_the_background(lambda: heard.append(say_hello(far, TOKEN, HELLO)))
     assert receive_hello(near, TOKEN, admit, epoch=7) == HELLO
     replica.join(30)
-    assert heard == [(7, WELCOME)]
+    assert heard == [(7, PLACE)]
 
 
 def test_what_follows_the_handshake_of_an_encrypted_gang_is_read_by_its_two_ends_only(ends: tuple[Wire, Wire]) -> None:
@@ -88,13 +87,13 @@ def test_what_follows_the_handshake_of_an_encrypted_gang_is_read_by_its_two_ends
         far.receive(control_limits(Kind.QUIT), small_buffer)
 
 
-@pytest.mark.parametrize("change", ["rank", "seed"])
+@pytest.mark.parametrize("change", ["rank", "place"])
 def test_a_handshake_that_is_changed_on_its_way_ends_an_encrypted_connection(
     ends: tuple[Wire, Wire], change: str
 ) -> None:
-    """The session key is derived from the whole handshake: a relay cannot give a replica another seat or other data."""
+    """The session key is derived from the whole handshake: a relay cannot give a replica another seat or place."""
     near, far = ends
-    frames = {"rank": Kind.HELLO, "seed": Kind.WELCOME}
+    frames = {"rank": Kind.HELLO, "place": Kind.WELCOME}
 
     def changed(wire: Wire) -> None:
         receive = wire.receive
@@ -247,7 +246,7 @@ def test_a_quit_with_a_wrong_field_is_broken_and_one_without_fields_has_no_reaso
 def test_a_replica_that_is_turned_away_gets_the_reason_in_any_spelling(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
 
-    def refuse(_: Hello) -> Welcome:
+    def refuse(_: Hello) -> int:
         raise TrainingOver("é" * 1000)
 
     def coordinator() -> None:

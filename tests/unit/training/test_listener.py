@@ -31,7 +31,7 @@ from shadho_celery.training.coordinator.listener import (
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
-from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, Welcome, say_hello
+from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 
 TOKEN = "secret"
 SIZE = 1000
@@ -48,7 +48,7 @@ class Hub:
             "token": TOKEN,
             "epoch": 3,
             "digest": "same",
-            "welcome": Welcome(place=0, places=places, seed=5, batch=1, micro_batches=1),
+            "places": places,
             "max_bytes": 4 * SIZE,
             "heartbeat_seconds": 0.1,
         }

@@ -15,6 +15,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
 from shadho_celery.training.coordinator.listener import listen
+from shadho_celery.training.replica.batches import Batches
 from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
 from shadho_celery.training.wire.codecs import Raw
@@ -24,7 +25,8 @@ AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 
 
 def workload(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any) -> Workload:
-    given = {"data": (torch.zeros(4, 1),), "loss": lambda model, batch: model(batch[0]).mean(), **changes}
+    batches = Batches((torch.zeros(4, 1),), batch=1, seed=0)
+    given = {"batches": batches, "loss": lambda model, batch: model(batch[0]).mean(), **changes}
     return Workload(model=model, optimizer=optimizer, strategy=Sync(replicas=1), codec=Raw(), digest="same", **given)
 
 
@@ -66,8 +68,10 @@ def test_a_replica_moves_its_model_and_data_that_are_on_a_gpu_to_its_own(monkeyp
     device, moved = torch.device("cuda", 3), Mock()
     monkeypatch.setattr(torch.cuda, "set_device", moved.device)
     model, here, there = nn.Linear(1, 1), torch.zeros(4, 1), Mock(spec=torch.Tensor, is_cuda=True)
+    batches = Batches((here, here), batch=1, seed=0)
+    batches._tensors = [here, there]
     monkeypatch.setattr(model, "to", moved.model)
-    own = move(workload(model, torch.optim.SGD(model.parameters(), lr=0.1), data=(here, there)), device)
+    move(workload(model, torch.optim.SGD(model.parameters(), lr=0.1), batches=batches), device)
     assert moved.mock_calls == [call.device(device), call.model(device)]
-    assert [*own.data] == [here, there.to.return_value]
+    assert batches._tensors == [here, there.to.return_value]
     there.to.assert_called_once_with(device)

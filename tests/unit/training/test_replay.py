@@ -108,8 +108,8 @@ def test_only_whole_logs_of_sync_can_be_replayed() -> None:
     gap = Log(steps=[Step(step=3, accepted=(0,), loss=0.0, seconds=0.0)])
     with pytest.raises(UsageError, match="does not begin at the first step"):
         replay(model, descent(model), DATA, loss, gap, batch=10)
-    with pytest.raises(UsageError, match="Async"):
-        replay(model, descent(model), DATA, loss, Log(), batch=10, strategy=Async(replicas=2))
+    with pytest.raises(UsageError, match="cannot be replayed"):
+        replay(model, descent(model), DATA, loss, gang(LocalContext(), strategy=Async(replicas=2)).log, batch=10)
 
 
 def test_a_model_has_its_averaged_parameters_in_evaluation_and_at_the_end(context: LocalContext) -> None:

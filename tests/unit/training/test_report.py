@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from shadho_celery.training.coordinator.backups import Prediction
 from shadho_celery.training.report import Log, Report, Step, bars
 
 
 def made(*, refused: Mapping[str, int] | None = None) -> Report:
     log = Log(
+        replicas=2,
         places=3,
         steps=[
             Step(step=n, accepted=(0, 1), loss=1.0, seconds=each)
@@ -26,13 +26,11 @@ def made(*, refused: Mapping[str, int] | None = None) -> Report:
         refused=Counter(refused or {}),
         notes=["replica 2 left at step 50: closed"],
     )
-    curve = (0.4, 0.1)
     return Report(
-        replicas=2,
         backups=1,
         log=log,
         loss=0.25,
-        predictions=[Prediction(backups=b, step_seconds=s) for b, s in enumerate(curve)],
+        predictions=(0.4, 0.1),
     )
 
 
@@ -91,7 +89,7 @@ def test_the_text_has_the_same_figures() -> None:
 
 
 def test_a_training_without_a_step_has_a_report() -> None:
-    empty = Report(replicas=2, backups=0, log=Log())
+    empty = Report(backups=0, log=Log(replicas=2))
     assert empty.percentiles() == {}
     assert "0 steps" in empty.text()
     json.dumps(empty.as_metrics(), allow_nan=False)
@@ -99,14 +97,14 @@ def test_a_training_without_a_step_has_a_report() -> None:
 
 def test_a_count_of_one_has_a_singular_noun() -> None:
     log = Log(places=1, steps=[Step(step=0, accepted=(0,), loss=1.0, seconds=0.5)], refused=Counter({"not finite": 1}))
-    text = Report(replicas=1, backups=0, log=log).text()
+    text = Report(backups=0, log=log).text()
     assert "1 step in 0.5 s (2.0 a second) with 1 replica and 0 backups" in text
     assert "1 frame refused: not finite" in text
 
 
 def test_the_text_has_no_bars_if_no_gradient_was_late() -> None:
-    log = Log(places=2, accepted=Counter({0: 5, 1: 5}))
-    report = Report(replicas=2, backups=0, log=log)
+    log = Log(replicas=2, places=2, accepted=Counter({0: 5, 1: 5}))
+    report = Report(backups=0, log=log)
     assert report.dropped_share() == {0: 0.0, 1: 0.0}
     assert "too late" not in report.text()
     assert "too late" in made().text()

@@ -153,7 +153,7 @@ def test_a_gang_of_two_that_was_killed_and_resumed_equals_an_uninterrupted_one(t
     assert same(model, again)
     replayed = network()
     rule = two_groups(replayed)
-    settings: dict[str, Any] = {"scale_with_replicas": 2, "weight": tokens, "clip": 0.5, "warmup": 5}
+    settings: dict[str, Any] = {"scale_with_replicas": True, "weight": tokens, "clip": 0.5, "warmup": 5}
     schedule = SCHEDULES["cosine"](rule)
     list(replay(replayed, rule, DATA, loss, whole.log, batch=10, seed=5, schedule=schedule, **settings))
     assert same(model, replayed)
