@@ -23,7 +23,7 @@ from shadho_celery.training.process_group import ProcessGroup, process_group
 from shadho_celery.training.replay import replay
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Async, Average, Elastic, Sync
-from shadho_celery.training.wire.codecs import Quantize, Raw
+from shadho_celery.training.wire.codecs import Quantize
 
 __all__ = [
     "Async",
@@ -33,7 +33,6 @@ __all__ = [
     "Gang",
     "ProcessGroup",
     "Quantize",
-    "Raw",
     "Report",
     "Sync",
     "gang",

@@ -37,7 +37,7 @@ from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector, check_seconds
-from shadho_celery.training.wire.codecs import Codec, Layout, Raw
+from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.handshake import make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
@@ -73,7 +73,7 @@ class Gang:
         backups: int | Literal["auto"] = 0,
         *,
         strategy: Strategy | None = None,
-        codec: Codec | None = None,
+        codec: Quantize | None = None,
         host: str | None = None,
         port: int = 0,
         start_seconds: float | None = None,
@@ -107,13 +107,13 @@ class Gang:
             grace_seconds=grace if grace_seconds is None else grace_seconds,
             on_few=on_few,
         )
-        self._codec, self._delay, self._deadline = codec or Raw(), delay, deadline_seconds
+        self._codec, self._delay, self._deadline = codec, delay, deadline_seconds
         self._host, self._port = host, port
         #: log of the training, with the gradients that made each step; `replay` computes the training again from it
         self.log = Log(
             replicas=replicas,
             places=self._places,
-            can_replay=isinstance(self.strategy, Sync) and isinstance(self._codec, Raw),
+            can_replay=isinstance(self.strategy, Sync) and codec is None,
         )
         #: replica processes on this machine
         self.processes = Processes(start_method)
@@ -283,7 +283,7 @@ class Gang:
             token=token,
             epoch=epoch,
             digest=workload.digest,
-            max_bytes=layout.max_grad_bytes,
+            max_bytes=layout.grad_bytes,
             places=self._places,
             encrypted=workload.encrypted,
             deadline_seconds=self._deadline,

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from shadho_celery.objective.context import LocalContext, ReplicaDone
 from shadho_celery.training import gang
 from shadho_celery.training.report import Report
 from shadho_celery.training.strategies import Average, Elastic, Strategy, Sync
-from shadho_celery.training.wire.codecs import Codec, Quantize, Raw
+from shadho_celery.training.wire.codecs import Quantize
 
 REPLICAS, GRADIENTS, BATCH = 8, 250, 16
 RATE, MOMENTUM = 0.1, 0.9
@@ -57,7 +57,7 @@ class Mode:
     """A strategy and a codec."""
 
     strategy: Strategy
-    codec: Codec = field(default_factory=Raw)
+    codec: Quantize | None = None
     #: steps in which each replica computes GRADIENTS gradients
     steps: int = GRADIENTS
 

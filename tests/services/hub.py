@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
-from shadho_celery.training.wire.codecs import Codec, Raw
+from shadho_celery.training.wire.codecs import Quantize
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -51,9 +51,9 @@ class TorchCentre:
 class Hub:
     """Takes vectors by the strategy's rules; steps are counted from 0."""
 
-    def __init__(self, strategy: Strategy, centre: TorchCentre, *, steps: int, codec: Codec | None = None) -> None:
+    def __init__(self, strategy: Strategy, centre: TorchCentre, *, steps: int, codec: Quantize | None = None) -> None:
         self.strategy, self.centre, self.steps = strategy, centre, steps
-        self.codec: Codec = codec or Raw()
+        self.codec = codec
         self.step = 0
         #: bytes of vectors that replicas sent
         self.bytes_in = 0
@@ -70,7 +70,10 @@ class Hub:
             self.bytes_in += len(payload)
             if self.step >= self.steps:
                 raise Over
-            self.codec.decode(payload, vector)
+            if self.codec is None:
+                vector[:] = np.frombuffer(payload, dtype=np.float32)
+            else:
+                self.codec.decode(payload, vector)
             if self.strategy.lockstep:
                 if step != self.step:
                     self.dropped[place] = self.dropped.get(place, 0) + 1
@@ -172,8 +175,8 @@ class HubReplica:
         return loss
 
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
-        generator = np.random.default_rng([self._seed, step, self.place])
-        self.hub.take(self.place, step, bytes(self.hub.codec.encode(vector, generator)))
+        generator, codec = np.random.default_rng([self._seed, step, self.place]), self.hub.codec
+        self.hub.take(self.place, step, vector.tobytes() if codec is None else codec.encode(vector, generator))
 
     def _backward(self, draw: int) -> float:
         self.draws.append(draw)

@@ -31,7 +31,7 @@ from shadho_celery.training.replica.batches import Batches, Data, Loss, Result, 
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync, Vector
-from shadho_celery.training.wire.codecs import Codec, Layout, Raw
+from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.frames import Frame, unpack
 from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Shape
@@ -204,7 +204,7 @@ class PlayedGang:
         steps: int,
         batch: int = 1,
         seed: int = 0,
-        codec: Codec | None = None,
+        codec: Quantize | None = None,
         weight: Weight | None = None,
         slowness: Callable[[Tensor], float] | None = None,
         returns: bool = True,
@@ -227,7 +227,7 @@ class PlayedGang:
             on_step=None if on_step is None else lambda step, loss: on_step(self, step),
         )
         centre = plan.centre(strategy.replicas)
-        layout = Layout(centre.shape, codec or Raw(), places)
+        layout = Layout(centre.shape, codec, places)
         batches = Batches(data, batch=batch, seed=seed, places=places)
         examples = batches.size if returns and isinstance(strategy, Sync) else 0
         context = LocalContext(checkpoints=Path(), stopped=lambda: stop(self))
@@ -248,7 +248,7 @@ class PlayedGang:
                 batches=batches,
                 loss=loss,
                 strategy=strategy,
-                codec=codec or Raw(),
+                codec=codec,
                 digest="",
                 weight=weight,
                 delay=seconds,

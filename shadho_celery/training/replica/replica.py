@@ -18,7 +18,7 @@ from shadho_celery.training.coordinator.update import Update
 from shadho_celery.training.replica.batches import Batches, Computer, Loss, Result, Weight, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
-from shadho_celery.training.wire.codecs import Codec, Layout
+from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.frames import Header, Kind
 from shadho_celery.training.wire.handshake import TrainingOver
 from shadho_celery.training.wire.vectors import Bucket, Shape
@@ -39,7 +39,7 @@ class Workload:
     batches: Batches
     loss: Loss
     strategy: Strategy
-    codec: Codec
+    codec: Quantize | None
     #: digest of model, batches and settings, which must be equal at both ends
     digest: str
     #: True if the replica's connection is encrypted
@@ -161,9 +161,8 @@ class ConnectedReplica:
         self._shape.buffers.read(self._buffers)
         header = Header(kind=Kind.GRAD, epoch=self._client.epoch, sender=self.place, step=step)
         # After a restart, a vector is rounded as it was before.
-        generator = np.random.default_rng(mixed(self._batches.seed, self.place, step, 2))
-        encoded = self._workload.codec.encode(vector, generator)
-        self._client.send(self._layout.grad(header, loss, self._buffers, encoded, weight))
+        seed = mixed(self._batches.seed, self.place, step, 2)
+        self._client.send(self._layout.grad(header, loss, weight, self._buffers, vector, seed=seed))
 
     def _backward(
         self, step: int, place: int, draw: int, abandon: Callable[[], bool] | None, loss_scale: float = 1.0

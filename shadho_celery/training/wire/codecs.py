@@ -1,6 +1,6 @@
 """Payloads of PARAMS and GRAD frames, which contain only little-endian numbers.
 
-A codec encodes a replica's vector: as plain float32, or by unbiased quantisation to a few bits per number.
+A replica's vector is sent as float32, or by unbiased quantisation to a few bits per number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,38 +35,6 @@ if sys.byteorder != "little":
     raise UsageError("this machine is big-endian; training across processes needs a little-endian one")
 
 
-class Codec(Protocol):
-    """Codec between vectors and bytes. In expectation, the decoded vector equals the vector that was encoded."""
-
-    def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        """Return a vector as bytes, which may share the vector's memory. `generator` is for random rounding."""
-        ...
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        """Decode a vector into `out`. Raises ValueError if `payload` is not an encoded vector of that size."""
-        ...
-
-    def max_bytes(self, size: int) -> int:
-        """Return the maximum number of bytes of an encoded vector of `size` numbers. Receivers refuse longer frames."""
-        ...
-
-
-@dataclass(frozen=True)
-class Raw:
-    """No compression: four bytes per number, as in memory."""
-
-    def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
-        return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        if len(payload) != 4 * out.size:
-            raise ValueError(f"{len(payload)} bytes are not a vector of {out.size} numbers")
-        out[:] = np.frombuffer(payload, dtype="<f4")
-
-    def max_bytes(self, size: int) -> int:
-        return 4 * size
-
-
 @dataclass(frozen=True)
 class Quantize:
     """Stochastic rounding to a sign and 2^(bits-1) - 1 magnitudes, scaled by the maximum of each block of 256 numbers.
@@ -83,7 +50,8 @@ class Quantize:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
             raise UsageError(f"Quantize has {self.bits!r} bits; give a whole number, {MIN_BITS} to {MAX_BITS}")
 
-    def encode(self, vector: Vector, generator: np.random.Generator) -> Buffer:
+    def encode(self, vector: Vector, generator: np.random.Generator) -> bytes:
+        """Return a vector as bytes. `generator` is for the random rounding."""
         top = 2 ** (self.bits - 1) - 1
         parts = [_HEADER.pack(self.bits, vector.size)]
         for part in _chunks(vector.size):
@@ -105,8 +73,9 @@ class Quantize:
         return b"".join(parts)
 
     def decode(self, payload: Buffer, out: Vector) -> None:
+        """Decode a vector into `out`. Raises ValueError if `payload` is not an encoded vector of that size."""
         bits, size = _HEADER.unpack_from(payload) if len(payload) >= _HEADER.size else (0, 0)
-        if (bits, size) != (self.bits, out.size) or len(payload) != encoded_bytes(size, bits):
+        if (bits, size) != (self.bits, out.size) or len(payload) != self.encoded_bytes(size):
             raise ValueError(f"{len(payload)} bytes are not a quantised vector of {out.size} numbers")
         top = 2 ** (bits - 1) - 1
         at = _HEADER.size
@@ -121,16 +90,12 @@ class Quantize:
             with np.errstate(invalid="ignore"):
                 out[part] = (whole.reshape(-1, BLOCK) * (scales / top)[:, None]).reshape(-1)[:n]
 
-    def max_bytes(self, size: int) -> int:
-        return encoded_bytes(size, self.bits)
-
-
-def encoded_bytes(size: int, bits: int) -> int:
-    """Return the size of a quantised vector in bytes: header, and for each chunk its scales and one plane per bit."""
-    chunks, rest = divmod(size, CHUNK)
-    return _HEADER.size + sum(
-        count * (4 * _blocks(n) + bits * _bytes(n)) for count, n in ((chunks, CHUNK), (1, rest)) if n
-    )
+    def encoded_bytes(self, size: int) -> int:
+        """Return the bytes of an encoded vector of `size` numbers: a header, scales, and one plane per bit."""
+        chunks, rest = divmod(size, CHUNK)
+        return _HEADER.size + sum(
+            count * (4 * _blocks(n) + self.bits * _bytes(n)) for count, n in ((chunks, CHUNK), (1, rest))
+        )
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -161,14 +126,16 @@ class Layout:
     """Layout of a model's payloads.
 
     PARAMS has parameters, buffers, the loss scale, and the number of each place's batch. GRAD has loss, weight, buffers
-    and an encoded vector.
+    and a vector, encoded if there is a codec.
     """
 
-    def __init__(self, shape: Shape, codec: Codec, places: int) -> None:
+    def __init__(self, shape: Shape, codec: Quantize | None, places: int) -> None:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
         #: length of a PARAMS vector; the scale and a batch's number take the place of two numbers each
         self.params_size = self.size + self.buffers + 2 * (1 + places)
-        self.max_grad_bytes = _PREFIX.size + 4 * self.buffers + codec.max_bytes(self.size)
+        #: length of the vector in a GRAD, in bytes
+        self._vector_bytes = 4 * self.size if codec is None else codec.encoded_bytes(self.size)
+        self.grad_bytes = _PREFIX.size + 4 * self.buffers + self._vector_bytes
 
     def split(self, params: Vector) -> tuple[Vector, Vector]:
         """Return views of the parameters and of the buffers of a PARAMS vector."""
@@ -185,24 +152,27 @@ class Layout:
         orders = params[self.size + self.buffers :]
         return float(orders[:2].view(np.float64)[0]), int(orders[2:].view(np.int64)[place])
 
-    def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer, weight: float = 1.0) -> Frame:
-        """Return the GRAD frame of a replica's encoded vector."""
-        return Frame(header, _PREFIX.pack(loss, weight), buffers.data, encoded)
+    def grad(self, header: Header, loss: float, weight: float, buffers: Vector, vector: Vector, *, seed: int) -> Frame:
+        """Return the GRAD frame of a replica's vector. `seed` is for random rounding."""
+        sent: Buffer = np.ascontiguousarray(vector, dtype=np.float32).data
+        if self.codec is not None:
+            sent = self.codec.encode(vector, np.random.default_rng(seed))
+        return Frame(header, _PREFIX.pack(loss, weight), buffers.data, sent)
 
     def read_grad(self, payload: memoryview) -> tuple[float, float, Vector, Vector]:
         """Return the loss, the weight, the buffers and the vector of a GRAD. Raises BrokenFrame if it is not valid.
 
         The buffers are a view of `payload`, and so is a vector that is not encoded.
         """
-        if len(payload) < _PREFIX.size + 4 * self.buffers:
-            raise BrokenFrame("the GRAD is too short for its buffers")
+        if len(payload) != self.grad_bytes:
+            raise BrokenFrame(f"the GRAD has {len(payload)} bytes, but {self.grad_bytes} belong to this model")
         loss, weight = _PREFIX.unpack_from(payload)
         if not 0 <= weight < math.inf:
             raise BrokenFrame(f"the GRAD has the weight {weight}")
         rest = payload[_PREFIX.size :]
         buffers = np.frombuffer(rest[: 4 * self.buffers], dtype=np.float32)
         encoded = rest[4 * self.buffers :]
-        if isinstance(self.codec, Raw) and len(encoded) == 4 * self.size:
+        if self.codec is None:
             return loss, weight, buffers, np.frombuffer(encoded, dtype=np.float32)
         out = np.empty(self.size, dtype=np.float32)
         try:

@@ -18,7 +18,6 @@ All frames of the handshake have this format. If the gang is encrypted, later fr
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import threading
@@ -29,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 
 MAGIC = b"SHGB"
@@ -167,20 +167,10 @@ def checksum(chunk: Buffer, crc: int) -> int:
     return zlib.crc32(chunk, crc)
 
 
-def control_frame(kind: Kind, content: Mapping[str, object] | None = None, *, epoch: int = 0, step: int = 0) -> Frame:
-    """Return a frame whose payload is a small JSON object."""
-    return Frame(Header(kind=kind, epoch=epoch, step=step), json.dumps(content or {}).encode())
-
-
-def control_content(payload: Buffer) -> dict[str, object]:
-    """Return the JSON object of a control frame without checking its fields. Raises BrokenFrame."""
-    try:
-        content = json.loads(bytes(payload))
-    except (ValueError, RecursionError):
-        raise BrokenFrame("the control frame is not JSON") from None
-    if not isinstance(content, dict):
-        raise BrokenFrame("the control frame is not a JSON object")
-    return content
+def control_frame(kind: Kind, content: object = None, *, epoch: int = 0, step: int = 0) -> Frame:
+    """Return a frame whose payload is a record as a small JSON object, or empty if `content` is None."""
+    payload = b"" if content is None else msgspec.json.encode(content)
+    return Frame(Header(kind=kind, epoch=epoch, step=step), payload)
 
 
 class Clear:

@@ -17,26 +17,22 @@ the handshake. If the two ends saw different handshakes, they cannot read what f
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-from shadho_celery.core.checks import resolve
+from shadho_celery.core.checks import one_line, resolve
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.wire.frames import (
-    CONTROL_BYTES,
     BrokenFrame,
     Buffer,
     Frame,
     Kind,
     OtherVersion,
     Wire,
-    control_content,
     control_frame,
     control_limits,
     small_buffer,
@@ -44,8 +40,8 @@ from shadho_celery.training.wire.frames import (
 
 #: time limit of the whole handshake in seconds
 HANDSHAKE_SECONDS = 10.0
-#: maximum length of a QUIT's reason, in characters and in bytes of its JSON; the other fields take less than 96 bytes
-MAX_REASON = (1000, CONTROL_BYTES - 96)
+#: maximum characters of a QUIT's reason, each of at most four bytes
+MAX_REASON = 900
 
 Number = Annotated[int, Meta(ge=0)]
 Record = TypeVar("Record", bound=Struct)
@@ -65,16 +61,19 @@ class Challenge(Struct, frozen=True, kw_only=True):
     nonce: str
 
 
-class Proof(Struct, frozen=True, kw_only=True):
-    """Fields of a replica's HELLO that are read before it is authenticated."""
+class Proved(Struct, frozen=True, kw_only=True):
+    """HELLO of a replica, or WELCOME of the coordinator."""
 
-    nonce: str
+    #: the replica's own nonce; empty in a WELCOME
+    nonce: str = ""
     #: HMAC of the role and both nonces under the token, in hexadecimal digits
     proof: str
+    #: JSON of a `Hello` or a `Welcome`, which is read after the proof is checked
+    content: Raw
 
 
 class Hello(Struct, frozen=True, kw_only=True):
-    """Fields of a replica's HELLO that are read after it is authenticated."""
+    """Content of a replica's HELLO."""
 
     #: number of the replica in its gang
     rank: Number
@@ -85,7 +84,7 @@ class Hello(Struct, frozen=True, kw_only=True):
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """Admission of a replica. It knows all settings, because it runs the same objective with the same digest."""
+    """Content of a WELCOME. The replica knows all settings, because it runs the same objective."""
 
     #: position in the gang, from 0; no two connected replicas have the same
     place: Number
@@ -104,7 +103,7 @@ class Quit(Struct, frozen=True, kw_only=True):
 
 
 # Replicas that connect at the same time are admitted by one thread each.
-resolve(Challenge, Proof, Hello, Welcome, Quit)
+resolve(Challenge, Proved, Hello, Welcome, Quit)
 
 
 def make_token() -> str:
@@ -114,28 +113,25 @@ def make_token() -> str:
 
 def proof_of(token: str, role: str, first: str, second: str) -> str:
     """Return the HMAC of a role and both nonces under the token."""
-    return hmac.new(token.encode(), _encoded(f"{role}:{first}:{second}"), "sha256").hexdigest()
+    return hmac.new(token.encode(), f"{role}:{first}:{second}".encode(), "sha256").hexdigest()
 
 
-def parse(content: dict[str, object], record: type[Record], kind: Kind) -> Record:
-    """Convert the JSON of a control frame to its record. Raises BrokenFrame, which names the field."""
+def parse(payload: Buffer | Raw, record: type[Record], kind: Kind) -> Record:
+    """Decode the JSON of a control frame. Raises BrokenFrame, which names a wrong field."""
     try:
-        return msgspec.convert(content, record)
-    except msgspec.ValidationError as error:
-        raise BrokenFrame(f"{kind.name} has a wrong field: {error}") from None
+        return msgspec.json.decode(payload, type=record)
+    except (ValueError, RecursionError) as error:
+        raise BrokenFrame(f"{kind.name} is not valid: {error}") from None
 
 
 def parse_quit(payload: Buffer) -> Quit:
     """Return the record of a QUIT. Raises BrokenFrame."""
-    return parse(control_content(payload), Quit, Kind.QUIT)
+    return parse(payload, Quit, Kind.QUIT)
 
 
 def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
-    """Return a QUIT frame. The reason is cut if it is too long for a control frame."""
-    characters, most_bytes = MAX_REASON
-    lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
-    cut = reason[: sum(length <= most_bytes for length in lengths)]
-    return control_frame(Kind.QUIT, _content(Quit(reason=cut, error=error)), epoch=epoch)
+    """Return a QUIT frame. The reason becomes one line, which is cut if it is too long for a control frame."""
+    return control_frame(Kind.QUIT, Quit(reason=one_line(reason, MAX_REASON), error=error), epoch=epoch)
 
 
 def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: int) -> Hello:
@@ -146,21 +142,19 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: 
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     nonce = secrets.token_hex(16)
-    challenge = control_frame(Kind.HELLO, _content(Challenge(nonce=nonce)), epoch=epoch)
+    challenge = control_frame(Kind.HELLO, Challenge(nonce=nonce), epoch=epoch)
     wire.send(challenge)
     try:
         said = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
-        content = control_content(said.parts[0])
-        offered = parse(content, Proof, Kind.HELLO)
+        offered = parse(said.parts[0], Proved, Kind.HELLO)
         if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
-        hello = parse(content, Hello, Kind.HELLO)
+        hello = parse(offered.content, Hello, Kind.HELLO)
         welcome = Welcome(place=admit(hello))
     except (Refused, TrainingOver, OtherVersion) as error:
         _turn_away(wire, error, epoch)
         raise
-    answer = {**_content(welcome), "proof": proof_of(token, "coordinator", offered.nonce, nonce)}
-    final = control_frame(Kind.WELCOME, answer, epoch=epoch)
+    final = _proved(Kind.WELCOME, welcome, "", proof_of(token, "coordinator", offered.nonce, nonce), epoch)
     wire.send(final)
     if hello.encrypted:
         _encrypt(wire, token, challenge, said, final, is_coordinator=True)
@@ -176,20 +170,19 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
     wire.set_timeout(HANDSHAKE_SECONDS)
     try:
         challenge = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
-        theirs = parse(control_content(challenge.parts[0]), Challenge, Kind.HELLO).nonce
+        theirs = parse(challenge.parts[0], Challenge, Kind.HELLO).nonce
         nonce = secrets.token_hex(16)
-        proof = Proof(nonce=nonce, proof=proof_of(token, "replica", theirs, nonce))
-        said = control_frame(Kind.HELLO, _content(hello, proof))
+        said = _proved(Kind.HELLO, hello, nonce, proof_of(token, "replica", theirs, nonce))
         wire.send(said)
         header, payload = wire.receive(control_limits(Kind.WELCOME, Kind.QUIT), small_buffer)
     except OtherVersion as error:
         raise Refused(f"{error}; install the same shadho_celery on both machines") from None
     if header.kind is Kind.QUIT:
         raise parse_quit(payload).exception()
-    content = control_content(payload)
-    if not _is_proof(content.get("proof"), proof_of(token, "coordinator", nonce, theirs)):
+    answer = parse(payload, Proved, Kind.WELCOME)
+    if not _is_proof(answer.proof, proof_of(token, "coordinator", nonce, theirs)):
         raise Refused("the program at that address does not know the trial's token; check the coordinator's address")
-    welcome = parse(content, Welcome, Kind.WELCOME)
+    welcome = parse(answer.content, Welcome, Kind.WELCOME)
     if hello.encrypted:
         _encrypt(wire, token, challenge, said, Frame(header, payload), is_coordinator=False)
     wire.set_timeout(None)
@@ -213,15 +206,11 @@ def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
         pass
 
 
-def _is_proof(claimed: object, expected: str) -> bool:
+def _proved(kind: Kind, record: Struct, nonce: str, proof: str, epoch: int = 0) -> Frame:
+    content = Raw(msgspec.json.encode(record))
+    return control_frame(kind, Proved(nonce=nonce, proof=proof, content=content), epoch=epoch)
+
+
+def _is_proof(claimed: str, expected: str) -> bool:
     # Compare bytes, because `compare_digest` accepts only text that is ASCII.
-    return isinstance(claimed, str) and hmac.compare_digest(_encoded(claimed), expected.encode())
-
-
-def _encoded(text: str) -> bytes:
-    """Encode any text that JSON can contain, including unpaired surrogates."""
-    return text.encode(errors="surrogatepass")
-
-
-def _content(*records: Struct) -> dict[str, object]:
-    return {name: value for record in records for name, value in msgspec.structs.asdict(record).items()}
+    return hmac.compare_digest(claimed.encode(), expected.encode())

@@ -18,7 +18,6 @@ from shadho_celery.training import Quantize, Report, gang, replay
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
 from shadho_celery.training.coordinator.run import Plan, Run
 from shadho_celery.training.report import Log
-from shadho_celery.training.wire.codecs import Codec
 
 
 class Killed(BaseException):
@@ -72,7 +71,7 @@ def test_a_resumed_training_has_the_same_result_and_a_warning(
 @pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "codec"), [(3, None), (4, None), (3, Quantize(4))], ids=["3", "4", "quantised"])
 def test_a_gang_that_was_killed_and_resumed_equals_an_uninterrupted_one_to_the_bit(
-    tmp_path: Path, replicas: int, codec: Codec | None
+    tmp_path: Path, replicas: int, codec: Quantize | None
 ) -> None:
     """The gradients of a step arrive in another order in each training, and in each step."""
 

@@ -7,22 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from services.cases import cases
+from torch import nn
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
 from shadho_celery.training.wire.codecs import (
     BLOCK,
     CHUNK,
-    Codec,
+    Layout,
     Quantize,
-    Raw,
-    encoded_bytes,
 )
+from shadho_celery.training.wire.frames import Header, Kind
+from shadho_celery.training.wire.vectors import Shape
 
-CODECS: dict[str, Codec] = {
-    "raw": Raw(),
-    **{f"{n} bits": Quantize(n) for n in (2, 3, 5, 8)},
-}
+CODECS = {f"{n} bits": Quantize(n) for n in (2, 3, 5, 8)}
 SIZES = [1, 7, 8, BLOCK, BLOCK + 1, 26_122, CHUNK, CHUNK + 9]
 
 
@@ -30,7 +28,7 @@ def gradient(size: int, seed: int = 0) -> Vector:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
-def there_and_back(codec: Codec, vector: Vector, seed: int = 0) -> Vector:
+def there_and_back(codec: Quantize, vector: Vector, seed: int = 0) -> Vector:
     out = np.full_like(vector, 7.0)
     codec.decode(codec.encode(vector, np.random.default_rng(seed)), out)
     return out
@@ -39,14 +37,14 @@ def there_and_back(codec: Codec, vector: Vector, seed: int = 0) -> Vector:
 @cases("codec", CODECS.values())
 @cases("size", SIZES)
 def test_each_number_is_off_by_at_most_one_level_of_its_block_and_the_payload_within_its_limit(
-    codec: Codec, size: int
+    codec: Quantize, size: int
 ) -> None:
     vector = gradient(size)
     payload = codec.encode(vector, np.random.default_rng(1))
     out = np.empty_like(vector)
     codec.decode(payload, out)
-    assert len(payload) <= codec.max_bytes(size)
-    levels = {"Raw": 1e9}.get(type(codec).__name__, 2 ** (payload[0] - 1) - 1)
+    assert len(payload) == codec.encoded_bytes(size)
+    levels = 2 ** (codec.bits - 1) - 1
     for at in range(0, size, BLOCK):
         block = slice(at, at + BLOCK)
         assert np.abs(out[block] - vector[block]).max() <= 1.0001 * np.abs(vector[block]).max() / levels
@@ -79,21 +77,22 @@ def test_quantising_is_unbiased(bits: int) -> None:
     ],
 )
 def test_the_bytes_are_a_header_a_scale_for_each_block_and_the_bits(size: int, bits: int, expected: int) -> None:
-    assert encoded_bytes(size, bits) == expected
+    assert Quantize(bits).encoded_bytes(size) == expected
     assert len(Quantize(bits).encode(gradient(size), np.random.default_rng(0))) == expected
 
 
 def test_two_bits_are_a_fifteenth_of_the_bytes() -> None:
-    assert Raw().max_bytes(26_122) == 104_488
-    assert 15 < Raw().max_bytes(26_122) / Quantize(2).max_bytes(26_122) < 16
+    assert 15 < 4 * 26_122 / Quantize(2).encoded_bytes(26_122) < 16
 
 
-def test_raw_is_exact_and_shares_the_vectors_memory() -> None:
-    vector = gradient(1000)
-    payload = Raw().encode(vector, np.random.default_rng(0))
+def test_without_a_codec_a_vector_is_exact_and_its_memory_is_sent() -> None:
+    layout = Layout(Shape(nn.Linear(999, 1)), None, 1)
+    vector, buffers = gradient(1000), np.zeros(0, dtype=np.float32)
+    frame = layout.grad(Header(kind=Kind.GRAD), 0.5, 2.0, buffers, vector, seed=0)
     vector[0] = 42.0
-    assert np.frombuffer(payload, dtype=np.float32)[0] == 42.0
-    assert (there_and_back(Raw(), vector) == vector).all()
+    loss, weight, _, received = layout.read_grad(memoryview(b"".join(frame.parts)))
+    assert (loss, weight) == (0.5, 2.0)
+    assert (received == vector).all()
 
 
 def test_eight_bits_are_within_a_percent_or_two() -> None:
@@ -114,7 +113,7 @@ def test_a_whole_gradient_of_zeros_arrives() -> None:
 
 @cases("value", [np.nan, np.inf, -np.inf])
 @cases("codec", CODECS.values())
-def test_a_number_that_is_not_finite_stays_so(codec: Codec, value: float) -> None:
+def test_a_number_that_is_not_finite_stays_so(codec: Quantize, value: float) -> None:
     vector = gradient(3 * BLOCK)
     vector[BLOCK + 5] = value
     out = there_and_back(codec, vector)
@@ -141,7 +140,7 @@ def test_other_numbers_of_bits_than_2_to_8_are_refused(bits: object) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_a_payload_of_another_size_is_refused(codec: Codec) -> None:
+def test_a_payload_of_another_size_is_refused(codec: Quantize) -> None:
     payload = bytes(codec.encode(gradient(300), np.random.default_rng(0)))
     out = np.zeros(300, dtype=np.float32)
     for wrong in (b"", payload[:3], payload[:-1], payload + b"\0", payload[:-4]):

@@ -22,7 +22,7 @@ from shadho_celery.training.coordinator.listener import Arrived, Joined, Left, R
 from shadho_celery.training.coordinator.run import Diverged, Plan, Run
 from shadho_celery.training.report import Log
 from shadho_celery.training.strategies import Async, Strategy, Sync
-from shadho_celery.training.wire.codecs import Layout, Raw
+from shadho_celery.training.wire.codecs import Layout
 from shadho_celery.training.wire.frames import Frame, Header, Kind
 
 EPOCH = 2
@@ -72,7 +72,7 @@ class Play:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         plan = Plan(self.model, optimizer, (), lambda model, batch: model(batch), steps=100, checkpoint_every=0)
         centre = plan.centre(strategy.replicas)
-        self.layout = Layout(centre.shape, Raw(), 8)
+        self.layout = Layout(centre.shape, None, 8)
         self.time = 0.0
         log = Log(replicas=strategy.replicas, places=8)
         self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), log, digest="", now=self.now)
@@ -110,7 +110,7 @@ class Play:
     ) -> None:
         vector = np.array(values, dtype=np.float32)
         header = Header(kind=Kind.GRAD, epoch=epoch, sender=place, step=self.run.step if step < 0 else step)
-        frame = self.layout.grad(header, loss, np.zeros(0, dtype=np.float32), vector.data.cast("B"), weight)
+        frame = self.layout.grad(header, loss, weight, np.zeros(0, dtype=np.float32), vector, seed=0)
         self.send_bytes(place, header, b"".join(frame.parts), at)
 
     def send_bytes(self, place: int, header: Header, payload: bytes, at: float | None = None) -> None:

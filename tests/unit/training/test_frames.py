@@ -21,7 +21,6 @@ from shadho_celery.training.wire.frames import (
     Kind,
     OtherVersion,
     Wire,
-    control_content,
     control_frame,
     small_buffer,
     unpack,
@@ -148,16 +147,6 @@ def test_another_version_has_its_own_error() -> None:
     data[4] = VERSION + 1
     with pytest.raises(OtherVersion, match=f"version {VERSION + 1} of the protocol, this one version {VERSION}"):
         unpack(data)
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [b"", b"no json", b"[1]", b"\xff\xfe", b"[" * 4000],
-    ids=["empty", "text", "a list", "bytes", "too deep"],
-)
-def test_a_control_frame_without_a_json_object_is_broken(payload: bytes) -> None:
-    with pytest.raises(BrokenFrame):
-        control_content(payload)
 
 
 def test_a_timeout_limits_all_following_calls_together(ends: tuple[Wire, socket.socket]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ import pytest
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Clear,
+    Frame,
+    Header,
     Kind,
     Wire,
-    control_content,
     control_frame,
     control_limits,
     small_buffer,
@@ -60,7 +62,11 @@ def in_the_background(work: Callable[[], object]) -> threading.Thread:
 
 
 def content(wire: Wire, kind: Kind) -> dict[str, Any]:
-    return control_content(wire.receive(control_limits(kind), small_buffer)[1])
+    return json.loads(bytes(wire.receive(control_limits(kind), small_buffer)[1]))  # type: ignore[no-any-return]
+
+
+def proved(proof: object, content: object = None, nonce: object = "n") -> dict[str, object]:
+    return {"nonce": nonce, "proof": proof, "content": {} if content is None else content}
 
 
 def test_both_ends_prove_the_token_and_get_the_records_of_the_other(ends: tuple[Wire, Wire]) -> None:
@@ -102,8 +108,8 @@ def test_a_handshake_that_is_changed_on_its_way_ends_an_encrypted_connection(
             header, payload = receive(*arguments)
             if header.kind is not frames[change] or b"proof" not in bytes(payload):
                 return header, payload
-            content = {**control_content(payload), change: 17}
-            told = control_frame(header.kind, content, epoch=header.epoch)
+            said = json.loads(bytes(payload))
+            told = control_frame(header.kind, {**said, "content": {**said["content"], change: 17}}, epoch=header.epoch)
             return unpack(told.head), told.parts[0]
 
         wire.receive = receive_other  # type: ignore[method-assign]
@@ -121,40 +127,58 @@ def test_neither_end_sends_the_token(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
     coordinator = in_the_background(lambda: receive_hello(near, TOKEN, admit, epoch=1))
     theirs = content(far, Kind.HELLO)
-    hello = {"rank": 0, "digest": "", "nonce": "n", "proof": proof_of(TOKEN, "replica", theirs["nonce"], "n")}
+    hello = proved(proof_of(TOKEN, "replica", theirs["nonce"], "n"), {"rank": 0, "digest": ""})
     far.send(control_frame(Kind.HELLO, hello))
     welcome = content(far, Kind.WELCOME)
     coordinator.join(30)
     assert TOKEN not in str([theirs, hello, welcome])
 
 
-@pytest.mark.parametrize(
-    "hello", [{"nonce": "\ud800", "proof": "x"}, {"nonce": "a", "proof": "\udfff"}, {"nonce": "é", "proof": "é"}]
-)
-def test_a_nonce_or_proof_that_is_no_text_is_a_wrong_one(ends: tuple[Wire, Wire], hello: dict[str, str]) -> None:
+def test_a_nonce_or_proof_beyond_ascii_is_a_wrong_one(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
-    far.send(control_frame(Kind.HELLO, hello))
+    far.send(control_frame(Kind.HELLO, proved("é", nonce="é")))
     with pytest.raises(Refused, match="token is wrong"):
         receive_hello(near, TOKEN, admit, epoch=1)
 
 
 @pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"no json",
+        b"[1]",
+        b"\xff\xfe",
+        b"[" * 4000,
+        b'{"nonce":"\\ud800","proof":"x","content":{}}',
+        b'{"nonce":"x","proof":"\xff","content":{}}',
+        b'{"nonce":"x","proof":"y","content":' + b"[" * 2000 + b"]" * 2000 + b"}",
+    ],
+    ids=["empty", "text", "a list", "bytes", "open lists", "half a surrogate pair", "no UTF-8", "too deep"],
+)
+def test_a_hello_that_is_no_json_object_is_broken(ends: tuple[Wire, Wire], payload: bytes) -> None:
+    near, far = ends
+    far.send(Frame(Header(kind=Kind.HELLO), payload))
+    with pytest.raises(BrokenFrame, match="HELLO is not valid: "):
+        receive_hello(near, TOKEN, admit, epoch=1)
+
+
+@pytest.mark.parametrize(
     ("hello", "field"),
-    [({}, "nonce"), ({"nonce": 1, "proof": "x"}, "nonce"), ({"nonce": "x", "proof": None}, "proof")],
-    ids=["nothing", "number", "null"],
+    [({}, "proof"), ({"proof": "x"}, "content"), (proved("x", nonce=1), "nonce"), (proved(None), "proof")],
+    ids=["nothing", "no content", "number", "null"],
 )
 def test_a_hello_without_nonce_or_proof_is_broken_and_its_field_is_named(
     ends: tuple[Wire, Wire], hello: dict[str, Any], field: str
 ) -> None:
     near, far = ends
     far.send(control_frame(Kind.HELLO, hello))
-    with pytest.raises(BrokenFrame, match=f"HELLO has a wrong field: .*{field}"):
+    with pytest.raises(BrokenFrame, match=f"HELLO is not valid: .*{field}"):
         receive_hello(near, TOKEN, admit, epoch=1)
 
 
 def test_no_other_field_is_read_before_the_proof_is_checked(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
-    far.send(control_frame(Kind.HELLO, {"nonce": "a", "proof": "b", "rank": "none", "digest": 5}))
+    far.send(control_frame(Kind.HELLO, proved("b", {"rank": "none", "digest": 5})))
     with pytest.raises(Refused, match="token is wrong"):
         receive_hello(near, TOKEN, admit, epoch=1)
 
@@ -177,10 +201,10 @@ def test_a_proved_hello_with_a_wrong_field_is_broken_and_the_field_is_named(
 
     def replica() -> None:
         theirs = content(far, Kind.HELLO)["nonce"]
-        far.send(control_frame(Kind.HELLO, {**fields, "nonce": "n", "proof": proof_of(TOKEN, "replica", theirs, "n")}))
+        far.send(control_frame(Kind.HELLO, proved(proof_of(TOKEN, "replica", theirs, "n"), fields)))
 
     other = in_the_background(replica)
-    with pytest.raises(BrokenFrame, match=f"HELLO has a wrong field: .*{field}"):
+    with pytest.raises(BrokenFrame, match=f"HELLO is not valid: .*{field}"):
         receive_hello(near, TOKEN, admit, epoch=1)
     other.join(30)
 
@@ -189,19 +213,28 @@ def answer(wire: Wire, welcome: dict[str, Any], proof: object = None) -> threadi
     """Run a coordinator that sends this WELCOME, with a right proof by default."""
 
     def coordinator() -> None:
-        wire.send(control_frame(Kind.HELLO, {"nonce": "\ud800"}))
+        wire.send(control_frame(Kind.HELLO, {"nonce": "c"}))
         theirs = content(wire, Kind.HELLO)["nonce"]
-        right = proof_of(TOKEN, "coordinator", theirs, "\ud800")
-        wire.send(control_frame(Kind.WELCOME, {**welcome, "proof": right if proof is None else proof}))
+        right = proof_of(TOKEN, "coordinator", theirs, "c")
+        wire.send(control_frame(Kind.WELCOME, proved(right if proof is None else proof, welcome)))
 
     return in_the_background(coordinator)
 
 
-@pytest.mark.parametrize("proof", ["\ud800", [], 5])
-def test_a_replica_takes_no_text_that_is_none_for_a_proof(ends: tuple[Wire, Wire], proof: object) -> None:
+@pytest.mark.parametrize("proof", ["é", "0" * 64])
+def test_a_replica_refuses_a_welcome_with_a_wrong_proof(ends: tuple[Wire, Wire], proof: str) -> None:
     near, far = ends
     coordinator = answer(near, GOOD, proof)
     with pytest.raises(Refused, match="does not know the trial's token"):
+        say_hello(far, TOKEN, HELLO)
+    coordinator.join(30)
+
+
+@pytest.mark.parametrize("proof", [[], 5])
+def test_a_proof_that_is_no_text_is_broken(ends: tuple[Wire, Wire], proof: object) -> None:
+    near, far = ends
+    coordinator = answer(near, GOOD, proof)
+    with pytest.raises(BrokenFrame, match=r"WELCOME is not valid: .*\$\.proof"):
         say_hello(far, TOKEN, HELLO)
     coordinator.join(30)
 
@@ -213,7 +246,7 @@ def test_a_welcome_with_a_wrong_field_is_broken_and_the_field_is_named(
 ) -> None:
     near, far = ends
     coordinator = answer(near, {**GOOD, field: value})
-    with pytest.raises(BrokenFrame, match=rf"WELCOME has a wrong field: .*\$\.{field}"):
+    with pytest.raises(BrokenFrame, match=rf"WELCOME is not valid: .*\$\.{field}"):
         say_hello(far, TOKEN, HELLO)
     coordinator.join(30)
 
@@ -223,14 +256,19 @@ def test_a_proof_is_of_one_role_and_both_nonces() -> None:
     assert len(proofs) == 6
 
 
-@pytest.mark.parametrize("character", ["a", "é", "\ud800", "😀", '"', "\n"])
+@pytest.mark.parametrize("character", ["a", "é", "😀", '"', "\\"])
 def test_the_quit_of_any_reason_fits_a_control_frame(character: str) -> None:
     frame = quit_frame(character * 10_000, error=True)
     assert len(frame.parts[0]) <= 4096
     parsed = parse_quit(frame.parts[0])
     assert parsed.error
     assert len(parsed.reason) >= 300
-    assert set(parsed.reason) == {character}
+    assert set(parsed.reason) == {character, "."}
+
+
+@pytest.mark.parametrize(("reason", "told"), [("no\nfile", "no file"), ("\ud800", "\\ud800"), ("\x1b[1m", "\\x1b[1m")])
+def test_a_reason_is_one_printable_line(reason: str, told: str) -> None:
+    assert parse_quit(quit_frame(reason).parts[0]).reason == told
 
 
 def test_a_reason_that_fits_arrives_whole() -> None:
@@ -238,7 +276,7 @@ def test_a_reason_that_fits_arrives_whole() -> None:
 
 
 def test_a_quit_with_a_wrong_field_is_broken_and_one_without_fields_has_no_reason() -> None:
-    with pytest.raises(BrokenFrame, match=r"QUIT has a wrong field: .*\$\.reason"):
+    with pytest.raises(BrokenFrame, match=r"QUIT is not valid: .*\$\.reason"):
         parse_quit(b'{"reason": 5}')
     assert parse_quit(b"{}") == Quit(reason="no reason given", error=False)
 

@@ -171,7 +171,7 @@ def test_a_replica_refuses_a_coordinator_without_the_token() -> None:
             wire = Wire(server.accept()[0])
             wire.send(control_frame(Kind.HELLO, {"nonce": "0" * 32}))
             wire.receive({Kind.HELLO: 4096}, small_buffer)
-            wire.send(control_frame(Kind.WELCOME, {"proof": "0" * 64, "place": 0}))
+            wire.send(control_frame(Kind.WELCOME, {"proof": "0" * 64, "content": {"place": 0}}))
             wire.close()
 
         threading.Thread(target=pretend, daemon=True).start()
@@ -246,8 +246,8 @@ def test_a_coordinator_of_another_version_ends_a_replica_with_one_clear_error() 
         Header(kind=Kind.HELLO, length=4 * 2**30).pack(),
         Header(kind=Kind.GRAD, length=4).pack() + b"abcd",
         control_frame(Kind.HELLO, {"nonce": "x", "proof": "y"}).head[:20],
-        whole(Kind.HELLO, b'{"nonce":"\\ud800","proof":"x"}'),
-        whole(Kind.HELLO, b'{"nonce":"x","proof":"\\ud800"}'),
+        whole(Kind.HELLO, b'{"nonce":"\\ud800","proof":"x","content":{}}'),
+        whole(Kind.HELLO, b'{"nonce":"x","proof":"\\ud800","content":{}}'),
         whole(Kind.HELLO, b"[" * 4000),
         b"",
     ],

@@ -18,7 +18,6 @@ from shadho_celery.training.coordinator.listener import listen
 from shadho_celery.training.replica.batches import Batches
 from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
-from shadho_celery.training.wire.codecs import Raw
 
 #: a lambda has no importable name, even at the top level of a module
 AT_THE_TOP = [lambda model, batch: model(batch).mean()]
@@ -27,7 +26,7 @@ AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 def workload(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any) -> Workload:
     batches = Batches((torch.zeros(4, 1),), batch=1, seed=0)
     given = {"batches": batches, "loss": lambda model, batch: model(batch[0]).mean(), **changes}
-    return Workload(model=model, optimizer=optimizer, strategy=Sync(replicas=1), codec=Raw(), digest="same", **given)
+    return Workload(model=model, optimizer=optimizer, strategy=Sync(replicas=1), codec=None, digest="same", **given)
 
 
 @pytest.mark.parametrize(
