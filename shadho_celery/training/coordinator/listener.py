@@ -138,8 +138,6 @@ class Peer:
         self.reason: str | None = None
         #: True if the replica said that an error of the user's own code ended it
         self.is_error = False
-        #: True while the reading thread waits for `release_payload`; no heartbeat is read in that time
-        self.is_waiting = False
 
     def notify(self, frame: Frame) -> None:
         """Queue a small frame. It is sent before queued parameters."""
@@ -176,9 +174,7 @@ class Peer:
         def buffer_for(header: Header) -> memoryview:
             if header.kind is not Kind.GRAD:
                 return small_buffer(header)
-            self.is_waiting = True
             self._buffer_free.acquire()
-            self.is_waiting = False
             return self._buffer
 
         while True:
@@ -246,6 +242,7 @@ class Listener:
         #: connections in their handshake, the oldest first
         self._handshakes: dict[Wire, None] = {}
         self._closing = threading.Event()
+        #: of connections that have ended: bytes received and sent
         self._gone_bytes = [0, 0]
 
     def start(self) -> None:
@@ -335,6 +332,8 @@ class Listener:
     def _read_from(self, peer: Peer) -> None:
         threading.Thread(target=peer.send, name=f"gang-send-{peer.place}", daemon=True).start()
         self.inbox.put(Joined(peer=peer))
+        # Replicas answer heartbeats.
+        peer.wire.limit_silence(self._terms.deadline_seconds)
         limits = {Kind.GRAD: self._terms.max_bytes, **control_limits(Kind.PING, Kind.QUIT)}
         try:
             peer.read(limits, lambda header, payload: self._arrived(peer, header, payload))
@@ -400,11 +399,7 @@ class Listener:
             with self._lock:
                 peers = self._all_peers()
             for peer in peers:
-                silent = time.monotonic() - peer.wire.heard_at > self._terms.deadline_seconds
-                if silent and not peer.is_waiting:
-                    peer.drop(f"nothing heard for {self._terms.deadline_seconds:g} s")
-                else:
-                    peer.notify(ping)
+                peer.notify(ping)
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

@@ -41,7 +41,7 @@ TICK = 0.25
 BACKOFF = (0.05, 2.0)
 #: minimum seconds between the starts of two connections, because what ended one may end the next at once
 MIN_CONNECT_INTERVAL = 2.0
-#: seconds for the threads of a closed connection to end
+#: seconds for the thread of a closed connection to end
 LEAVE_SECONDS = 1.0
 
 
@@ -83,8 +83,7 @@ class Client:
         self._ended: Exception | None = None
         self._wire: Wire | None = None
         self._connected_at = -math.inf
-        self._closed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
         #: epoch of the coordinator; 0 before the first connection
         self.epoch = 0
 
@@ -115,18 +114,15 @@ class Client:
             epoch, place = say_hello(wire, self._seat.token, self._hello)
             if epoch < self.epoch:
                 raise ConnectionLost(f"a coordinator of epoch {epoch} answered, after one of epoch {self.epoch}")
+            # The coordinator sends heartbeats.
+            wire.limit_silence(self._deadline)
         except BaseException:
             connection.close()
             raise
         self.epoch, self._wire, self._connected_at = epoch, wire, self._now()
         self._step, self.newest, self._ended = -1, -1, None
-        self._closed = threading.Event()
-        works: tuple[Callable[..., None], ...] = (self._read, self._watch)
-        self._threads = [
-            threading.Thread(target=work, args=(wire, self._closed), name="gang-client", daemon=True) for work in works
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._read, args=(wire,), name="gang-client", daemon=True)
+        self._thread.start()
         return place
 
     def _sleep(self, seconds: float) -> None:
@@ -191,14 +187,13 @@ class Client:
                 self._wire.finish()
 
     def close(self) -> None:
-        """End the connection and its threads. A worker does not reuse a process in which threads are left."""
+        """End the connection and its thread. A worker does not reuse a process in which threads are left."""
         if self._wire is not None:
             self._wire.close()
-        self._closed.set()
-        for thread in self._threads:
-            thread.join(LEAVE_SECONDS)
+        if self._thread is not None:
+            self._thread.join(LEAVE_SECONDS)
 
-    def _read(self, wire: Wire, closed: threading.Event) -> None:
+    def _read(self, wire: Wire) -> None:
         limits = {**control_limits(Kind.STEP, Kind.PING, Kind.QUIT), Kind.PARAMS: self._back.nbytes}
         pong = wire.heartbeat = control_frame(Kind.PING)
         try:
@@ -220,7 +215,6 @@ class Client:
             self._end(wire, ConnectionLost(str(error)))
         except (TrainingOver, Refused) as error:
             self._end(wire, error)
-        closed.set()
 
     def _buffer_for(self, header: Header) -> memoryview:
         if header.kind is not Kind.PARAMS:
@@ -241,9 +235,3 @@ class Client:
                 self._ended = error
                 self._changed.notify_all()
         wire.close()
-
-    def _watch(self, wire: Wire, closed: threading.Event) -> None:
-        """End the connection after `deadline_seconds` of silence. The coordinator sends heartbeats."""
-        while not closed.wait(min(1.0, self._deadline / 4)):
-            if self._now() - wire.heard_at > self._deadline:
-                self._end(wire, ConnectionLost(f"nothing heard for {self._deadline:g} s"))

@@ -18,6 +18,7 @@ All frames of the handshake have this format. If the gang is encrypted, later fr
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -225,12 +226,11 @@ class Wire:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         #: format of the next frames; changed only between two frames, at the end of the handshake
         self.form = Clear()
-        #: time at which the last byte arrived
-        self.heard_at = now()
         #: heartbeat to send while a long frame arrives, because PINGs that need an answer wait behind that frame
         self.heartbeat: Frame | None = None
         self._heartbeat_at = now()
         self._until: float | None = None
+        self._silence = math.inf
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
@@ -276,8 +276,8 @@ class Wire:
             chunk = payload[at : at + CHUNK]
             self._fill(form.room(chunk))
             form.read(chunk)
-            if self.heartbeat and len(chunk) == CHUNK and self.heard_at - self._heartbeat_at > HEARTBEAT_SECONDS:
-                self._heartbeat_at = self.heard_at
+            if self.heartbeat and len(chunk) == CHUNK and (now := self._now()) - self._heartbeat_at > HEARTBEAT_SECONDS:
+                self._heartbeat_at = now
                 self.send(self.heartbeat, wait=False)
         self._fill(form.tail)
         form.read_tail()
@@ -288,13 +288,15 @@ class Wire:
         got = 0
         while got < len(view):
             self._apply_timeout()
-            with self._receiving:
-                count = self._socket.recv_into(view[got:])
+            try:
+                with self._receiving:
+                    count = self._socket.recv_into(view[got:])
+            except BlockingIOError:
+                raise TimeoutError(f"nothing heard for {self._silence:g} s") from None
             if not count:
                 if first and not got:
                     raise EOFError("closed")
                 raise BrokenFrame("the connection closed in the middle of a frame")
-            self.heard_at = self._now()
             got += count
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -304,6 +306,13 @@ class Wire:
         """
         self._until = None if seconds is None else self._now() + seconds
         self._socket.settimeout(seconds)
+
+    def limit_silence(self, seconds: float) -> None:
+        """Let `receive` raise TimeoutError if no byte arrives for this long. Sending may take longer."""
+        # The kernel's timeout is set, because that of the socket object is for both directions.
+        limit = struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._silence = seconds
 
     def _apply_timeout(self) -> None:
         if self._until is not None:
