@@ -15,21 +15,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Literal
 
-from shadho_celery.core.hardware import own_address
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
-from shadho_celery.training.coordinator.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
+from shadho_celery.training.coordinator.listener import Listener, Terms
 from shadho_celery.training.coordinator.run import Plan, Run, taking
 from shadho_celery.training.coordinator.update import Update
 from shadho_celery.training.replica.batches import Batches, Computer
@@ -37,17 +34,12 @@ from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector, check_seconds
+from shadho_celery.training.wire.addresses import LOOPBACK, close_socket, listen, own_host
 from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.handshake import make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS
 
 logger = logging.getLogger(__name__)
-
-#: environment variable with the address by which other machines reach this one, if it is not detected correctly
-HOST_VARIABLE = "SHADHO_HOST"
-#: environment variable with the address to listen on, if it differs from the one that replicas are given
-LISTEN_VARIABLE = "SHADHO_LISTEN"
-LOOPBACK = "127.0.0.1"
 
 
 class Gang:
@@ -81,7 +73,6 @@ class Gang:
         on_few: Literal["shrink", "wait", "fail"] = "shrink",
         deadline_seconds: float = 30.0,
         delay: Delay | None = None,
-        start_method: Literal["fork", "spawn"] | None = None,
     ) -> None:
         _check_arguments(strategy, codec, port, on_few)
         # A grace of 0 is valid: the gang does not wait for replacements.
@@ -116,7 +107,7 @@ class Gang:
             can_replay=isinstance(self.strategy, Sync) and codec is None,
         )
         #: replica processes on this machine
-        self.processes = Processes(start_method)
+        self.processes = Processes()
         #: address by which replicas reach the coordinator, as ``host:port``; None before it listens
         self.address: str | None = None
         #: report of the training, complete at its end
@@ -270,7 +261,7 @@ class Gang:
         token = claim.token if claim else make_token()
         epoch = claim.epoch if claim else 1
         host = (self._host or own_host()) if self._calls else LOOPBACK
-        self._server = self._listen(listening_address(host) if self._calls else host, claim.port if claim else 0)
+        self._server = self._listen(host, claim.port if claim else 0)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
@@ -310,10 +301,10 @@ class Gang:
         if not self._port and last_port:
             # Replicas that survived the last coordinator reconnect to its port.
             try:
-                return listen(host, last_port)
+                return listen(host, last_port, for_others=self._calls)
             except UsageError:
                 logger.info("port %d of the last coordinator is in use; using another one", last_port)
-        return listen(host, self._port)
+        return listen(host, self._port, for_others=self._calls)
 
     def _report(self, run: Run, coordinator: Coordinator | None = None) -> Report:
         """Return the report of a finished training, and log the report's warnings."""
@@ -344,27 +335,6 @@ def _check_local_steps(plan: Plan, update: Update) -> None:
             raise UsageError(f"{name} needs a strategy that averages gradients: Sync or Async")
     if update.follows_loss:
         raise UsageError("ReduceLROnPlateau needs the loss, which only the coordinator has; use another schedule")
-
-
-def own_host(peer: str | None = None) -> str:
-    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`."""
-    return os.environ.get(HOST_VARIABLE) or (own_address(peer) if peer else own_address())
-
-
-def listening_address(host: str) -> str:
-    """Return the address to listen on: SHADHO_LISTEN, else `host`, by which replicas reach this machine.
-
-    Raises UsageError if this machine resolves `host` to a loopback address.
-    """
-    if told := os.environ.get(LISTEN_VARIABLE):
-        return told
-    with suppress(OSError):
-        if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
-            # Debian has this in /etc/hosts for the machine's own name.
-            raise UsageError(
-                f"other machines cannot reach this one as {host}, which is a loopback address here; {LISTEN_REMEDY}"
-            )
-    return host
 
 
 def _local_steps(run: Run, computer: Computer) -> Iterator[None]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import re
 import signal
 import tempfile
 import threading
@@ -49,8 +48,8 @@ from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.training.gang import LOOPBACK
-from shadho_celery.training.ranks.rendezvous import interface_of
+from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, interface_of
+from shadho_celery.training.wire.addresses import LOOPBACK
 
 #: seconds that a collective may take, and that the ranks may take to meet
 TIMEOUT_SECONDS = 1800.0
@@ -60,10 +59,6 @@ CHECK_SECONDS = 0.1
 END_SECONDS = 2
 #: reasons to stop, as they are broadcast; the first one is for no reason
 _REASONS = ("", "stopped", "timeout", "preempted")
-#: messages of errors that a rank raises because another one has ended
-_OF_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
-
-
 #: facts of the trial's context that a rank gets
 _FACTS = (
     *("study", "trial", "attempt", "seed", "budget", "checkpoints", "device", "compute_class", "slot", "slots", "gpus"),
@@ -289,7 +284,7 @@ def _culprit(error: ChildFailedError) -> tuple[int, ProcessFailure]:
         if failure.exitcode < 0:
             # The launcher ends the other ranks by SIGTERM.
             return -failure.exitcode == signal.SIGTERM
-        return bool(_OF_CONNECTION.search(_message(failure)))
+        return bool(LOST_CONNECTION.search(_message(failure)))
 
     failures = sorted(error.failures.items(), key=lambda item: (is_consequence(item[1]), item[1].timestamp, item[0]))
     return failures[0]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import socket
 import sys
 import time
@@ -33,10 +32,9 @@ from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
-from shadho_celery.training.coordinator.listener import listen
-from shadho_celery.training.gang import LOOPBACK, listening_address, own_host
 from shadho_celery.training.ranks.forks import Forks
 from shadho_celery.training.ranks.rendezvous import (
+    LOST_CONNECTION,
     REQUEST,
     Card,
     End,
@@ -48,6 +46,7 @@ from shadho_celery.training.ranks.rendezvous import (
 )
 from shadho_celery.training.ranks.watch import Watch, sockets
 from shadho_celery.training.strategies import check_seconds, check_whole
+from shadho_celery.training.wire.addresses import LOOPBACK, listen, own_host
 from shadho_celery.training.wire.handshake import make_token
 
 logger = logging.getLogger(__name__)
@@ -56,8 +55,6 @@ logger = logging.getLogger(__name__)
 LEAVE_SECONDS = 30.0
 #: name of the checkpoint within the trial's folder
 CHECKPOINT = "process-group.pt"
-#: messages of gloo and NCCL about lost connections; torch raises RuntimeError for those of gloo
-_OF_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
 
 
 class ProcessGroup:
@@ -203,7 +200,7 @@ class ProcessGroup:
     def _call(self) -> None:
         """Become rank 0 of a trial with several slots, and call the other ranks."""
         host = own_host()
-        server = listen(listening_address(host))
+        server = listen(host, for_others=True)
         token, port = make_token(), server.getsockname()[1]
         store = self._serve(server, host)
         self.context.call_replicas(f"{host}:{port}", token, 0)
@@ -379,5 +376,5 @@ def _connect(host: str, port: int) -> TCPStore:
 
 def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (
-        type(error) is RuntimeError and bool(_OF_CONNECTION.search(str(error)))
+        type(error) is RuntimeError and bool(LOST_CONNECTION.search(str(error)))
     )

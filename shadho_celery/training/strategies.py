@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +191,7 @@ class Sync:
     backups: int | Literal["auto"] = 0
     #: True: a replica abandons a gradient that is too late. False: it finishes and sends the gradient (for comparison).
     cancel: bool = True
-    lockstep: bool = True
+    lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.backups)
@@ -212,7 +212,7 @@ class _WithoutBackups:
     #: number of replicas N
     replicas: int
     backups: Literal[0] = 0
-    lockstep: bool = False
+    lockstep: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.backups)
@@ -256,7 +256,7 @@ class Average:
     delay: int = 0
     #: number of backup replicas b
     backups: int | Literal["auto"] = 0
-    lockstep: bool = True
+    lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.backups)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms, listen
+from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms
+from shadho_celery.training.wire.addresses import listen
 from shadho_celery.training.wire.frames import (
     CHUNK,
     CONTROL_BYTES,

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import nn
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Elastic, Gang, Quantize, Report, Sync, gang, replay
+from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.strategies import Strategy
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_orphans"), pytest.mark.slow]
@@ -373,7 +375,8 @@ def test_replicas_do_not_outlive_a_coordinator_that_is_killed(tmp_path: Path) ->
 def test_spawned_replicas_train_the_same(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PATHS)
     torch.set_num_threads(1)
-    model, report, _ = fit(2, steps=5, start_method="spawn")
+    monkeypatch.setattr("shadho_celery.training.gang.Processes", partial(Processes, "spawn"))
+    model, report, _ = fit(2, steps=5)
     assert same(replayed(report.log), model)
     # Python's own helper, which would live as long as this process.
     multiprocessing.resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]

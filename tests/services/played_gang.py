@@ -275,7 +275,8 @@ class PlayedGang:
     def train(self) -> Report:
         """Take all steps."""
         try:
-            self.coordinator.train()
+            for mean in self.coordinator.steps():
+                self.strategy.apply(self.run.centre, mean)
             self.run.finish()
         finally:
             for replica in self.replicas:

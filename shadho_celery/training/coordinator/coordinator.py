@@ -156,13 +156,11 @@ class Coordinator:
         self._held: list[Connection] = []
         self._quorum = Quorum(strategy.replicas, policy, now)
 
-    def train(self) -> None:
-        """Wait for the replicas, then take all steps. Raises ShadhoError if too few replicas come or are left."""
-        for mean in self.steps():
-            self.strategy.apply(self.run.centre, mean)
-
     def steps(self) -> Iterator[Vector]:
-        """Yield the mean of each step's vectors, which the caller applies to the model before it goes on."""
+        """Wait for the replicas, then yield the mean of each step's vectors. The caller applies it before it goes on.
+
+        Raises ShadhoError if too few replicas come or are left.
+        """
         has_come = self._gather()
         # Call this also if the trial must stop, because its time limit is paused until this call.
         self.run.context.gang_assembled()

@@ -6,19 +6,17 @@ incomplete frame, silence) ends only that connection, and is counted and logged.
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from shadho_celery.errors import UsageError
+from shadho_celery.training.wire.addresses import close_socket
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Frame,
@@ -43,10 +41,6 @@ logger = logging.getLogger(__name__)
 
 #: maximum number of connections in their handshake; a further connection closes the oldest of them
 MAX_HANDSHAKES = 64
-#: maximum number of connections that wait to be accepted
-BACKLOG = 64
-#: remedy if a machine does not have the address by which others reach it
-LISTEN_REMEDY = "set SHADHO_LISTEN to an address of this machine, or to 0.0.0.0 for all of them"
 
 
 class Connection(Protocol):
@@ -400,26 +394,6 @@ class Listener:
                 peers = self._all_peers()
             for peer in peers:
                 peer.notify(ping)
-
-
-def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket. Port 0 means any free port. Raises UsageError if the address cannot be used."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        remedy = "give another port" if is_in_use else LISTEN_REMEDY
-        # The address that Python appends is in the message already.
-        reason = str(error.strerror).partition(" (while")[0]
-        raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
-
-
-def close_socket(server: socket.socket) -> None:
-    """Close a listening socket. A thread that is blocked in its `accept` gets an error."""
-    with suppress(OSError):
-        server.shutdown(socket.SHUT_RDWR)
-    server.close()
 
 
 def _cause(error: Exception) -> str:

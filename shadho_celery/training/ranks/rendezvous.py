@@ -7,7 +7,7 @@ so that a rank of an earlier attempt cannot be taken for one of this attempt. to
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 import socket
 import sys
 import time
@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.coordinator.listener import close_socket, listen
+from shadho_celery.training.wire.addresses import close_socket, listen
 
 #: seconds between two looks into the store
 TICK = 0.1
@@ -34,6 +34,9 @@ TICK = 0.1
 REACH_SECONDS = 10.0
 #: time limit of one request to the store
 REQUEST = timedelta(seconds=60)
+
+#: messages of gloo and NCCL about lost connections; torch raises RuntimeError for those of gloo
+LOST_CONNECTION = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|TCPStore", re.IGNORECASE)
 
 Backend = Literal["nccl", "gloo"]
 
@@ -130,8 +133,7 @@ class Rendezvous:
         `host` is the host of this rank's address, to listen on. Raises ShadhoError if a rank never joins, or two ranks
         cannot reach one another; UsageError if their versions differ or NCCL is not possible.
         """
-        listening = os.environ.get("SHADHO_LISTEN") if not host.startswith("127.") else None
-        server = listen(listening or host)
+        server = listen(host, for_others=not host.startswith("127."))
         try:
             card = msgspec.structs.replace(card, address=f"{host}:{server.getsockname()[1]}")
             self.store.set(f"card/{self.rank}", msgspec.json.encode(card).decode())

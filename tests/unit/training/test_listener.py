@@ -26,10 +26,10 @@ from shadho_celery.training.coordinator.listener import (
     Peer,
     Rejected,
     Terms,
-    listen,
 )
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
+from shadho_celery.training.wire.addresses import listen
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
 from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 

@@ -1,0 +1,65 @@
+"""Addresses by which the machines of a trial reach one another, and the sockets that listen on them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+
+from shadho_celery.core.hardware import own_address
+from shadho_celery.errors import UsageError
+
+#: environment variable with the address by which other machines reach this one, if it is not detected correctly
+HOST_VARIABLE = "SHADHO_HOST"
+#: environment variable with the address to listen on, if it differs from the one that other machines are given
+LISTEN_VARIABLE = "SHADHO_LISTEN"
+LOOPBACK = "127.0.0.1"
+
+#: maximum number of connections that wait to be accepted
+_BACKLOG = 64
+#: remedy if a machine does not have the address by which others reach it
+_REMEDY = f"set {LISTEN_VARIABLE} to an address of this machine, or to 0.0.0.0 for all of them"
+
+
+def own_host(peer: str | None = None) -> str:
+    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`."""
+    return os.environ.get(HOST_VARIABLE) or (own_address(peer) if peer else own_address())
+
+
+def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:
+    """Return a listening socket. Port 0 means any free port.
+
+    With `for_others`, `host` is the address by which other machines reach this one, and SHADHO_LISTEN replaces it.
+    Raises UsageError if the address cannot be used.
+    """
+    if for_others:
+        host = _listening_address(host)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "give another port" if is_in_use else _REMEDY
+        # The address that Python appends is in the message already.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; {remedy}") from error
+
+
+def _listening_address(host: str) -> str:
+    if told := os.environ.get(LISTEN_VARIABLE):
+        return told
+    with suppress(OSError):
+        if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
+            # Debian has this in /etc/hosts for the machine's own name.
+            raise UsageError(
+                f"other machines cannot reach this one as {host}, which is a loopback address here; {_REMEDY}"
+            )
+    return host
+
+
+def close_socket(server: socket.socket) -> None:
+    """Close a listening socket. A thread that is blocked in its `accept` gets an error."""
+    with suppress(OSError):
+        server.shutdown(socket.SHUT_RDWR)
+    server.close()
