@@ -156,7 +156,7 @@ def _bus_other_end(address: tuple[str, int], token: str, size: int, encrypted: b
     say_hello(wire, token, Hello(rank=0, digest="", encrypted=encrypted))
     buffer, small = memoryview(bytearray(size)), memoryview(bytearray(CONTROL_BYTES))
     limits = {Kind.PARAMS: size, Kind.STEP: CONTROL_BYTES, Kind.PING: CONTROL_BYTES, Kind.QUIT: CONTROL_BYTES}
-    grad = Header(kind=Kind.GRAD, epoch=1, sender=0)
+    grad = Header(kind=Kind.GRAD, epoch=1)
     while True:
         header, _ = wire.receive(limits, lambda header: buffer if header.kind is Kind.PARAMS else small)
         if header.kind is Kind.QUIT:

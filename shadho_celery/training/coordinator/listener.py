@@ -162,8 +162,8 @@ class Peer:
         self.reason = self.reason or reason
         self.notify(quit_frame(reason, error=error))
 
-    def read(self, limits: Mapping[Kind, int], arrived: Callable[[Header, memoryview], None]) -> None:
-        """Read frames and call `arrived` with each vector. Raises the exception that ends the connection."""
+    def read(self, limits: Mapping[Kind, int], put: Callable[[Arrived], None]) -> None:
+        """Read frames and call `put` with each vector. Raises the exception that ends the connection."""
 
         def buffer_for(header: Header) -> memoryview:
             if header.kind is not Kind.GRAD:
@@ -174,7 +174,7 @@ class Peer:
         while True:
             header, payload = self.wire.receive(limits, buffer_for)
             if header.kind is Kind.GRAD:
-                arrived(header, payload)
+                put(Arrived(peer=self, header=header, payload=payload, at=time.monotonic()))
             elif header.kind is Kind.QUIT:
                 said = parse_quit(payload)
                 self.reason, self.is_error = self.reason or said.reason, said.error
@@ -330,18 +330,13 @@ class Listener:
         peer.wire.limit_silence(self._terms.deadline_seconds)
         limits = {Kind.GRAD: self._terms.max_bytes, **control_limits(Kind.PING, Kind.QUIT)}
         try:
-            peer.read(limits, lambda header, payload: self._arrived(peer, header, payload))
+            peer.read(limits, self.inbox.put)
         except Exception as error:
             if isinstance(error, BrokenFrame) and peer.reason is None and not self._closing.is_set():
                 self.refused[_cause(error)] += 1
             peer.drop(str(error) or type(error).__name__)
         self._forget(peer)
         self.inbox.put(Left(peer=peer, reason=peer.reason or "closed", is_error=peer.is_error))
-
-    def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
-        if header.sender != peer.place:
-            raise BrokenFrame(f"the frame names place {header.sender}, but its replica has place {peer.place}")
-        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=time.monotonic()))
 
     def _admit(self, wire: Wire, hello: Hello) -> Peer:
         """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""

@@ -159,7 +159,7 @@ class ConnectedReplica:
 
     def send(self, step: int, vector: Vector, loss: float, weight: float = 1.0) -> None:
         self._shape.buffers.read(self._buffers)
-        header = Header(kind=Kind.GRAD, epoch=self._client.epoch, sender=self.place, step=step)
+        header = Header(kind=Kind.GRAD, epoch=self._client.epoch, step=step)
         # After a restart, a vector is rounded as it was before.
         seed = mixed(self._batches.seed, self.place, step, 2)
         self._client.send(self._layout.grad(header, loss, weight, self._buffers, vector, seed=seed))

@@ -2,7 +2,7 @@
 
 ::
 
-    header 32s | tag 16s | piece of the payload, up to 1 MiB | tag 16s | next piece | tag 16s | ...
+    header 28s | tag 16s | piece of the payload, up to 1 MiB | tag 16s | next piece | tag 16s | ...
 
 The session key is HKDF-SHA256 of the gang's token, salted with the hash of the whole handshake, including both nonces.
 The nonce of a piece is its direction and the number of pieces sent before it, so no nonce is used twice with a key. A

@@ -2,7 +2,7 @@
 
 ::
 
-    magic 4s | version u8 | kind u8 | flags u16 | epoch u32 | sender i32 | step i64 | length u64 | payload | crc32 u32
+    magic 4s | version u8 | kind u8 | flags u16 | epoch u32 | step i64 | length u64 | payload | crc32 u32
 
 Payloads are numbers or JSON, never pickle. All integers are little-endian. The first five bytes keep their meaning in
 every version of the protocol. The receiver sets the maximum length of each kind. A header that exceeds it ends the
@@ -47,10 +47,8 @@ SOCKET_BUFFER = 4 << 20
 SMALL_FRAME = 1 << 16
 #: seconds between two heartbeats sent while a long frame arrives
 HEARTBEAT_SECONDS = 0.25
-#: sender number of the coordinator
-COORDINATOR = -1
 
-_HEADER = struct.Struct("<4sBBHIiqQ")
+_HEADER = struct.Struct("<4sBBHIqQ")
 #: bytes of a header
 HEADER_BYTES = _HEADER.size
 _CHECKSUM = struct.Struct("<I")
@@ -92,8 +90,6 @@ class Header:
     kind: Kind
     #: number of the coordinator's start, one higher after each restart
     epoch: int = 0
-    #: the replica's place; `COORDINATOR` for the coordinator
-    sender: int = COORDINATOR
     #: step of the payload
     step: int = 0
     #: bytes of the payload
@@ -101,18 +97,18 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the header's bytes."""
-        return _HEADER.pack(MAGIC, VERSION, self.kind, 0, self.epoch, self.sender, self.step, self.length)
+        return _HEADER.pack(MAGIC, VERSION, self.kind, 0, self.epoch, self.step, self.length)
 
 
 def unpack(data: Buffer) -> Header:
     """Read a header. Raises BrokenFrame or OtherVersion."""
-    magic, version, kind, _, epoch, sender, step, length = _HEADER.unpack(data)
+    magic, version, kind, _, epoch, step, length = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BrokenFrame("not a frame of this protocol")
     if version != VERSION:
         raise OtherVersion(f"the other end speaks version {version} of the protocol, this one version {VERSION}")
     try:
-        return Header(kind=Kind(kind), epoch=epoch, sender=sender, step=step, length=length)
+        return Header(kind=Kind(kind), epoch=epoch, step=step, length=length)
     except ValueError:
         raise BrokenFrame(f"unknown kind of frame: {kind}") from None
 

@@ -109,7 +109,7 @@ class Play:
         weight: float = 1.0,
     ) -> None:
         vector = np.array(values, dtype=np.float32)
-        header = Header(kind=Kind.GRAD, epoch=epoch, sender=place, step=self.run.step if step < 0 else step)
+        header = Header(kind=Kind.GRAD, epoch=epoch, step=self.run.step if step < 0 else step)
         frame = self.layout.grad(header, loss, weight, np.zeros(0, dtype=np.float32), vector, seed=0)
         self.send_bytes(place, header, b"".join(frame.parts), at)
 
@@ -211,7 +211,7 @@ def test_a_vector_of_a_future_step_ends_the_connection(play: Callable[..., Play]
 @pytest.mark.parametrize("payload", [b"", b"short", bytes(100)], ids=["empty", "short", "long"])
 def test_a_payload_that_is_no_vector_ends_the_connection(play: Callable[..., Play], payload: bytes) -> None:
     it = play(Sync(replicas=1))
-    it.send_bytes(0, Header(kind=Kind.GRAD, epoch=EPOCH, sender=0, step=0), payload)
+    it.send_bytes(0, Header(kind=Kind.GRAD, epoch=EPOCH, step=0), payload)
     assert it.peers[0].dropped
     assert it.peers[0].read == 1
     assert it.run.step == 0

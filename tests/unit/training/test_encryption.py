@@ -24,7 +24,7 @@ from shadho_celery.training.wire.frames import (
 )
 
 TOKEN = "secret"
-HEADER = Header(kind=Kind.GRAD, epoch=3, sender=2, step=2**40)
+HEADER = Header(kind=Kind.GRAD, epoch=3, step=2**40)
 SIZES = [0, 1, 8, 70_000, CHUNK, 3 * CHUNK + 12_345]
 #: places of bytes in what is sent for a frame of two pieces and a half
 FIRST = HEADER_BYTES + TAG_BYTES
@@ -80,7 +80,7 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
         sender.start()
         header, got = wire.receive({Kind.GRAD: size}, small_buffer)
         sender.join()
-        assert (header.kind, header.epoch, header.sender, header.step, header.length) == (Kind.GRAD, 3, 2, 2**40, size)
+        assert (header.kind, header.epoch, header.step, header.length) == (Kind.GRAD, 3, 2**40, size)
         assert got == payload
     assert wire.bytes_in == other.bytes_out
 
