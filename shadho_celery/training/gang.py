@@ -201,16 +201,12 @@ class Gang:
         batches = Batches(plan.data, batch=plan.batch, seed=seed, places=self._places, micro_batches=plan.micro_batches)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
         workload = Workload(
-            model=plan.model,
-            optimizer=plan.optimizer,
-            batches=batches,
-            loss=plan.loss,
+            computer=Computer(plan.model, plan.loss, batches, weight=plan.weight),
+            update=Update(plan.optimizer) if self._averages else centre.update,
             strategy=self.strategy,
             codec=self._codec,
             # The number of examples is readable, because it is what differs most often.
             digest=f"{hashlib.sha256(described.encode()).hexdigest()[:16]}-{batches.size}",
-            update=None if self._averages else centre.update,
-            weight=plan.weight,
             # Connections within this machine need not be encrypted.
             encrypted=self.context.encrypted and self._calls,
             delay=self._delay,
@@ -234,7 +230,7 @@ class Gang:
         if self._places == 1 and isinstance(self.strategy, Sync) and not self._calls:
             batches.load_ahead(0)
             try:
-                yield from _local_steps(run, Computer(plan.model, plan.loss, batches, weight=plan.weight))
+                yield from _local_steps(run, workload.computer)
             finally:
                 batches.close()
             run.finish()

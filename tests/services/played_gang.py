@@ -27,7 +27,8 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.replica.batches import Batches, Data, Loss, Result, Weight
+from shadho_celery.training.coordinator.update import Update
+from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync, Vector
@@ -243,14 +244,11 @@ class PlayedGang:
             shape = Shape(own)
             self._buckets.append(Bucket(shape))
             workload = Workload(
-                model=own,
-                optimizer=optimizer(own),
-                batches=batches,
-                loss=loss,
+                computer=Computer(own, loss, batches, self._buckets[-1], weight),
+                update=Update(optimizer(own)),
                 strategy=strategy,
                 codec=codec,
                 digest="",
-                weight=weight,
                 delay=seconds,
             )
             client: Any = replica
@@ -258,7 +256,6 @@ class PlayedGang:
                 workload,
                 shape,
                 layout=Layout(shape, workload.codec, places),
-                bucket=self._buckets[-1],
                 client=client,
                 place=replica.place,
                 now=now,

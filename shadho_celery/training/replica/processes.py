@@ -39,12 +39,12 @@ class Processes:
         """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
         process: BaseProcess
         # A daemonic process may not have children, which load the data.
-        daemon = workload.batches.loader is None
+        daemon = workload.computer.batches.loader is None
         try:
             if self.method == "fork":
                 process = get_context("fork").Process(target=_run, args=(seat, workload, None, server), daemon=daemon)
             else:
-                device = own_device(workload.model, seat.rank)
+                device = own_device(workload.computer.model, seat.rank)
                 own = _copy(workload, on_cpu=device is not None)
                 process = get_context("spawn").Process(target=_run, args=(seat, own, device, None), daemon=daemon)
             with warnings.catch_warnings():
@@ -79,9 +79,10 @@ def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
 
     Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU.
     """
-    own = copy.deepcopy(workload, {id(workload.batches): workload.batches})
+    batches = workload.computer.batches
+    own = copy.deepcopy(workload, {id(batches): batches})
     if on_cpu:
-        own.model.cpu()
+        own.computer.model.cpu()
     return own
 
 
@@ -99,9 +100,10 @@ def own_device(model: nn.Module, rank: int) -> torch.device | None:
 def move(workload: Workload, device: torch.device) -> None:
     """Move the model, the optimizer's state, and data that are on a GPU to this process's own GPU."""
     torch.cuda.set_device(device)
-    workload.model.to(device)
-    workload.optimizer.load_state_dict(workload.optimizer.state_dict())
-    workload.batches.move(device)
+    workload.computer.model.to(device)
+    optimizer = workload.update.optimizer
+    optimizer.load_state_dict(optimizer.state_dict())
+    workload.computer.batches.move(device)
 
 
 def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:

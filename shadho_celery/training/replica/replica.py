@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
-from torch.optim import Optimizer
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.training.coordinator.update import Update
-from shadho_celery.training.replica.batches import Batches, Computer, Loss, Result, Weight, mixed
+from shadho_celery.training.replica.batches import Computer, Result, mixed
 from shadho_celery.training.replica.client import Client, ConnectionLost
 from shadho_celery.training.strategies import Gradient, Strategy, Vector
 from shadho_celery.training.wire.codecs import Layout, Quantize
@@ -31,23 +29,18 @@ Delay = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Parts that a replica works with: model, batches, loss, strategy and codec, the same in the whole gang."""
+    """Parts that a replica works with, the same in the whole gang."""
 
-    model: nn.Module
-    #: the replica's own optimizer, for strategies with local steps
-    optimizer: Optimizer
-    batches: Batches
-    loss: Loss
+    #: model, batches and loss
+    computer: Computer
+    #: the replica's own optimizer, with schedule and clipping, for strategies with local steps
+    update: Update
     strategy: Strategy
     codec: Quantize | None
     #: digest of model, batches and settings, which must be equal at both ends
     digest: str
     #: True if the replica's connection is encrypted
     encrypted: bool = False
-    #: schedule and clipping of the replica's own optimizer, for strategies with local steps
-    update: Update | None = None
-    #: weight of a batch; None for equal weights
-    weight: Weight | None = None
     #: returns the minimum seconds of a gradient, to simulate slow machines; None otherwise
     delay: Delay | None = None
     #: seconds for which a replica tries to reconnect to its coordinator
@@ -56,8 +49,9 @@ class Workload:
 
 def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lambda: False) -> None:
     """Act as a replica until the training ends. Raises Refused if the coordinator does not admit this replica."""
-    shape = Shape(workload.model)
-    layout = Layout(shape, workload.codec, workload.batches.places)
+    computer = workload.computer
+    shape = Shape(computer.model)
+    layout = Layout(shape, workload.codec, computer.batches.places)
     client = Client(
         seat,
         workload.digest,
@@ -66,11 +60,11 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         encrypted=workload.encrypted,
         reconnect_seconds=workload.reconnect_seconds,
     )
-    bucket = Bucket(shape)
+    computer.bucket = bucket = Bucket(shape)
     try:
         while True:
             place = client.connect()
-            replica = ConnectedReplica(workload, shape, layout=layout, bucket=bucket, client=client, place=place)
+            replica = ConnectedReplica(workload, shape, layout=layout, client=client, place=place)
             try:
                 workload.strategy.train(replica)
             except ConnectionLost as error:
@@ -98,19 +92,16 @@ class ConnectedReplica:
         shape: Shape,
         *,
         layout: Layout,
-        bucket: Bucket,
         client: Client,
         place: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size, self.place = layout.size, place
-        self._workload, self._shape, self._layout, self._bucket = workload, shape, layout, bucket
+        self._workload, self._shape, self._layout = workload, shape, layout
         self._client, self._now = client, now
         self.wait, self.read, self.write = client.wait, shape.parameters.read, shape.parameters.write
-        self._batches = workload.batches
+        self._computer, self._batches, self._update = workload.computer, workload.computer.batches, workload.update
         self._batches.load_ahead(place)
-        self._computer = Computer(workload.model, workload.loss, self._batches, bucket, workload.weight)
-        self._update = workload.update or Update(workload.optimizer)
         #: step of the newest parameters that the strategy has read
         self._step = 0
         #: of these parameters: factor on the loss, and number of this place's batch
@@ -139,7 +130,8 @@ class ConnectedReplica:
         result = self._backward(*divmod(number, self._batches.places), draw, abandon, scale)
         if result is None:
             return None
-        return Gradient(vector=self._bucket.finish(scale), loss=result.loss, weight=result.weight)
+        assert self._computer.bucket is not None
+        return Gradient(vector=self._computer.bucket.finish(scale), loss=result.loss, weight=result.weight)
 
     def descend(self, draw: int) -> float:
         self._shape.buffers.read(self._buffers)

@@ -14,7 +14,8 @@ from torch import nn
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
-from shadho_celery.training.replica.batches import Batches
+from shadho_celery.training.coordinator.update import Update
+from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
 from shadho_celery.training.wire.addresses import listen
@@ -26,7 +27,8 @@ AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 def workload(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: Any) -> Workload:
     batches = Batches((torch.zeros(4, 1),), batch=1, seed=0)
     given = {"batches": batches, "loss": lambda model, batch: model(batch[0]).mean(), **changes}
-    return Workload(model=model, optimizer=optimizer, strategy=Sync(replicas=1), codec=None, digest="same", **given)
+    computer = Computer(model, **given)
+    return Workload(computer=computer, update=Update(optimizer), strategy=Sync(replicas=1), codec=None, digest="same")
 
 
 @pytest.mark.parametrize(
