@@ -46,7 +46,9 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
     key = new_key()
     name = f"simulated-{_UNUSUAL.sub('-', title)[:MAX_TITLE]}-{found.policy}-{key[:KEY_LENGTH]}"
     kept = found.study.record
-    record = replace(kept, key=key, name=name, created_at=began_at, in_force={**kept.in_force, "simulated": True})
+    plan = kept.money_plan and structs.replace(kept.money_plan, deadline=kept.money_plan.deadline + began_at)
+    in_force = {**kept.in_force, "simulated": True}
+    record = replace(kept, key=key, name=name, created_at=began_at, in_force=in_force, money_plan=plan)
     store.create(record)
     fence = store.lock(key, holder_name(), ended_at)
     try:

@@ -161,7 +161,7 @@ class SqlStore:
         rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
         try:
             with self._begin() as connection:
-                connection.execute(sa.insert(studies), vars(record))
+                connection.execute(sa.insert(studies), {**vars(record), "money_plan": to_builtins(record.money_plan)})
                 if rows:
                     connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:

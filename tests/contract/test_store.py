@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -211,6 +212,13 @@ def test_the_plan_of_its_money_is_kept_with_a_turn_of_the_loop(store: SqlStore) 
     for plan, kept in ((None, None), (plans[0], plans[0]), (None, plans[0]), (plans[1], plans[1])):
         store.write("k1", fence, NOW, money_plan=plan)
         assert store.find("study k1").money_plan == kept
+
+
+def test_a_study_may_be_created_with_the_plan_of_its_money(store: SqlStore) -> None:
+    """So is a simulated one, which is kept when it has ended."""
+    plan = MoneyPlan(deadline=NOW, money=3.5)
+    store.create(dataclasses.replace(RECORD, money_plan=plan))
+    assert store.find(RECORD.name).money_plan == plan
 
 
 def test_what_people_have_asked_of_a_study_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
