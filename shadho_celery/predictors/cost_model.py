@@ -185,11 +185,18 @@ class CostModel:
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from running trials. Beside each trial are the seconds for which it has run: it takes at least that."""
         timings = [
-            self._timing(trial, seconds, Work(trial.budget))
+            (trial, self._timing(trial, seconds, Work(trial.budget)))
             for trial, seconds in running
             if trial.subspace in self.row_of and trial.compute_class is not None
         ]
-        self.durations.suppose([(each.row, each.column, each.work, each.weight) for each in timings])
+        self.durations.suppose([(each.row, each.column, each.work, each.weight) for _, each in timings])
+        by_subspace: dict[str, list[tuple[Params, int, float]]] = {name: [] for name in self._asked}
+        for trial, each in timings:
+            if trial.subspace in by_subspace and each.weight >= TELLING_PART**2:
+                by_subspace[trial.subspace].append((trial.params, each.column, each.work))
+        self._due |= {
+            name for name, found in by_subspace.items() if self._effects[name].suppose(found, len(self._column))
+        }
 
     def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
         """Return the row and column of a trial, and its log seconds without declared cost, budget and start-up.

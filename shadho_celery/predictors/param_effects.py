@@ -118,10 +118,11 @@ class Regression:
 
     def __init__(self, functions: int) -> None:
         size = functions + 1
-        #: by group: sums of products of functions, of functions times value, of squared values; and number of trials
-        self._products = np.zeros((0, size, size))
-        self._sums = np.zeros((0, size))
-        self._squares, self._counts, self._centres = np.zeros((3, 0))
+        #: by group: the sum over trials of the products of a row with itself; a row has 1, the functions, and the value
+        self._told = np.zeros((0, size + 1, size + 1))
+        #: the same for trials that are still running and have run unusually long
+        self._open = self._told
+        self._centres = np.zeros(0)
         self._shared, self._own, self._noise = SHARED, OWN, NOISE
         #: coefficients by group, shape (groups, functions + 1), the constant first
         self._coefficients = np.zeros((0, size))
@@ -130,29 +131,42 @@ class Regression:
 
     def add_groups(self, groups: int) -> None:
         """Add groups until there are this many. For a new group, only the common part is known."""
-        more, size = groups - len(self._counts), self._sums.shape[1]
+        more = groups - len(self._centres)
         if more <= 0:
             return
-        self._products = np.concatenate([self._products, np.zeros((more, size, size))])
-        self._sums = np.concatenate([self._sums, np.zeros((more, size))])
+        blank = np.zeros((more, *self._told.shape[1:]))
+        self._told, self._open = (np.concatenate([table, blank]) for table in (self._told, self._open))
         self._coefficients = np.concatenate([self._coefficients, np.tile(self._common, (more, 1))])
-        self._squares = np.append(self._squares, np.zeros(more))
-        self._counts = np.append(self._counts, np.zeros(more))
         self._centres = np.append(self._centres, np.zeros(more))
 
     def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
         """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
-        rows = np.concatenate([np.ones((len(functions), 1)), functions], axis=1)
-        if self._counts.sum() >= MIN_TRIALS:
-            expected = self._centres[groups] + (rows * self._coefficients[groups]).sum(axis=1)
+        if self._told[:, 0, 0].sum() >= MIN_TRIALS:
+            expected = self._expected(functions, groups)
             reach = FAR_OUT * math.sqrt(self._noise + self._own)
             values = expected + (values - expected).clip(-reach, reach)
+        self._told += self._summed(functions, groups, values)
+
+    def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array) -> bool:
+        """Replace what is known of n running trials, with the arguments of `tell`: their values so far.
+
+        A trial that has run much longer than expected counts as if it ended now. Return whether the next fit differs.
+        """
+        late = values > self._expected(functions, groups) + math.sqrt(self._noise)
+        before, self._open = self._open, self._summed(functions[late], groups[late], values[late])
+        return bool(before.any() or self._open.any())
+
+    def _expected(self, functions: Array, groups: NDArray[np.intp]) -> Array:
+        constant, rest = self._coefficients[groups, 0], self._coefficients[groups, 1:]
+        return np.asarray(self._centres[groups] + constant + (functions * rest).sum(axis=1))
+
+    def _summed(self, functions: Array, groups: NDArray[np.intp], values: Array) -> Array:
+        rows = np.column_stack([np.ones(len(functions)), functions, values])
+        found = np.zeros_like(self._told)
         for group in np.unique(groups):
-            mine = groups == group
-            self._products[group] += rows[mine].T @ rows[mine]
-            self._sums[group] += rows[mine].T @ values[mine]
-            self._squares[group] += float(np.square(values[mine]).sum())
-            self._counts[group] += int(mine.sum())
+            mine = rows[groups == group]
+            found[group] = mine.T @ mine
+        return found
 
     def fit(self, centres: Array) -> None:
         """Estimate the coefficients relative to each group's centre, and make one step of expectation maximisation.
@@ -162,12 +176,14 @@ class Regression:
         that are kept.
         """
         self._centres = centres.copy()
-        sums = self._sums - centres[:, None] * self._products[:, :, 0]
-        squares = self._squares - 2.0 * centres * self._sums[:, 0] + centres**2 * self._counts
+        table = self._told + self._open
+        products, counts = table[:, :-1, :-1], table[:, 0, 0]
+        sums = table[:, :-1, -1] - centres[:, None] * products[:, :, 0]
+        squares = table[:, -1, -1] - 2.0 * centres * table[:, 0, -1] + centres**2 * counts
         size = sums.shape[1]
         shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
         shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
-        precision = self._products / self._noise
+        precision = products / self._noise
         inner = np.linalg.inv(precision + np.diag(own))
         taken = inner @ precision
         left = np.eye(size) - taken
@@ -178,22 +194,23 @@ class Regression:
         found = self._coefficients = left @ common + own_pull
         spread = left @ covariance @ left.transpose(0, 2, 1) + inner
         own_spread = ((taken @ covariance) * taken).sum(axis=2) + inner.diagonal(axis1=1, axis2=2)
-        explained = (found * (2.0 * sums - (self._products @ found[:, :, None])[:, :, 0])).sum(axis=1)
+        explained = (found * (2.0 * sums - (products @ found[:, :, None])[:, :, 0])).sum(axis=1)
         self._update(
             common**2 + covariance.diagonal(),
             (own_pull - taken @ common) ** 2 + own_spread,
-            squares - explained + (spread * self._products).sum(axis=(1, 2)),
+            squares - explained + (spread * products).sum(axis=(1, 2)),
+            counts,
         )
 
-    def _update(self, shared: Array, own: Array, errors: Array) -> None:
+    def _update(self, shared: Array, own: Array, errors: Array, counts: Array) -> None:
         """Update the variances from the expected squares of the coefficients, without the constants, and of errors."""
         functions = len(shared) - 1
         self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
         # Groups without trials have no information, and would keep the estimate at the prior.
-        tried = self._counts > 0
+        tried = counts > 0
         self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
         errors_sum = max(float(errors.sum()), 0.0)
-        self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
+        self._noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
 
     @property
     def coefficients(self) -> Array:
@@ -227,6 +244,18 @@ class ParamEffects:
         self._untold.append((params, column, log_seconds))
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
+    def suppose(self, running: Sequence[tuple[Params, int, float]], classes: int) -> bool:
+        """Replace what is known of the running trials: params, column of the class, and log seconds so far.
+
+        Return whether that is enough for another fit.
+        """
+        if self._basis is None:
+            return False
+        self._regression.add_groups(classes)
+        params_list, columns, values = zip(*running, strict=True) if running else ((), (), ())
+        functions = self.functions(params_list)
+        return self._regression.suppose(functions, np.array(columns, np.intp), np.array(values, float))
+
     def forget(self) -> None:
         """Forget all trials."""
         self._regression = Regression(self._basis.size if self._basis is not None else 0)
@@ -246,10 +275,11 @@ class ParamEffects:
 
     def read(self, centres: Array) -> None:
         """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
-        params_list, columns, values = zip(*self._untold, strict=True)
+        params_list, columns, values = zip(*self._untold, strict=True) if self._untold else ((), (), ())
+        # The basis functions, which may be made here, must precede the groups.
         functions = self.functions(params_list)
         self._regression.add_groups(len(centres))
-        self._regression.tell(functions, np.array(columns), np.array(values))
+        self._regression.tell(functions, np.array(columns, np.intp), np.array(values, float))
         self._regression.fit(centres)
         self._told += len(self._untold)
         self._untold.clear()

@@ -471,6 +471,24 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     assert median[0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params])[0]
 
 
+def test_the_params_of_trials_that_run_unusually_long_are_learned_from() -> None:
+    generator = np.random.default_rng(0)
+    model = CostModel(SUBSPACES)
+    narrow, wide = ({"model": 0, "width": width, "rate": 0.5} for width in (2.0, 100.0))
+    model.functions(NET, [narrow])
+    told([fresh(NET, "cpu", generator, seconds=10.0) for _ in range(40)], model)
+
+    def ratio() -> float:
+        _ = model.effects_version
+        found = model.departures(NET, model.functions(NET, [narrow, wide]), ["cpu"])[:, 0]
+        return float(found[1] - found[0])
+
+    before = ratio()
+    running = [fresh(NET, "cpu", generator, params=wide) for _ in range(5)]
+    model.watch([(trial, 500.0) for trial in running])
+    assert ratio() > before + 1.0
+
+
 def test_negative_seconds_teach_nothing() -> None:
     """A store of an earlier version has them if a clock was set back within the trial."""
     [trial, *_] = trials_of(by_pair, 1)

@@ -70,6 +70,29 @@ def learned(subspace: Subspace, law: Law, trials: int, seed: int = 0) -> tuple[P
     return effects, told[1] / told[0]
 
 
+def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> None:
+    effects, centres = learned(ONE, nothing, 60)
+    slow, quick = ({"w": 0.95}, {"w": 0.05})
+    functions = effects.functions([quick, slow])
+
+    def after(running: list[tuple[Params, int, float]]) -> list[list[float]]:
+        """What the slow params add on each class after this was seen of the running trials."""
+        is_due = effects.suppose(running, 2)
+        effects.read(centres)
+        found = effects.departures(functions, 2)
+        return [is_due, *(found[1] - found[0]).tolist()]
+
+    assert not after([(slow, 1, centres[1])])[0], "as long as expected"
+    before = after([])
+    is_due, on_other, on_own = after([(slow, 1, centres[1] + 4.0)] * 5)
+    assert is_due
+    assert on_own > before[2] + 1.0
+    assert on_own > on_other
+    is_due, _, on_own = after([])
+    assert is_due, "what was supposed is to be forgotten"
+    assert on_own == pytest.approx(before[2], abs=0.3)
+
+
 def ratio_error(subspace: Subspace, law: Law, trials: int) -> tuple[float, float]:
     """Standard deviation of the error in the log ratio of the classes' seconds, and of that ratio itself."""
     effects, _ = learned(subspace, law, trials)
