@@ -29,9 +29,9 @@ def replay(
     """Take every step of `log` on a model and an optimizer in their initial state. Yield each step's number after it.
 
     `log` is that of the report. Give the arguments that `fit` was given and that change a step, with the trial's seed
-    as `seed`. Others, such as `steps` and `evaluate`, make no difference, and so does `scaler`: the loss scales are in
-    the log. With `by_hand`, a step is yielded when its gradient is in the parameters, as by `Gang.steps`, and the
-    caller takes the step.
+    as `seed`. Others, such as `steps` and `evaluate`, make no difference. Nor does `scaler`: the log has the scales.
+    With `by_hand`, a step is yielded when its gradient is in the parameters, as by `Gang.steps`, and the caller takes
+    the step.
 
     A gradient is a function of parameters, step and place, and a sum is one of the places that count. The parameters
     therefore equal those of the training: to the bit if the same instructions compute the gradients, else within float

@@ -133,9 +133,9 @@ class Layout:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
         #: length of a PARAMS vector; the scale and a batch's number take the place of two numbers each
         self.params_size = self.size + self.buffers + 2 * (1 + places)
-        #: length of the vector in a GRAD, in bytes
-        self._vector_bytes = 4 * self.size if codec is None else codec.encoded_bytes(self.size)
-        self.grad_bytes = _PREFIX.size + 4 * self.buffers + self._vector_bytes
+        vector_bytes = 4 * self.size if codec is None else codec.encoded_bytes(self.size)
+        #: length of a GRAD's payload in bytes
+        self.grad_bytes = _PREFIX.size + 4 * self.buffers + vector_bytes
 
     def split(self, params: Vector) -> tuple[Vector, Vector]:
         """Return views of the parameters and of the buffers of a PARAMS vector."""

@@ -306,7 +306,7 @@ class Wire:
     def limit_silence(self, seconds: float) -> None:
         """Let `receive` raise TimeoutError if no byte arrives for this long. Sending may take longer."""
         # The kernel's timeout is set, because that of the socket object is for both directions.
-        limit = struct.pack("ll", *divmod(int(seconds * 1e6), 1_000_000))
+        limit = struct.pack("ll", *divmod(math.ceil(seconds * 1e6), 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._silence = seconds
 

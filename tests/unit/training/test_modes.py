@@ -244,7 +244,7 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
     near, quantised = trained(strategy, 2, 20, Quantize(8))
     assert near == pytest.approx(exact, abs=0.03)
     assert raw.bytes_in == 20 * 2 * 4 * SIZE
-    assert quantised.bytes_in == 20 * 2 * Quantize(8).max_bytes(SIZE)
+    assert quantised.bytes_in == 20 * 2 * Quantize(8).encoded_bytes(SIZE)
 
 
 @cases(
