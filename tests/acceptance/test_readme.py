@@ -142,7 +142,7 @@ def test_the_test_command_is_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     *_, install, test = command.split(" && ")
     assert install in script
-    assert f'\n{test} -m "" ||' in script
+    assert f'\n{test} -m "" -n 6 ||' in script
 
 
 @pytest.mark.sample
