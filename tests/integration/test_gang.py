@@ -387,7 +387,8 @@ def test_a_slow_replica_is_cancelled_and_warned_of(fit: Fit, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         _, report, _ = fit(1, 1, delay=lambda place, draw: 30.0 if place == 0 else 0.0)
     assert report.log.accepted[1] == 30
-    assert report.log.cancelled[0] + report.log.late[0] >= 28
+    # It may join some steps late.
+    assert report.log.cancelled[0] + report.log.late[0] >= 20
     assert any("replica 0: only 0%" in record.message for record in caplog.records)
 
 

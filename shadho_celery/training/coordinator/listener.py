@@ -326,10 +326,10 @@ class Listener:
     def _read_from(self, peer: Peer) -> None:
         threading.Thread(target=peer.send, name=f"gang-send-{peer.place}", daemon=True).start()
         self.inbox.put(Joined(peer=peer))
-        # Replicas answer heartbeats.
-        peer.wire.limit_silence(self._terms.deadline_seconds)
         limits = {Kind.GRAD: self._terms.max_bytes, **control_limits(Kind.PING, Kind.QUIT)}
         try:
+            # Replicas answer heartbeats. The coordinator may have closed the connection already.
+            peer.wire.limit_silence(self._terms.deadline_seconds)
             peer.read(limits, self.inbox.put)
         except Exception as error:
             if isinstance(error, BrokenFrame) and peer.reason is None and not self._closing.is_set():
