@@ -315,6 +315,7 @@ def test_unchecked_rows_are_read_in_pages_as_the_driver_has_them(url: str, monke
         assert [row[:2] for row in attempts] == [(number, 1) for number in range(9)]
 
 
+@pytest.mark.slow
 def test_the_changes_since_a_number_are_found_by_an_index(tmp_path: Path) -> None:
     with closing(SqlStore(f"sqlite:///{tmp_path}/s.db")), closing(sqlite3.connect(tmp_path / "s.db")) as connection:
         for table, columns in (("trials", "number"), ("attempts", "number, attempt")):

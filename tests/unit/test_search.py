@@ -79,6 +79,7 @@ def test_trials_come_in_the_order_in_which_they_finished_with_params_loss_and_st
     assert finished == sorted(finished)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trials_and_another_one_others() -> None:
     def params(**options: Any) -> list[dict[str, Any]]:
         return values(shadho_celery.minimize(x_squared, SPACE, trials=10, **options))

@@ -301,6 +301,7 @@ def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
     assert "has no trial 99" in refused("trial", "svm-1a", "99")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("continued", "host", "told"),
     [

@@ -199,6 +199,7 @@ class Study:
             self._fleet.after(WAY_SECONDS, partial(self._fleet.send, self, sent))
 
 
+@pytest.mark.slow
 @cases(
     "slots, weights, means",
     [

@@ -278,6 +278,7 @@ def test_metrics_that_are_too_large_are_dropped_the_largest_first_until_they_fit
     assert f"{MAX_METRICS}" in str(warning)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "huge",
     [

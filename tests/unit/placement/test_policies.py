@@ -149,6 +149,7 @@ TABLES = st.fixed_dictionaries({c: st.fixed_dictionaries(dict.fromkeys(NAMES, SE
 BACKLOGS = st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1e4), min_size=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(TABLES, BACKLOGS, st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
 def test_with_known_durations_a_slot_takes_the_subspace_of_the_greatest_index(

@@ -260,6 +260,7 @@ def test_options_of_a_partial_are_honoured(partial: Any) -> None:
     assert changed != plain
 
 
+@pytest.mark.slow
 def test_as_many_random_trials_come_first_as_are_asked_for() -> None:
     late = functools.partial(tpe.suggest, n_startup_jobs=25)
     random = functools.partial(tpe.suggest, n_startup_jobs=1000)

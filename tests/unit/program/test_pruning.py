@@ -317,6 +317,7 @@ def test_reports_that_do_not_count_up_are_named(step: Any) -> None:
         assert trial.reports[-1].loss == trial.params["x"] ** 2 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hyperband", "bohb", "dehb"])
 def test_a_resumed_ladder_promotes_none_to_a_budget_that_it_has_had(how: str, tmp_path: Path) -> None:
     where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}

@@ -54,6 +54,7 @@ def test_the_same_warm_start_and_seed_repeat() -> None:
     assert runs == [runs[0]] * len(runs)
 
 
+@pytest.mark.slow
 def test_a_resumed_study_goes_on_as_one_that_was_not_interrupted_though_the_source_is_gone() -> None:
     source = old()
     whole = minimize(loss, SPACE, trials=9, seed=1, store=STORE, warm_start="old")

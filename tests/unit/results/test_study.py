@@ -174,6 +174,7 @@ def test_a_deleted_study_leaves_nothing_and_others_alone(tmp_path: Path) -> None
         study.delete()
 
 
+@pytest.mark.slow
 def test_of_two_studies_with_one_name_in_two_stores_each_has_its_own_folders(tmp_path: Path) -> None:
     searched(study="checkpoints", trials=1)
     other = searched(study="checkpoints", trials=1, store="sqlite:///other.db")

@@ -926,6 +926,7 @@ def test_a_trial_runs_under_the_code_that_it_is_for_though_its_process_had_anoth
     assert editing.codes()["edited"].digest == new.digest
 
 
+@pytest.mark.slow
 def test_an_attempt_is_not_begun_where_the_file_itself_is_another_version(editing: Runner, folder: Path) -> None:
     here = edit(folder, "here")
     editing.send_ahead([order("plain", module="edited", code="0123456789ab")] * 2)
@@ -1493,6 +1494,7 @@ def test_a_trial_may_make_its_output_non_blocking(shared: Runner, tmp_path: Path
     assert said(tmp_path / "1.log") == ["it does not wait"]
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_is_complained_of_and_the_trial_goes_on(folder: Path, tmp_path: Path) -> None:
     complaints: list[str] = []
     runner = Runner(["deeds"], environment(folder), complaints.append)

@@ -122,10 +122,12 @@ def test_fewer_trials_fail_than_under_random_search(space: Any, loss: Callable[[
     assert failed["tpe"] < failed["random"]
 
 
+@pytest.mark.slow
 def test_an_optimum_at_the_edge_of_what_fails_is_reached() -> None:
     assert np.median([min(losses(LINE, rising, "tpe", seed)) for seed in range(5)]) < -0.83
 
 
+@pytest.mark.slow
 def test_a_small_island_in_what_fails_is_found_and_searched() -> None:
     def island(p: Params) -> float:
         if not (0.3 < p["x"] < 0.55 and 0.2 < p["y"] < 0.6):

@@ -62,6 +62,7 @@ def test_an_option_a_whole_number_and_a_scale_are_found_together() -> None:
     assert best(run(gp(space), 40, loss)) < 0.01
 
 
+@pytest.mark.slow
 def test_labels_that_an_option_switches_on_are_searched() -> None:
     options = [{"u": hp.uniform("u", -2, 2)}, {"v": hp.uniform("v", -2, 2), "w": hp.uniform("w", -2, 2)}]
     space = {"k": hp.choice("k", options)}
@@ -76,6 +77,7 @@ def test_one_enormous_loss_does_not_hide_the_others() -> None:
     assert best(run(gp(NUMBERS), 40, lambda p: 1e30 if p["x0"] > 0.8 else bowl(p))) < 1e-4
 
 
+@pytest.mark.slow
 def test_params_that_fail_are_left() -> None:
     losses = run(gp(NUMBERS), 50, lambda p: TrialState.FAILED if p["x1"] < 0 else bowl(p))
     assert losses[25:].count(TrialState.FAILED) <= 6
@@ -98,6 +100,7 @@ def test_what_breaks_a_constraint_is_left_and_its_edge_is_found() -> None:
     assert broken <= 12
 
 
+@pytest.mark.slow
 def test_while_nothing_is_feasible_it_is_looked_for() -> None:
     sampler = gp(NUMBERS)
     for _ in range(30):

@@ -132,6 +132,7 @@ def test_a_worse_subspace_that_still_improves_gets_trials_once_the_best_one_has_
     assert outlook[search.subspaces[-1].name] > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "tpe", "auto"])
 def test_a_subspace_with_worse_losses_is_searched_near_its_own_best_trials(name: str) -> None:
     """In other subspaces the loss is lower whatever their params are."""

@@ -171,6 +171,7 @@ def test_the_price_of_a_class_is_the_mean_of_its_slots() -> None:
     assert recorder.prices() == {"cpu": None}
 
 
+@pytest.mark.slow
 def test_a_line_says_what_another_deadline_costs() -> None:
     said: list[str] = []
 

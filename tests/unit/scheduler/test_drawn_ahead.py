@@ -174,6 +174,7 @@ def test_a_resumed_study_runs_what_had_been_drawn_and_draws_nothing_twice(at: in
     assert len({trial.seed for trial in again.study}) == 250
 
 
+@pytest.mark.slow
 def test_a_class_that_disappears_or_comes_leaves_nothing_behind_in_the_pool() -> None:
     changes = (
         Change(at=300.0, compute_class="gpu", slots=-4),
@@ -344,6 +345,7 @@ def spanning(**given: Any) -> Search:
     return Search(compile_space(TWO), seconds=seconds, settings=settings, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cost", "fifo"])
 def test_a_sampler_of_the_whole_space_chooses_the_subspaces_itself(policy: str) -> None:
     search = spanning(trials=200, settings=StudySettings(sampler="random", policy=policy, speculate=False)).run()

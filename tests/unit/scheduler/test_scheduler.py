@@ -201,6 +201,7 @@ def test_a_study_without_trials_left_sends_nothing() -> None:
     assert len(search.run().study) == 5
 
 
+@pytest.mark.slow
 def test_all_slots_are_busy_while_there_is_work() -> None:
     """Whatever the policy: a slot without a trial of its own subspaces takes one of the others."""
     for policy in POLICIES:
@@ -819,6 +820,7 @@ def test_a_trial_that_waits_for_the_large_class_does_not_keep_the_small_one_idle
     assert idle == 0
 
 
+@pytest.mark.slow
 def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the_rest() -> None:
     """And the rest goes on with what fits it, so the search does not slow down to the large class's pace."""
     search, _ = measuring(ROOM, nets_need_much, seconds=400.0, slots={"large": 1, "small": 10}, play=lasting(10.0))
@@ -886,6 +888,7 @@ def test_a_class_whose_memory_nobody_knows_is_sent_everything() -> None:
     assert study.counted == 200
 
 
+@pytest.mark.slow
 def test_what_a_trial_needs_of_a_gpu_says_nothing_of_what_it_needs_of_a_host() -> None:
     """On a GPU a net needs 10 GB, on a host half a GB, which is less than the host has."""
 
@@ -1006,6 +1009,7 @@ def test_under_the_papers_shares_the_ranks_decide_the_mix_with_a_limit_on_trials
     assert ranked["rough"] > 1.2 * max(ranked["flat"], ranked["other"])
 
 
+@pytest.mark.slow
 def test_a_subspace_whose_trials_only_fail_is_not_waited_for() -> None:
     space = compile_space(hp.choice("model", [{"name": name, "x": hp.uniform(name, 0, 1)} for name in "abcd"]))
 
@@ -1049,6 +1053,7 @@ def test_a_whole_study_by_promise_gives_the_best_subspace_more_and_uniform_share
         assert max(asked["model=bad"], asked["model=worse"]) < 65
 
 
+@pytest.mark.slow
 def test_by_promise_the_same_seed_and_machines_give_the_same_study() -> None:
     one, other = (Search(trials=150, shares="promise", play=lasting(uneven)).run().study for _ in range(2))
     assert list(one) == list(other)
@@ -1091,6 +1096,7 @@ def test_a_trial_that_runs_out_of_memory_goes_to_a_larger_class_and_none_is_lost
         assert trial.attempt == 1 + len(outgrown)
 
 
+@pytest.mark.slow
 def test_where_trials_run_out_of_memory_is_learned() -> None:
     search = Search(plain(), trials=200, slots={"cpu": 2, "gpu_large": 2}, play=needing(LIMITS)).run()
     assert search.study.count(S.COMPLETE) == 200

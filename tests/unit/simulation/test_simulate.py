@@ -123,6 +123,7 @@ def test_the_seed_is_the_clusters_unless_another_is_given() -> None:
     assert play(described).seed == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted({*POLICIES} - {"fifo"}))
 def test_every_policy_gets_the_same_trials_whatever_it_does_with_them(policy: str) -> None:
     """The same params, sizes and failures: what differs is who runs them, and when."""
@@ -405,6 +406,7 @@ def with_memory(large: int, small: int, cpu: int, **needs: int) -> Cluster:
     return replace(plain, families=families, memory=memory, seconds=1200.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cost", "fifo"])
 def test_a_family_too_large_for_a_class_is_soon_not_sent_there(policy: str) -> None:
     found = play(with_memory(40, 11, 4, net=20, forest=8), policy=policy)
@@ -435,6 +437,7 @@ def test_a_family_that_no_class_has_the_memory_for_fails_and_the_others_go_on(po
     assert found.utilisation["large"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_memory_is_not_given_it_does_not_matter(policy: str) -> None:
     found = play(with_memory(0, 0, 0, net=100), policy=policy)
@@ -484,6 +487,7 @@ def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
         assert word in shown
 
 
+@pytest.mark.slow
 def test_json_is_one_object_a_policy_and_nothing_else(file: str) -> None:
     lines = answer(file, "--json", *(f"--policy={policy}" for policy in POLICIES)).splitlines()
     found = [strictly(line) for line in lines]

@@ -146,6 +146,7 @@ def random_space(seed: int) -> Any:
     return {"always": spaces.leaf(), "rest": spaces.any(int(spaces.random.integers(1, 6)))}
 
 
+@pytest.mark.slow
 @cases("seed", range(150))
 def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
     expression = random_space(seed)

@@ -45,6 +45,7 @@ def test_forty_machines_take_at_most_half_as_many_evaluations_again_as_one() -> 
     assert forty <= 1.5 * one
 
 
+@pytest.mark.slow
 def test_asynchronous_sgd_stalls_far_from_the_solution() -> None:
     """Four orders of magnitude are not even halfway; with twice as many evaluations it is no nearer."""
     shorter, longer = (

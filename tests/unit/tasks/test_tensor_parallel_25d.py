@@ -57,6 +57,7 @@ def test_forward_and_backward_equal_one_process(shape: tuple[int, ...]) -> None:
         np.testing.assert_allclose(mine, its, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_bytes_sent_are_those_of_the_formula() -> None:
     """By hand for q = d = 2: three products (two for the first layer) move X once and W twice; W there and back."""
     rows = task.SETTINGS.rows

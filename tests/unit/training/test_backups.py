@@ -263,6 +263,7 @@ def stragglers(place: int, step: int) -> float:
     return float(injected(np.random.default_rng([place, step]), 1, 1)[0, 0])
 
 
+@pytest.mark.slow
 def test_a_gang_with_stragglers_keeps_its_backups_though_it_cancels_the_late_gradients() -> None:
     coordinator, report = play(stragglers, 60)
     assert coordinator.backups >= 2

@@ -140,6 +140,7 @@ def test_a_training_that_was_killed_and_resumed_equals_an_uninterrupted_one_and_
     assert same(model, replayed)
 
 
+@pytest.mark.slow
 def test_a_gang_of_two_that_was_killed_and_resumed_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     def run(folder: str, killed_at: int | None = None) -> Any:
         context = LocalContext(seed=5, checkpoints=tmp_path / folder)
@@ -271,6 +272,7 @@ def halves(model: nn.Module, batch: Any) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1]).half()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_overflow_halves_the_scale_and_is_no_fault_of_a_replica(tmp_path: Path, replicas: int) -> None:
     def run(folder: str, killed_at: int | None = None) -> Any:
@@ -324,6 +326,7 @@ def test_gradients_that_overflow_at_any_scale_are_a_divergence() -> None:
         scale.advance()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_loop_of_ones_own_has_the_same_guarantees(tmp_path: Path, replicas: int) -> None:
     """Here the sign of the gradient is what counts, which `fit` cannot do."""
