@@ -249,7 +249,7 @@ class ParamEffects:
 
         Return whether that is enough for another fit.
         """
-        if self._basis is None:
+        if self._basis is None or not self._basis.size:
             return False
         self._regression.add_groups(classes)
         params_list, columns, values = zip(*running, strict=True) if running else ((), (), ())
