@@ -63,7 +63,7 @@ class MoneyPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def hour_words(self) -> str:
-        """What another deadline would cost."""
+        """Text of what an hour more and an hour less of the deadline cost."""
         if self.an_hour < 0.005:
             return "an hour more saves nothing"
         amount = money(self.an_hour)

@@ -177,7 +177,7 @@ class StudyReport(Overview):
 
     @property
     def deadline_words(self) -> str:
-        """Whether the deadline of a study that is placed by money is kept, and what another one costs; else ""."""
+        """Text of whether the deadline of a study that is placed by money is kept; "" without such a plan."""
         plan = self.record.money_plan
         if plan is None:
             return ""

@@ -261,7 +261,7 @@ class _Class(_Table, frozen=True, kw_only=True):
 
     @property
     def stay(self) -> Stay:
-        """How long its workers stay."""
+        """The keys of a class that say how long its workers stay, as one record."""
         return Stay(
             startup_seconds=self.worker_startup_seconds,
             preemption_seconds=self.preemption_seconds,
