@@ -20,7 +20,8 @@ attempts  hash    trial number -> its record: ``N`` (attempts up to N are void) 
 done      bitmap  1 at the numbers of ended trials that were removed from `attempts`
 leases    zset    ``number.attempt`` -> time at which the lease ends (ms, the server's clock); 0 if it has ended
 cancel    set     numbers of running trials that should stop; ``N:pruned`` if trial N was pruned
-breakers  hash    worker -> failures in a row that no other worker has had, or ``quarantined``
+breakers  hash    worker -> failures in a row that no other worker has had, ``half:`` and the time in ms from which it
+                  may claim the next trial, or ``quarantined``
 known     set     kinds of failures that are caused by the trials, for example because several workers have had them
 sources   string  sealed sources of the study's code, if it ships them
 inbox     stream  requests to the scheduler (`control`)
@@ -529,9 +530,9 @@ class Quarantine:
             self._client.hdel(self._breakers, worker)
 
     def half_open(self, worker: str) -> None:
-        """Half-open a circuit breaker: allow one trial; another strike opens it again."""
+        """Half-open a circuit breaker: allow one trial in five seconds. A success closes it, a strike opens it."""
         if self.state(worker) is not Breaker.QUARANTINED:
-            self._client.hset(self._breakers, worker, MAX_STRIKES - 1)
+            self._client.hset(self._breakers, worker, "half:0")
 
     def quarantine(self, worker: str) -> None:
         """Send no more trials of this study to a worker."""

@@ -401,6 +401,10 @@ def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_its_circuit_brea
     assert good.claim("k1", started(MAX_STRIKES)), "the attempt is not spent"
     quarantine.half_open("bad")
     assert [fail(bad, number) for number in (11, 12)] == [Claim.TAKEN, Claim.BREAKER_OPEN]
+    quarantine.half_open("bad")
+    assert [bad.claim("k1", started(number)) for number in (21, 22)] == [True, False], "one slot has it"
+    bad.finish("k1", result(21))
+    assert [bad.claim("k1", started(number)) for number in (23, 24)] == [True, True]
     quarantine.close("bad")
     assert quarantine.state("bad") is Breaker.CLOSED
     assert fail(bad, 13) is Claim.TAKEN

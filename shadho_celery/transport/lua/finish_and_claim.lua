@@ -15,6 +15,11 @@ local events = {}
 -- Fail now if the stream's key has a wrong type: a result must not be recorded if its event cannot be added.
 redis.call('XLEN', KEYS[3])
 
+-- Return the time in ms until which a half-open breaker allows no further trial, or nil if it is not half-open.
+local function half_until(strikes)
+  return strikes and tonumber(string.match(strikes, '^half:(%d+)$'))
+end
+
 -- Count a failure against the worker, unless its kind is known to be caused by the trials. A success resets the count.
 local function judge(failure)
   local strikes = redis.call('HGET', KEYS[5], worker)
@@ -22,7 +27,7 @@ local function judge(failure)
   if failure == '' then
     if strikes then redis.call('HDEL', KEYS[5], worker) end
   elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
-    redis.call('HSET', KEYS[5], worker, (tonumber(strikes) or 0) + 1)
+    redis.call('HSET', KEYS[5], worker, half_until(strikes) and ARGV[4] or (tonumber(strikes) or 0) + 1)
     redis.call('EXPIRE', KEYS[5], 604800)
   end
 end
@@ -59,11 +64,15 @@ local function claim(number, attempt, event)
   end
   local strikes = redis.call('HGET', KEYS[5], worker)
   if strikes and (strikes == 'quarantined' or (tonumber(strikes) or 0) >= tonumber(ARGV[4])) then return -1 end
+  local busy_until = half_until(strikes)
+  if busy_until and now < busy_until then return -1 end
   redis.call('SREM', KEYS[4], number, number .. ':pruned')
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   events[#events + 1] = event
   -- This comes last: if an earlier command fails (a key of a wrong type), a repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
+  -- A worker with several slots would otherwise fail several trials at once. A lost trial must not close it for ever.
+  if busy_until then redis.call('HSET', KEYS[5], worker, 'half:' .. now + 5000) end
   return 1
 end
 
