@@ -207,10 +207,13 @@ class Slow:
     lost: float
 
 
-def with_slow_examples(replicas: int, backups: int, *, epochs: int, seed: int, returns: bool) -> Slow:
-    """Play `epochs` in which a tenth of the examples make a gradient four times slower; a batch is one example."""
+def with_slow_examples(replicas: int, backups: int, *, epochs: int, examples: int, seed: int, returns: bool) -> Slow:
+    """Play `epochs` in which a tenth of the examples make a gradient four times slower; a batch is one example.
+
+    There are so many `examples` for each place of a replica.
+    """
     places = replicas + backups
-    examples = 100 * places
+    examples *= places
     slow = np.random.default_rng([seed, 7]).random(examples) < 0.1
     gang = _trifle(
         Stragglers(probability=0.0, jitter=0.02),

@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS
 from shadho_celery.training.strategies import Async, Strategy, Sync
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 #: of the real stragglers: replicas that a step takes, and steps
 REPLICAS, STEPS = 8, 160
@@ -100,7 +102,7 @@ class Settings:
     console: Console
     #: of each comparison; None for each part's own number
     seeds: int | None
-    #: fewer seeds and steps
+    #: fewer seeds, steps and values
     quick: bool
     #: processes that play gangs
     pool: ProcessPoolExecutor
@@ -110,6 +112,10 @@ class Settings:
     def seeds_of(self, whole: int, quick: int) -> range:
         """Return the seeds of a part that has these numbers of them, as a whole and if it must be quick."""
         return range(self.seeds or (quick if self.quick else whole))
+
+    def values_of(self, whole: Sequence[V], every: int = 2) -> Sequence[V]:
+        """Return the values that a part compares, or both ends and every so many between if it must be quick."""
+        return whole if not self.quick else [*whole[:-1:every], whole[-1]]
 
 
 def deaths(settings: Settings) -> Outcome:
@@ -292,6 +298,7 @@ WIDE, SPARE, WIDE_BATCH, WIDE_SECONDS, WIDE_RATES = 16, 4, 8, 40.0, (0.2, 0.4, 0
 def staleness(settings: Settings) -> Outcome:
     """(a) Test error against the staleness of gradients, with momentum: at one rate, and at the best rate for each."""
     calm = Stragglers(probability=0.0)
+    counts, rates = settings.values_of(STALE, every=3), settings.values_of(STALE_RATES)
 
     def job(replicas: int, rate: float) -> Job:
         return Job(
@@ -307,14 +314,14 @@ def staleness(settings: Settings) -> Outcome:
 
     best = _tuned(
         settings,
-        {n: {rate: job(n, rate) for rate in STALE_RATES} for n in STALE},
+        {n: {rate: job(n, rate) for rate in rates} for n in counts},
         lambda run: -run.accuracy,
     )
-    tuned = _judged(settings, {n: job(n, best[n]) for n in STALE})
-    fixed = _judged(settings, {n: job(n, STALE_RATE) for n in STALE})
+    tuned = _judged(settings, {n: job(n, best[n]) for n in counts})
+    fixed = _judged(settings, {n: job(n, STALE_RATE) for n in counts})
     table = _table(f"test error, {STALE_STEPS} gradients", "staleness", f"rate {STALE_RATE}", "tuned", "rate")
     outcome = Outcome()
-    for n in STALE:
+    for n in counts:
         errors = [[100 * (1 - run.accuracy) for run in runs[n]] for runs in (fixed, tuned)]
         table.add_row(
             f"{statistics.mean(run.staleness for run in tuned[n]):.2f}",
@@ -350,7 +357,8 @@ def curve(settings: Settings) -> Outcome:
             until=True,
         )
 
-    runs = _judged(settings, {b: job(b) for b in BACKUPS})
+    counts = settings.values_of(BACKUPS)
+    runs = _judged(settings, {b: job(b) for b in counts})
     seconds = {b: [run.seconds for run in each] for b, each in runs.items()}
     table = _table(f"seconds to {TARGET}, {WORKERS} workers in all", "backups", "seconds", "interval", "steps")
     for b, each in seconds.items():
@@ -360,8 +368,8 @@ def curve(settings: Settings) -> Outcome:
     settings.console.print(table)
     means = {b: statistics.mean(each) for b, each in seconds.items()}
     least = min(means, key=lambda b: means[b])
-    outcome = Outcome(figures={"backups": list(BACKUPS), "seconds": list(seconds.values()), "least": least})
-    for end in (BACKUPS[0], BACKUPS[-1]):
+    outcome = Outcome(figures={"backups": list(counts), "seconds": list(seconds.values()), "least": least})
+    for end in (counts[0], counts[-1]):
         ratios = [one / other for one, other in zip(seconds[end], seconds[least], strict=True)]
         outcome.goals[f"seconds at b = {end} / those at b = {least}, the least"] = goal(
             ratios, at_least=1.5, by_mean=settings.quick
@@ -393,9 +401,9 @@ def against(settings: Settings) -> Outcome:
             look_every=1 if strategy.lockstep else strategy.replicas,
         )
 
+    rates = settings.values_of(WIDE_RATES)
     candidates = {
-        name: {rate: evolve(job(name, rate), until=True, seconds=WIDE_SECONDS) for rate in WIDE_RATES}
-        for name in strategies
+        name: {rate: evolve(job(name, rate), until=True, seconds=WIDE_SECONDS) for rate in rates} for name in strategies
     }
     best = _tuned(settings, candidates, lambda run: run.reached or WIDE_SECONDS)
     runs = _judged(settings, {name: job(name, best[name]) for name in strategies}, quick_seeds=6)
@@ -458,18 +466,18 @@ def _draw(settings: Settings, name: str, figures: Mapping[str, Any]) -> None:
         backup_pictures.DRAWN[name](figures, settings.pictures / f"{name}.png")
 
 
-#: of the slow examples: replicas, numbers of backups, epochs, and seeds
-SLOW_REPLICAS, SLOW_BACKUPS, SLOW_EPOCHS, SLOW_SEEDS = 40, (2, 4), 4, 3
+#: of the slow examples: replicas, numbers of backups, epochs and examples for each replica, as a whole and if it must
+#: be quick, and seeds
+SLOW_REPLICAS, SLOW_BACKUPS, SLOW_WHOLE, SLOW_QUICK, SLOW_SEEDS = 40, (2, 4), (4, 100), (3, 50), 3
 
 
 def slow_examples(settings: Settings) -> Outcome:
     """A tenth of the examples make their batch four times slower: their share in what counted."""
     seeds = settings.seeds_of(SLOW_SEEDS, 1)
+    epochs, examples = SLOW_QUICK if settings.quick else SLOW_WHOLE
+    play = partial(with_slow_examples, SLOW_REPLICAS, epochs=epochs, examples=examples)
     runs = {
-        (b, returns): [
-            settings.pool.submit(with_slow_examples, SLOW_REPLICAS, b, epochs=SLOW_EPOCHS, seed=seed, returns=returns)
-            for seed in seeds
-        ]
+        (b, returns): [settings.pool.submit(play, backups=b, seed=seed, returns=returns) for seed in seeds]
         for b in SLOW_BACKUPS
         for returns in (False, True)
     }
@@ -571,7 +579,7 @@ PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
     help=f"of each comparison; {JUDGING} for (a) to (c), {SLOW_SEEDS} to {AUTO_SEEDS} elsewhere, fewer with --quick",
 )
 @click.option("--pictures", type=click.Path(path_type=Path), help="draw (a), (b) and (c) in this folder")
-@click.option("--quick", is_flag=True, help="fewer seeds; means reach a goal, not their intervals")
+@click.option("--quick", is_flag=True, help="fewer seeds and values; means reach a goal, not their intervals")
 def main(only: Sequence[str], seeds: int, pictures: Path | None, quick: bool) -> None:
     torch.set_num_threads(1)
     pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"))

@@ -422,7 +422,8 @@ def heard_between(server: socket.socket, target: tuple[str, int], heard: list[by
 @contextmanager
 def monitored(url: str, heard: list[str]) -> Iterator[None]:
     """Record every command that the Redis at `url` gets: there lie the queues of a fleet without RabbitMQ, too."""
-    with redis.Redis.from_url(url, decode_responses=True) as client, client.monitor() as monitor:
+    # Redis may get no command for longer than the client waits by default.
+    with redis.Redis.from_url(url, decode_responses=True, socket_timeout=None) as client, client.monitor() as monitor:
 
         def listen() -> None:
             with suppress(redis.RedisError, OSError, ValueError, AttributeError):

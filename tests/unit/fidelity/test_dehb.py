@@ -73,7 +73,7 @@ def test_on_counting_ones_of_16_and_16_its_regret_is_that_of_the_paper() -> None
     ladder = Ladder.of({"least": 9, "most": 729, "eta": 3})
 
     def regret(make: Callable[[int], Rounds]) -> float:
-        ends = [evaluate(ONES, make(seed), seed, lambda _, cost: cost >= 300 * 729) for seed in range(10)]
+        ends = [evaluate(ONES, make(seed), seed, lambda _, cost: cost >= 300 * 729) for seed in range(5)]
         return float(np.mean([(end + 32) / 32 for end in ends]))
 
     ours = regret(lambda seed: dehb(ONES, ladder, seed))
@@ -106,7 +106,7 @@ def test_eight_workers_of_uneven_speed_come_as_far_as_one_in_the_paper_with_as_m
     Our own one worker comes to .14: eight lose about a sixth of that, as they evolve from older populations.
     """
     ladder = Ladder.of({"least": 9, "most": 729, "eta": 3})
-    ends = [evaluate(ONES, dehb(ONES, ladder, seed), seed, lambda ended, _: ended >= 2600, 8) for seed in range(10)]
+    ends = [evaluate(ONES, dehb(ONES, ladder, seed), seed, lambda ended, _: ended >= 2600, 8) for seed in range(5)]
     assert float(np.mean([(end + 32) / 32 for end in ends])) <= 1.15 * 0.162
 
 
