@@ -15,16 +15,8 @@ from shadho_celery.placement.wanted import Held
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 from shadho_celery.transport.starts import Start, Starts
 
-#: seconds that a worker may take to come, besides twice the start-up seconds of its class
-COME_SECONDS = 60.0
-
 #: seconds until the next start after a failed one, the first and the longest; each pause is twice the last
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 3600.0
-
-
-def patience(spec: ClassSpec) -> float:
-    """Return the seconds after which a worker that was started counts as one that does not come."""
-    return 2 * spec.startup_seconds + COME_SECONDS
 
 
 @dataclass
@@ -43,11 +35,6 @@ class _Class:
     def starting(self) -> int:
         """Number of workers that were started and have not come yet."""
         return sum(start.missing for start in self.starts)
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which a worker counts as one that does not come."""
-        return patience(self.spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,13 +183,13 @@ class Scaling:
         """Give up the workers that have not come in time, with a line about each class. Return these classes."""
         found = []
         for name, each in self._classes.items():
-            late = [start for start in each.starts if now - start.at > each.patience]
+            late = [start for start in each.starts if now - start.at > each.spec.come_seconds]
             if late:
                 found.append(name)
                 each.starts = [start for start in each.starts if start not in late]
                 missing, count = sum(start.missing for start in late), sum(start.count for start in late)
                 others = f"; workers of {listed([one_line(n, 60) for n in sorted(each.strangers)], 3)} came meanwhile"
-                reason = f"{missing} of {count} started workers did not come within {duration(each.patience)}"
+                reason = f"{missing} of {count} started workers did not come within {duration(each.spec.come_seconds)}"
                 lines.append(self._pause(name, now, reason + (others if each.strangers else "")))
                 each.strangers = set()
         return found

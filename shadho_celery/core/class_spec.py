@@ -28,6 +28,10 @@ _FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_sec
 _Count = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
+#: seconds that a worker may take to come, besides twice the start-up seconds of its class
+_COME_SECONDS = 60.0
+
+
 class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A compute class that need not have a live worker."""
 
@@ -46,6 +50,11 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def most(self) -> int:
         """Number of slots that the class may have at a time."""
         return min(self.max_workers, MAX_WORKERS // self.slots) * self.slots
+
+    @property
+    def come_seconds(self) -> float:
+        """Seconds after which a worker that was started counts as one that does not come."""
+        return 2 * self.startup_seconds + _COME_SECONDS
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from shadho_celery.control.scaling import COME_SECONDS, FIRST_PAUSE, LONGEST_PAUSE, Decision, Scaling
+from shadho_celery.control.scaling import FIRST_PAUSE, LONGEST_PAUSE, Decision, Scaling
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 
 COOLDOWN = 30.0
-PATIENCE = 2 * 120.0 + COME_SECONDS
+PATIENCE = ClassSpec(startup_seconds=120.0).come_seconds
 SPEC = {"gpu": ClassSpec(slots=2, startup_seconds=120.0), "cpu": ClassSpec(max_workers=3)}
 
 
