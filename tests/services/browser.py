@@ -47,6 +47,8 @@ class Opened:
 
     def __init__(self, browser: Any, url: str, width: int = 1400, scheme: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        # In milliseconds; twice what playwright waits by default.
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         #: messages of the console and errors of scripts; requests for anything but `url`
         self.logged: list[str] = []
