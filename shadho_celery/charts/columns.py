@@ -101,6 +101,8 @@ class TrialColumns:
     seconds: Array
     started_at: Array
     finished_at: Array
+    #: number of slots that the trial takes
+    slots: Array
     subspace: Codes
     compute_class: Codes
     host: Codes
@@ -131,6 +133,11 @@ class TrialColumns:
     def is_complete(self) -> NDArray[np.bool_]:
         """True for COMPLETE trials, shape (n,)."""
         return self.state.is_in(TrialState.COMPLETE.value)
+
+    @cached_property
+    def slot_seconds(self) -> Array:
+        """Seconds of the objective times the slots of the trial, shape (n,)."""
+        return self.seconds * self.slots
 
     @cached_property
     def is_rated(self) -> NDArray[np.bool_]:

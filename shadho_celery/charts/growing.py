@@ -25,7 +25,7 @@ from shadho_celery.study.trials import collector_paused
 #: by depth: columns of numbers, of names, and of what takes longest to read; the trial's number is always read
 NUMBERS = {
     Depth.LOSSES: ("loss", "budget", "violation"),
-    Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin"),
+    Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
 }
 TEXTS = {Depth.LOSSES: ("state", "compute_class", "sampler"), Depth.FACTS: ("subspace", "host")}
 LATE = ("error", "losses", "params")
@@ -164,6 +164,8 @@ class GrowingTrials:
             seconds=real["seconds"],
             started_at=real["started_at"],
             finished_at=real["finished_at"],
+            # Earlier versions did not record slots.
+            slots=np.where(real["slots"] >= 1, real["slots"], 1.0),
             subspace=codes["subspace"],
             compute_class=codes["compute_class"],
             host=codes["host"],

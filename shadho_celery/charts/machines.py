@@ -39,8 +39,8 @@ EXACT = 1.01
 SHORT_SECONDS = 0.1
 _HOUR = 3600.0
 _BOUND = (
-    "The bound is what a linear program allows with the mean seconds of each subspace on each class, the slots of the "
-    "live workers, and the mix of subspaces as it was."
+    "The bound is what a linear program allows with the mean slot seconds of each subspace on each class, the slots of "
+    "the live workers, and the mix of subspaces as it was."
 )
 _SHORT = "These trials take less than a tenth of a second. Sending one takes longer, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
@@ -272,10 +272,11 @@ def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
-    """Return the mean seconds of a trial by subspace and class. Pairs without trials are estimated from the others.
+    """Return the mean slot seconds of a trial by subspace and class: its seconds times its slots.
 
-    The estimate is that of placement (`predictors.durations`). A class without any trial counts as a mean class. What
-    fails or is pruned counts as time without result: it lengthens the seconds for each completed trial of its subspace.
+    Pairs without trials are estimated from the others. The estimate is that of placement (`predictors.durations`). A
+    class without any trial counts as a mean class. What fails or is pruned counts as time without result: it lengthens
+    the seconds for each completed trial of its subspace.
     """
     is_timed = trials.is_complete & (trials.seconds > 0) & (trials.compute_class.codes >= 0)
     is_timed &= trials.subspace.codes >= 0
@@ -286,12 +287,12 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
     classes = _classes(trials, attempts)
     for _ in classes:
         durations.add_column()
-    durations.tell_all(rows, columns, np.log(trials.seconds[is_timed]))
+    durations.tell_all(rows, columns, np.log(trials.slot_seconds[is_timed]))
     estimate = durations.estimate()
     # The model has the means of the logarithms. The ratio to the means of the seconds is that of the subspace's trials.
     medians = np.exp(estimate.mean)
     expected = np.bincount(rows, medians[rows, columns], len(trials.subspace.names))
-    actual = np.bincount(rows, trials.seconds[is_timed], len(trials.subspace.names))
+    actual = np.bincount(rows, trials.slot_seconds[is_timed], len(trials.subspace.names))
     means = medians * np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0)[:, None]
     lost = _lost_factor(trials)
     return {
@@ -320,13 +321,13 @@ def are_short(trials: TrialColumns) -> bool:
 
 
 def _lost_factor(trials: TrialColumns) -> Array:
-    """Return by subspace: all seconds that trials took, divided by those of completed trials."""
+    """Return by subspace: all slot seconds that trials took, divided by those of completed trials."""
     names = trials.subspace.names
     known = np.isfinite(trials.seconds) & (trials.subspace.codes >= 0)
     ended = known & trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED)
     done = known & trials.is_complete
-    total = np.bincount(trials.subspace.codes[ended], trials.seconds[ended], len(names))
-    useful = np.bincount(trials.subspace.codes[done], trials.seconds[done], len(names))
+    total = np.bincount(trials.subspace.codes[ended], trials.slot_seconds[ended], len(names))
+    useful = np.bincount(trials.subspace.codes[done], trials.slot_seconds[done], len(names))
     return np.where(useful > 0, total / np.where(useful > 0, useful, 1.0), 1.0)
 
 
@@ -339,7 +340,7 @@ def _mix(trials: TrialColumns) -> dict[str, float]:
 def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end: float) -> dict[str, float]:
     """Return the mean number of live slots of each class between two moments.
 
-    A store without sessions gives the number of trials of a class that ran at the same time.
+    A store without sessions gives the slots of the trials of a class that ran at the same time.
     """
     found = dict.fromkeys(_classes(trials, attempts), 0.0)
     length = max(end - start, 1e-9)
@@ -353,7 +354,7 @@ def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end
         began, ended = trials.started_at[places], trials.finished_at[places]
         ended = np.where(np.isnan(ended), attempts.now, ended)
         moments = np.concatenate([began, ended])
-        steps = np.concatenate([np.ones(len(began)), -np.ones(len(ended))])
+        steps = np.concatenate([trials.slots[places], -trials.slots[places]])
         # At equal moments, ends come first.
         running = np.cumsum(steps[np.lexsort((steps, moments))])
         found[name] = float(running.max())

@@ -67,13 +67,14 @@ class Run:
             return None
 
     def _bound(self) -> float | None:
-        """Return the bound with the mean seconds of each subspace on each class.
+        """Return the bound with the mean slot seconds of each subspace on each class.
 
         What fails or is pruned counts as time without result. Pairs without trials are estimated from the others.
         """
         timed = dict(self.study.trials.timed)
         slots = {each.name: each.share for each in self.scheduler.classes}
-        means = {pair: each.seconds / each.complete for pair, each in timed.items() if each.complete and each.seconds}
+        done = {pair: each for pair, each in timed.items() if each.complete and each.seconds}
+        means = {pair: each.slot_seconds / each.complete for pair, each in done.items()}
         if not means or not any(slots.values()):
             return None
         mix: dict[str, float] = defaultdict(float)
@@ -250,7 +251,7 @@ FAMILIES: Sequence[Family[Run]] = [
     ),
     Family(
         "shadho_bound_trials_per_second",
-        "Completed trials per second that a linear program allows with the study's slots and the mean seconds so far.",
+        "Completed trials per second that a linear program allows with the study's slots and mean slot seconds so far.",
         read=lambda run: _optional(run.bound.get()),
     ),
     Family(

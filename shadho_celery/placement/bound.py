@@ -74,13 +74,16 @@ def cheapest(
     slots: Mapping[str, float],
     prices: Mapping[str, float],
     times: Mapping[str, float],
+    *,
+    widths: Mapping[str, int] | None = None,
 ) -> Cheapest | None:
     """Return the cheapest placement that completes the trials in time, or None if no placement does.
 
     `seconds` has every kind of `trials` and every class of `slots`; infinite seconds stand for a kind that must not run
     on a class. `prices` are the money that a slot costs an hour, and `times` the seconds in which a class can begin
-    trials. The program is: minimise sum_kc price_c w_kc subject to sum_c w_kc / seconds_kc >= trials_k for each kind k,
-    and sum_k w_kc <= slots_c times_c for each class c, where w_kc are the slot seconds of class c for trials of kind k.
+    trials. `widths` are the slots that a trial of each kind takes, 1 by default. The program is: minimise
+    sum_kc price_c w_kc subject to sum_c w_kc / (width_k seconds_kc) >= trials_k for each kind k, and
+    sum_k w_kc <= slots_c times_c for each class c, where w_kc are the slot seconds of class c for trials of kind k.
     The dual values z_c of the classes' constraints are what their slot seconds save. So, with T the time, the money
     changes by -sum_c slots_c z_c dT. As the money is convex in T, more time saves at most that, and less costs at least
     that. Source: Dantzig, "Linear Programming and Extensions", 1963, chapters 6 and 12.
@@ -90,7 +93,8 @@ def cheapest(
     from scipy.optimize import linprog
 
     kinds, classes = [*trials], [*slots]
-    rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds])
+    slots_of = np.array([1 if widths is None else widths[kind] for kind in kinds])[:, None]
+    rates = np.array([[1.0 / seconds[kind][name] for name in classes] for kind in kinds]) / slots_of
     a_second = np.array([prices[name] / 3600 for name in classes])
     work = sparse.block_diag([-row[None] for row in rates])
     room = sparse.kron(np.ones(len(kinds)), sparse.eye(len(classes)))
@@ -103,11 +107,11 @@ def cheapest(
     if not found.success:
         return None
     used = found.x.reshape(rates.shape)
-    worked, begun = used.sum(axis=0), (used * rates).sum(axis=0)
+    worked, ran, begun = used.sum(axis=0), (used / slots_of).sum(axis=0), (used * rates).sum(axis=0)
     saved = zip(classes, (-found.ineqlin.marginals[len(kinds) :]).tolist(), strict=True)
     return Cheapest(
         money=float(found.fun),
         an_hour=3600 * sum(slots[name] * each for name, each in saved if times[name] > 0),
         slots={name: float(w) / times[name] if w > 0 else 0.0 for name, w in zip(classes, worked, strict=True)},
-        seconds={n: float(w / b) if b > 0 else 0.0 for n, w, b in zip(classes, worked, begun, strict=True)},
+        seconds={n: float(w / b) if b > 0 else 0.0 for n, w, b in zip(classes, ran, begun, strict=True)},
     )

@@ -152,6 +152,7 @@ class CheapestSlots:
         slots = {each.name: each.share for each in classes}
         seconds: dict[str, Mapping[str, float]] = {}
         trials: dict[str, float] = {}
+        widths: dict[str, int] = {}
         known: list[float] = []
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
@@ -164,13 +165,14 @@ class CheapestSlots:
                 for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
                     one = trial.evolve(budget=budget)
                     each = zip(classes, row, strict=True)
-                    by_class = {c.name: s * trial.slots if fits(one, c) else math.inf for c, s in each}
+                    by_class = {c.name: s if fits(one, c) else math.inf for c, s in each}
                     known += [s for s in by_class.values() if s < math.inf]
                     if number := mix.get(subspace, 0.0):
                         kind = f"{subspace} {place} {budget}"
                         seconds[kind], trials[kind] = by_class, number * share / len(drawn)
+                        widths[kind] = trial.slots
         self._longest = max(known, default=math.inf)
-        return self._solved(seconds, trials, slots, prices)
+        return self._solved(seconds, trials, slots, prices, widths)
 
     def _solved(
         self,
@@ -178,6 +180,7 @@ class CheapestSlots:
         trials: Mapping[str, float],
         slots: Mapping[str, float],
         prices: Mapping[str, float],
+        widths: Mapping[str, int],
     ) -> Cheapest | None:
         """Return the solution in which the last trials end before the deadline; else one that is less careful."""
         left = self._seconds_left
@@ -186,11 +189,11 @@ class CheapestSlots:
             for kind, by_class in seconds.items()
         }
         times = dict.fromkeys(slots, left)
-        found = cheapest(in_time, trials, slots, prices, times)
+        found = cheapest(in_time, trials, slots, prices, times, widths=widths)
         if found is None:
-            return cheapest(seconds, trials, slots, prices, times)
+            return cheapest(seconds, trials, slots, prices, times, widths=widths)
         times = {name: left - MARGIN * found.seconds[name] for name in slots}
-        return cheapest(in_time, trials, slots, prices, times) or found
+        return cheapest(in_time, trials, slots, prices, times, widths=widths) or found
 
     def _units(self, budget: float | None, *, is_new: bool = False) -> float | None:
         """Return the part of its budget that a trial computes: a promoted one continues, if the latest ones did."""

@@ -130,11 +130,14 @@ class Proposals:
     def mix(self, trials: int) -> dict[str, float]:
         """Return how many of this many further trials each subspace is expected to have.
 
-        Where no fixed shares divide the trials, losses decide, and from trial to trial. There the latest trials show
-        the mix, beside as many of the space's own law as it has subspaces.
+        Where shares are fixed, a subspace that is behind its share has more. Elsewhere losses decide, from trial
+        to trial. There the latest trials show the mix, beside as many of the space's own law as it has subspaces.
         """
         if self.shares.fixed and not self.spans_space:
-            return {name: float(number) for name, number in self.shares.quotas(trials).items()}
+            waiting = {name: self.study.count(TrialState.WAITING, subspace=name) for name in self.subspaces}
+            sent = {name: self.study.asked(name) - waiting[name] for name in self.subspaces}
+            quotas = self.shares.quotas(trials + sum(sent.values()))
+            return {name: float(max(0, quotas[name] - sent[name])) for name in self.subspaces}
         latest, total = Counter(self._latest), len(self._latest) + len(self.members)
         law = {each.name: each.probability * len(self.members) for each in self.members}
         return {name: trials * (latest[name] + number) / total for name, number in law.items()}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from operator import attrgetter
+from operator import add, attrgetter
 from struct import Struct
 from typing import Any, NamedTuple, overload
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import NO_MERIT, Merit, merit
-from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
+from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, SLOTS, STATE, Packed, Summary, of_trial
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
 from shadho_celery.store.base import Store, StudyRecord
@@ -97,8 +97,9 @@ class Timed(NamedTuple):
     #: number of COMPLETE trials, and of all
     complete: int = 0
     ended: int = 0
-    #: seconds of all of them
+    #: seconds of all of them, and seconds times slots
     seconds: float = 0.0
+    slot_seconds: float = 0.0
 
 
 class Counts:
@@ -212,8 +213,9 @@ class FinishedTrials:
         seconds = trial.outcome.seconds
         if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
             key = trial.subspace, trial.compute_class
-            complete, ended, total = self.timed.get(key, Timed())
-            self.timed[key] = Timed(complete + (trial.state is TrialState.COMPLETE), ended + 1, total + seconds)
+            known, is_complete = self.timed.get(key, Timed()), trial.state is TrialState.COMPLETE
+            new = (is_complete, 1, seconds, seconds * trial.slots)
+            self.timed[key] = Timed(*map(add, known, new))
         if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
             self._rank(trial)
 
@@ -444,10 +446,11 @@ class FinishedTrials:
         timed = table[is_timed & (table["state"] != _PLACES[TrialState.CANCELLED])]
         pairs, places = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
         is_complete = timed["state"] == _PLACES[TrialState.COMPLETE]
-        sums = [np.bincount(places, each, len(pairs)).tolist() for each in (is_complete, None, timed["seconds"])]
-        for (subspace, name), complete, ended, seconds in zip(pairs.tolist(), *sums, strict=True):
+        summed = (is_complete, None, timed["seconds"], timed["seconds"] * timed["slots"])
+        sums = [np.bincount(places, each, len(pairs)).tolist() for each in summed]
+        for (subspace, name), complete, ended, *seconds in zip(pairs.tolist(), *sums, strict=True):
             key = str(self._names[subspace]), str(self._names[name])
-            self.timed[key] = Timed(int(complete), int(ended), seconds)
+            self.timed[key] = Timed(int(complete), int(ended), *seconds)
         ranked = self._ranked()
         _, firsts = np.unique(ranked["subspace"], return_index=True)
         for one in self._recalled(ranked[firsts], unread):
@@ -503,7 +506,7 @@ class FinishedTrials:
             return [_STATES[place] for place in values]
         if form is FLAG:
             return [_FLAGS[value] for value in values]
-        if form is MOMENT:
+        if form in (MOMENT, SLOTS):
             return values
         for place in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
             values[place] = None

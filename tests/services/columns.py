@@ -41,6 +41,7 @@ def trials(
         seconds=real("seconds", 1.0),
         started_at=np.array([row.get("started_at", float(place)) for place, row in enumerate(rows)], float),
         finished_at=np.array([row.get("finished_at", place + 1.0) for place, row in enumerate(rows)], float),
+        slots=real("slots", 1.0),
         subspace=codes("subspace", "all"),
         compute_class=codes("compute_class", "cpu"),
         host=codes("host", "one"),

@@ -43,6 +43,15 @@ def test_a_second_slot_that_stays_idle_halves_the_share() -> None:
     assert chart.title == "50 % of the trials that this fleet could have completed"
 
 
+def test_a_trial_of_two_slots_uses_both() -> None:
+    wide = trials([{**row, "slots": 2.0} for row in busy()])
+    assert throughput(wide, attempts([], [session("cpu", 2, until=200.0)])).title.startswith("100 %")
+    assert live_slots(wide, attempts([]), 0.0, 200.0) == {"cpu": 2.0}
+    bound = fleet_bound(wide, attempts([], [session("cpu", 2, until=200.0)]))
+    assert bound is not None
+    assert bound.rate == pytest.approx(0.1)
+
+
 def test_a_worker_counts_only_while_it_lives() -> None:
     found = live_slots(
         trials(busy()), attempts([], [session("cpu", 4, until=50.0), session("cpu", 1, since=150.0)], 200.0), 0, 200

@@ -173,7 +173,9 @@ def make_session(**parts: Any) -> Any:
         name="svm-1",
         count=lambda state, compute_class=None: counts.get(state, 0),
         compute_classes=["cpu", "gpu"],
-        trials=SimpleNamespace(timed={("svm", "cpu"): Timed(15, 16, 60.0), ("svm", "gpu"): Timed(5, 5, 5.0)}),
+        trials=SimpleNamespace(
+            timed={("svm", "cpu"): Timed(15, 16, 30.0, 60.0), ("svm", "gpu"): Timed(5, 5, 5.0, 5.0)}
+        ),
         best=SimpleNamespace(outcome=SimpleNamespace(loss=-0.75)),
         record=SimpleNamespace(objectives={"accuracy": "maximize"}),
         recorder=SimpleNamespace(spent={"gpu": 1.5}),
@@ -205,7 +207,7 @@ def test_a_run_says_what_its_records_say(listening: MetricsServer) -> None:
     assert value(found, "shadho_trials", state="complete") == 20
     assert value(found, "shadho_class_trials", state="running", **{"class": "gpu"}) == 3
     assert value(found, "shadho_trial_seconds_count", **{"class": "cpu"}) == 16
-    assert value(found, "shadho_trial_seconds_sum", **{"class": "cpu"}) == 60.0
+    assert value(found, "shadho_trial_seconds_sum", **{"class": "cpu"}) == 30.0
     assert value(found, "shadho_best_loss") == 0.75
     assert value(found, "shadho_workers", state="draining", **{"class": "cpu"}) == 1
     assert value(found, "shadho_slots", **{"class": "cpu"}) == 8
@@ -214,7 +216,7 @@ def test_a_run_says_what_its_records_say(listening: MetricsServer) -> None:
     assert value(found, "shadho_queue_messages", **{"class": "cpu"}) == 5
     assert [value(found, "shadho_server_up", server=name) for name in ("store", "servers")] == [1, 0]
     assert value(found, "shadho_outages_total", server="servers") == 1
-    # Two slots of a second each, and the study's two slots of four seconds each.
+    # Two slots of a second each, and the study's two slots of four slot seconds each.
     assert value(found, "shadho_bound_trials_per_second") == pytest.approx(2.5)
     assert value(found, "shadho_bound_share") == 0.0
 

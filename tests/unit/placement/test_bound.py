@@ -73,6 +73,14 @@ def test_a_time_in_which_no_placement_completes_the_trials_has_no_cheapest_one()
     assert found.slots == pytest.approx(SLOTS, rel=0.01)
 
 
+def test_a_trial_of_several_slots_takes_as_many_slot_seconds_as_trials_of_one() -> None:
+    wide, narrow = at(1e5, widths={"net": 2, "tree": 3}), at(1e5, trials={"net": 600.0, "tree": 600.0})
+    assert wide is not None
+    assert narrow is not None
+    assert (wide.money, wide.slots) == (pytest.approx(narrow.money), pytest.approx(narrow.slots))
+    assert max(wide.seconds.values()) <= 600.0, "the seconds of a trial, not its slot seconds"
+
+
 def test_a_kind_that_must_not_run_on_a_class_runs_on_the_others() -> None:
     only = {"net": {"gpu": 60.0, "cpu": math.inf}, "tree": {"gpu": math.inf, "cpu": 90.0}}
     found = at(1e5, seconds=only)

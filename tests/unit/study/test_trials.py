@@ -273,7 +273,7 @@ def test_recalled_trials_have_what_is_learned_from_and_their_params_are_read_whe
 
 
 def test_seconds_are_counted_by_subspace_and_class_the_same_after_a_resume() -> None:
-    """Cancelled trials, and those without a class or a time, are left out."""
+    """Cancelled trials, and those without a class or a time, are left out. A trial of two slots has slot seconds."""
 
     def ended(number: int, state: TrialState, seconds: float | None, name: str | None = "cpu") -> Trial:
         return trial(number, state, compute_class=name).evolve(outcome=Outcome(state=state, seconds=seconds))
@@ -284,11 +284,11 @@ def test_seconds_are_counted_by_subspace_and_class_the_same_after_a_resume() -> 
         ended(2, S.CANCELLED, 5.0),
         ended(3, S.FAILED, None),
         ended(4, S.FAILED, 1.0, None),
-        ended(5, S.PRUNED, 4.0, "gpu"),
+        ended(5, S.PRUNED, 4.0, "gpu").evolve(slots=2),
     ]
     grown = FinishedTrials()
     for one in made:
         grown.add(one)
-    assert grown.timed == {("all", "cpu"): (1, 2, 3.0), ("all", "gpu"): (0, 1, 4.0)}
+    assert grown.timed == {("all", "cpu"): (1, 2, 3.0, 3.0), ("all", "gpu"): (0, 1, 4.0, 8.0)}
     assert FinishedTrials(made).timed == grown.timed
     assert FinishedTrials().timed == {}
