@@ -59,9 +59,8 @@ class Packed:
 
 #: for a whole number from 0; for one that may be negative; for a real number
 COUNT, STEP, REAL = Packed("q"), Packed("q", -(2**63)), Packed("d", math.nan)
-#: for a rung; for a truth value; for the moment of the end, which is 0 if it is not known; for a number of slots, which
-#: is 1 if it is not known
-RUNG, FLAG, MOMENT, SLOTS = Packed("h"), Packed("b"), Packed("d", 0.0), Packed("h", 1)
+#: for a rung; for a truth value; for the moment of the end, which is 0 if it is not known
+RUNG, FLAG, MOMENT = Packed("h"), Packed("b"), Packed("d", 0.0)
 #: for a text, as its index in a list of names, in which index 0 stands for None; for a state, as its index
 NAMED, STATE = Packed("I"), Packed("B")
 #: for a fact that a summary has although the packed row does not
@@ -165,7 +164,7 @@ class TrialFacts:
     vanished = Fact(lambda t: t.vanished, INTEGER, None, _NO,
                     "Number of further attempts whose machines have vanished; None for none.")
     seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")
-    slots = Fact(lambda t: t.slots, INTEGER, SLOTS, _NO, "Slots of one class that it takes.")
+    slots = Fact(lambda t: t.slots, INTEGER, ASIDE, _NO, "Slots of one class that it takes.")
     memory = Fact(lambda t: t.outcome.memory, BIG, COUNT, _JSON, "Peak bytes of the objective's resident memory.")
     gpu_memory = Fact(lambda t: t.outcome.gpu_memory, BIG, COUNT, _JSON,
                       "Peak bytes of the objective's GPU memory; None if it used none.")

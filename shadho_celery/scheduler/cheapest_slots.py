@@ -182,7 +182,10 @@ class CheapestSlots:
         prices: Mapping[str, float],
         widths: Mapping[str, int],
     ) -> Cheapest | None:
-        """Return the solution in which the last trials end before the deadline; else one that is less careful."""
+        """Return the solution in which the last trials end before the deadline; else one that is less careful.
+
+        A class begins trials until MARGIN times their mean seconds before the deadline.
+        """
         left = self._seconds_left
         in_time = {
             kind: {name: each if MARGIN * each <= left else math.inf for name, each in by_class.items()}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from operator import add, attrgetter
+from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple, overload
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import NO_MERIT, Merit, merit
-from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, SLOTS, STATE, Packed, Summary, of_trial
+from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
 from shadho_celery.store.base import Store, StudyRecord
@@ -161,6 +161,8 @@ class FinishedTrials:
         self.on_front = 0
         #: by number: losses and constraints of the trials that have any
         self._numbers: dict[int, tuple[Losses, Losses]] = {}
+        #: by number: slots of the trials that take several
+        self._wide: dict[int, int] = {}
         #: number of trials, without cancelled ones, that have ended since the best feasible trial, or since the front
         #: changed
         self.without_gain = 0
@@ -213,9 +215,9 @@ class FinishedTrials:
         seconds = trial.outcome.seconds
         if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
             key = trial.subspace, trial.compute_class
-            known, is_complete = self.timed.get(key, Timed()), trial.state is TrialState.COMPLETE
-            new = (is_complete, 1, seconds, seconds * trial.slots)
-            self.timed[key] = Timed(*map(add, known, new))
+            complete, ended, total, wide = self.timed.get(key, Timed())
+            complete += trial.state is TrialState.COMPLETE
+            self.timed[key] = Timed(complete, ended + 1, total + seconds, wide + seconds * trial.slots)
         if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
             self._rank(trial)
 
@@ -421,6 +423,9 @@ class FinishedTrials:
         losses, constraints = ended.losses, ended.constraints
         if losses or constraints:
             self._numbers[one.number] = losses, constraints
+        # An earlier version did not record slots.
+        if (one.slots or 1) > 1:
+            self._wide[one.number] = one.slots
         self._rows += _ROW.pack(
             *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
             _PLACES[one.state],
@@ -446,7 +451,8 @@ class FinishedTrials:
         timed = table[is_timed & (table["state"] != _PLACES[TrialState.CANCELLED])]
         pairs, places = np.unique(timed[["subspace", "compute_class"]], return_inverse=True)
         is_complete = timed["state"] == _PLACES[TrialState.COMPLETE]
-        summed = (is_complete, None, timed["seconds"], timed["seconds"] * timed["slots"])
+        slots = [self._wide.get(number, 1) for number in timed["number"].tolist()] if self._wide else 1
+        summed = (is_complete, None, timed["seconds"], timed["seconds"] * slots)
         sums = [np.bincount(places, each, len(pairs)).tolist() for each in summed]
         for (subspace, name), complete, ended, *seconds in zip(pairs.tolist(), *sums, strict=True):
             key = str(self._names[subspace]), str(self._names[name])
@@ -506,7 +512,7 @@ class FinishedTrials:
             return [_STATES[place] for place in values]
         if form is FLAG:
             return [_FLAGS[value] for value in values]
-        if form in (MOMENT, SLOTS):
+        if form is MOMENT:
             return values
         for place in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
             values[place] = None

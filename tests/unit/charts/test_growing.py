@@ -96,7 +96,7 @@ def test_what_is_read_later_fits_what_was_read_before(study: StudyResults) -> No
 def test_a_trial_that_is_not_known_yet_is_left_out_of_what_is_read_later(study: StudyResults) -> None:
     growing, names = GrowingTrials(study), names_of(Depth.FACTS, Depth.LOSSES)
     growing.put(study.rows_of_trials(names_of(Depth.LOSSES)), names_of(Depth.LOSSES))
-    row = (99, *(1.0,) * 5, b"all", b"here")
+    row = (99, *(1.0,) * 6, b"all", b"here")
     growing.put([[row, (3, *row[1:])]], names, are_new=False)
     assert len(growing) == 20
     assert growing.columns().seconds[3] == 1.0

@@ -405,6 +405,22 @@ def test_fixed_shares_divide_further_trials_and_by_promise_the_latest_show_the_m
     assert mix == {name: 21 if shares == "even" else latest[name] + 1 for name in mix}
 
 
+def test_further_trials_with_fixed_shares_are_those_that_each_subspace_still_lacks() -> None:
+    """A plan by money would otherwise take too few slots for a subspace whose long trials are sent last."""
+    settings = StudySettings(sampler="random", shares="even", speculate=False)
+    search = Search(compile_space(TWO), seconds=lambda _: by_width({"w": 0.2}), settings=settings, trials=61)
+    search.run(lambda search: search.study.counted >= 20)
+    study, proposals = search.study, search.scheduler.proposals
+    # Trials of one subspace that were sent out of turn.
+    for _ in range(5):
+        study.send(study.add(proposals.subspaces[0], {"k": 0, "u": 0.5}, seed=1), "cpu")
+    left = 61 - study.counted - study.in_flight
+    mix = proposals.mix(left)
+    sent = {name: study.asked(name) - study.count(TrialState.WAITING, subspace=name) for name in mix}
+    assert sum(mix.values()) == left
+    assert {name: mix[name] + sent[name] for name in mix} == proposals.shares.quotas(61)
+
+
 @pytest.mark.slow
 def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
     settings = StudySettings(sampler="random", slots=lambda params: 9 if "v" in str(params) else 1, speculate=False)
