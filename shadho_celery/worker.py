@@ -119,10 +119,8 @@ def main(
     os.environ.update({variable: str(value) for variable, value in serving.items() if value is not None})
     machine = hardware.detect()
     name = compute_class or machine.compute_class
-    say(
-        f"{machine.host}: {counted(machine.cores, 'core')}, {machine.gpu_name or 'no GPU'}; serving class {name}",
-        err=True,
-    )
+    gpus = hardware.gpus_text(machine.cards) or "no GPU"
+    say(f"{machine.host}: {counted(machine.cores, 'core')}, {gpus}; serving class {name}", err=True)
     # The imports of the prepared process take as long as those of Celery.
     fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))
     fork_servers.prepare()

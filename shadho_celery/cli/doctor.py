@@ -314,8 +314,7 @@ def gpus(site: Site) -> Finding:
         return _wrong(f"two workers use the same GPU: {_few(shared)}", "give each its own CUDA_VISIBLE_DEVICES")
     if bare := [name for name, each in sorted(site.workers.items()) if _lacks_gpu(each)]:
         return _wrong(f"these workers see no GPU: {_few(bare)}", "check their driver, or start them as another class")
-    size = f", {machine.gpu_memory / 2**30:.0f} GiB each" if machine.gpus else ""
-    return _ok(f"{len(machine.gpus)} x {machine.gpu_name}{size}" if machine.gpus else "none here")
+    return _ok(hardware.gpus_text(machine.cards) or "none here")
 
 
 def workers(site: Site) -> Finding:
@@ -510,8 +509,12 @@ def _lacks_gpu(worker: Worker) -> bool:
 
 def _shared_gpus(workers: Mapping[str, Worker]) -> list[str]:
     """Return the GPUs that several workers of a machine use, each with their names."""
-    users: dict[tuple[str, str], list[str]] = defaultdict(list)
+    users: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for name, worker in sorted(workers.items()):
         for gpu in worker.machine.gpus_for(worker.compute_class):
-            users[worker.machine.host, gpu].append(name)
-    return [f"{gpu} of {host} ({' and '.join(names)})" for (host, gpu), names in users.items() if len(names) > 1]
+            users[worker.machine.host, gpu.uuid or gpu.id].append((gpu.id, name))
+    return [
+        f"{each[0][0]} of {host} ({' and '.join(name for _, name in each)})"
+        for (host, _), each in users.items()
+        if len(each) > 1
+    ]

@@ -20,6 +20,7 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, moment, print_json
 from shadho_celery.core.checks import mask, one_line
 from shadho_celery.core.folders import LOCK, is_locked
+from shadho_celery.core.hardware import Gpu, gpus_text
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
@@ -257,6 +258,10 @@ def _worker(name: str, worker: Worker) -> dict[str, Any]:
         "state": _state(worker),
         "slots": worker.slots,
         "busy": worker.busy,
+        "gpus": [
+            {"id": one_line(gpu.id), "name": one_line(gpu.name), "memory": gpu.memory, "device": one_line(gpu.device)}
+            for gpu in worker.machine.gpus_for(worker.compute_class)
+        ],
         "ended": worker.ended,
         "runs": sorted(runs, key=lambda run: -run["seconds"]),
     }
@@ -334,10 +339,17 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
     from shadho_celery.cli.tables import last, make_console, right
 
-    table = Table("worker", *map(right, ("slots", "busy", "ended")), "state", last("trials in its slots, by study"))
+    has_gpus = any(worker["gpus"] for worker in workers)
+    facts = ["state", *(["GPUs"] if has_gpus else [])]
+    table = Table("worker", *map(right, ("slots", "busy", "ended")), *facts, last("trials in its slots, by study"))
     for worker in workers:
         figures = ("-" if worker[figure] is None else str(worker[figure]) for figure in ("slots", "busy", "ended"))
-        table.add_row(Text(one_line(worker["name"])), *figures, worker["state"], Text(_in_slots(worker["runs"])))
+        texts = [
+            worker["state"],
+            *([gpus_text(Gpu(**gpu) for gpu in worker["gpus"])] if has_gpus else []),
+            _in_slots(worker["runs"]),
+        ]
+        table.add_row(Text(one_line(worker["name"])), *figures, *map(Text, texts))
     make_console().print(table)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import platform
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Memory, Name, Price
@@ -44,6 +48,43 @@ def uses_gpus(compute_class: str) -> bool:
     return not compute_class.startswith("cpu")
 
 
+class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU of a machine."""
+
+    name: Name
+    #: bytes, also those that it shares with the processors; 0 if unknown
+    memory: _Bytes = 0
+    #: its index, or the id of a part of a GPU (MIG), for ``CUDA_VISIBLE_DEVICES``; "" if unknown
+    id: Name = ""
+    #: how torch names its kind: cuda or mps
+    device: Name = "cuda"
+    #: id that no other GPU in the world has; "" if unknown
+    uuid: Name = ""
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What is equal for GPUs that are alike: name and GiB of memory."""
+        return self.name, round(self.memory / 2**30)
+
+    def is_same(self, other: Gpu) -> bool:
+        """Return whether this is the `other` GPU, seen by another process of the same machine."""
+        return self.uuid == other.uuid if self.uuid and other.uuid else self.id == other.id
+
+
+def kinds_of(gpus: Iterable[Gpu]) -> list[tuple[Gpu, ...]]:
+    """Return the GPUs in groups of those that are alike, in the order of their first ones."""
+    groups: dict[tuple[str, int], list[Gpu]] = {}
+    for gpu in gpus:
+        groups.setdefault(gpu.kind, []).append(gpu)
+    return [tuple(group) for group in groups.values()]
+
+
+def gpus_text(gpus: Iterable[Gpu]) -> str:
+    """Return text with the number, name and memory of each kind of GPU; "" without any."""
+    groups = [(len(group), *group[0].kind) for group in kinds_of(gpus)]
+    return ", ".join(f"{count} x {name}{f' ({gib} GiB)' if gib else ''}" for count, name, gib in groups)
+
+
 class Machine(Struct, frozen=True, kw_only=True):
     """Facts about one machine, as its workers announce them."""
 
@@ -53,9 +94,11 @@ class Machine(Struct, frozen=True, kw_only=True):
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
     memory: _Bytes = 0
-    #: product name of the GPUs; "" without a GPU
+    #: GPUs that this process may use. Up to version 0.5, workers announce only the next three fields
+    cards: Annotated[tuple[Gpu, ...], Meta(max_length=1000)] = ()
+    #: name of the first GPU; "" without a GPU
     gpu_name: Name = ""
-    #: indexes of the GPUs that this process may use
+    #: ids of the GPUs
     gpus: tuple[str, ...] = ()
     #: bytes of memory of the smallest GPU; 0 without a GPU
     gpu_memory: _Bytes = 0
@@ -67,6 +110,11 @@ class Machine(Struct, frozen=True, kw_only=True):
     #: True if ``SHADHO_CORES`` limits the cores
     is_limited: bool = False
 
+    def __post_init__(self) -> None:
+        if self.gpus and not self.cards:
+            alike = [Gpu(id=gpu, name=self.gpu_name, memory=self.gpu_memory) for gpu in self.gpus[:1000]]
+            force_setattr(self, "cards", tuple(alike))
+
     @property
     def compute_class(self) -> str:
         """Default compute class of the machine: `gpu_large`, `gpu_small` or `cpu`."""
@@ -74,9 +122,9 @@ class Machine(Struct, frozen=True, kw_only=True):
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
 
-    def gpus_for(self, compute_class: str) -> tuple[str, ...]:
+    def gpus_for(self, compute_class: str) -> tuple[Gpu, ...]:
         """Return the GPUs that a worker of `compute_class` uses on this machine."""
-        return self.gpus if uses_gpus(compute_class) else ()
+        return self.cards if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
         """Return the default number of slots: one per GPU, else one per `cores_per_trial` cores."""
@@ -107,7 +155,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
         `taken` are the numbers of the trial's slots, from 0, and `slots` is the worker's number of slots.
         """
-        gpus = self.gpus_for(compute_class)
+        gpus = [gpu.id for gpu in self.gpus_for(compute_class) if gpu.device == "cuda"]
         # Slots may share a GPU.
         visible = ",".join(dict.fromkeys(gpus[slot % len(gpus)] for slot in taken)) if gpus else ""
         # Our GPU indexes are those of the driver. By default, CUDA would number GPUs by speed.
@@ -227,15 +275,16 @@ def detect() -> Machine:
     ``SHADHO_CORES`` limits the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
     this machine for other machines, if its own name is ambiguous.
     """
-    gpus, name, gpu_memory = _nvidia_gpus()
+    cards = _nvidia_gpus() or _apple_gpu()
     cores = usable_cores()
     return Machine(
         host=own_host(),
         cores=cores.count,
         memory=ram_bytes(),
-        gpu_name=name,
-        gpus=gpus,
-        gpu_memory=gpu_memory,
+        cards=cards,
+        gpu_name=cards[0].name if cards else "",
+        gpus=tuple(gpu.id for gpu in cards),
+        gpu_memory=min((gpu.memory for gpu in cards), default=0),
         processors=f"{sum(1 << number for number in cores.processors):x}",
         pool=cores.pool,
         is_limited=cores.is_limited,
@@ -334,22 +383,47 @@ def _quota(folder: Path) -> float:
     return int(quota) / max(1, int(period))
 
 
-def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
-    """Return the indexes of the usable NVIDIA GPUs, the name of the first GPU, and the bytes of the smallest GPU."""
+def _nvidia_gpus() -> tuple[Gpu, ...]:
+    """Return the NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` names, all by default; () if the driver fails."""
     import pynvml
 
+    def gpu(handle: Any, number: str, uuid: str) -> Gpu:
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Gpu(name=str(pynvml.nvmlDeviceGetName(handle)), memory=memory, id=number, uuid=uuid)
+
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    parts = [part.strip() for part in (told or "").split(",")]
     try:
         with ExitStack() as opened:
             pynvml.nvmlInit()
             opened.callback(pynvml.nvmlShutdown)
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            memory = {str(i): int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for i, handle in enumerate(handles)}
-            name = str(pynvml.nvmlDeviceGetName(handles[0])) if handles else ""
+            known = [gpu(each, str(i), str(pynvml.nvmlDeviceGetUUID(each))) for i, each in enumerate(handles)]
+            if told is None:
+                return tuple(known)
+            named: list[Gpu] = []
+            for part in parts:
+                if part.startswith("MIG-"):
+                    with suppress(pynvml.NVMLError):
+                        named.append(gpu(pynvml.nvmlDeviceGetHandleByUUID(part), part, part))
+                # The start of a UUID suffices.
+                is_uuid = part.startswith("GPU-")
+                found = [each for each in known if each.id == part or (is_uuid and each.uuid.startswith(part))]
+                named += found if len(found) == 1 else []
+            return tuple(dict.fromkeys(named))
     except pynvml.NVMLError:
-        return (), "", 0
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(memory)).split(",")]
-    indexes = tuple(i for i in visible if i in memory)
-    return indexes, name if indexes else "", min((memory[i] for i in indexes), default=0)
+        return ()
+
+
+def _apple_gpu() -> tuple[Gpu, ...]:
+    """Return the GPU of an Apple computer, with three quarters of its RAM, which is what Metal recommends at most."""
+    if (sys.platform, platform.machine()) != ("darwin", "arm64"):
+        return ()
+    name = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return (Gpu(name=name or "Apple GPU", memory=ram_bytes() * 3 // 4, id="mps", device="mps"),)
 
 
 def own_address(host: str = "192.0.2.1", port: int = 9) -> str:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from shadho_celery import __version__
 from shadho_celery.core.checks import resolve
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import Bytes, Name, Number, Place, Price, StoredMoment
 from shadho_celery.core.units import money
 
@@ -144,14 +144,6 @@ class SessionRecord(Struct, frozen=True, kw_only=True):
     price: Price | None = None
 
 
-class Gpu(Struct, frozen=True, kw_only=True):
-    """A GPU of a machine."""
-
-    name: Name
-    #: bytes; 0 if unknown
-    memory: Bytes = 0
-
-
 class MachineRecord(Struct, frozen=True, kw_only=True):
     """A machine that has run, or could have run, trials of a study."""
 
@@ -166,10 +158,17 @@ class MachineRecord(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, machine: Machine, versions: Mapping[str, str]) -> MachineRecord:
-        """Return the record of an announced machine. Its GPUs count as alike, with the memory of the smallest."""
-        gpu = Gpu(name=machine.gpu_name, memory=machine.gpu_memory)
-        gpus = (gpu,) * len(machine.gpus)
+        """Return the record of an announced machine, without the unique ids of its GPUs."""
+        gpus = tuple(replace(gpu, uuid="") for gpu in machine.cards)
         return cls(host=machine.host, gpus=gpus, cores=machine.cores, memory=machine.memory, versions=versions)
+
+    def beside(self, other: MachineRecord | None) -> MachineRecord:
+        """Return this record with those GPUs of the `other` record that it lacks, in the order of their ids.
+
+        Each of several workers of a machine announces its own GPUs.
+        """
+        more = () if other is None else [gpu for gpu in other.gpus if gpu.id not in {each.id for each in self.gpus}]
+        return replace(self, gpus=tuple(sorted([*self.gpus, *more], key=lambda gpu: (len(gpu.id), gpu.id))[:1000]))
 
 
 class Present(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import redis
+from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
 from shadho_celery.core.checks import as_record
@@ -155,7 +156,7 @@ class Slots:
             slots=count,
             imports=imports,
             accepts_code=code_folder is not None,
-            machine=asdict(machine),
+            machine=to_builtins(machine),
             price=price(),
             versions=own_versions(),
             storage=storage_id(checkpoints),

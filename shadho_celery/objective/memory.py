@@ -31,7 +31,7 @@ _OF_HOST = re.compile(
 #: error messages of CUDA's libraries; then those of CUDA itself, torch and JAX. JAX does not say which memory ran out
 _OF_LIBRARY = re.compile(r"CU\w+_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _OF_ANY = re.compile(r"out.of.memory", re.IGNORECASE)
-_GPU = re.compile(r"cuda|\bhip\b|gpu", re.IGNORECASE)
+_GPU = re.compile(r"cuda|\bhip\b|gpu|\bmps\b", re.IGNORECASE)
 
 
 class PeakMemory:

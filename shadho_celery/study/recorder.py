@@ -236,8 +236,9 @@ class Recorder:
         for name in names:
             if name not in self._sessions:
                 facts = present(name)
-                machine = facts.machine
-                if self._machines.get(machine.host) != machine:
+                known = self._machines.get(facts.machine.host)
+                machine = facts.machine.beside(known)
+                if known != machine:
                     self._machines[machine.host] = machine
                     self._seen.append(machine)
                 where: dict[str, Any] = {

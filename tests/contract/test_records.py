@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.records import AttemptRecord, Gpu, Leaving, MachineRecord, Placed, Present
+from shadho_celery.core.hardware import Gpu
+from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, Placed, Present
 from shadho_celery.core.trial import Lost, Outcome, Result, Retry, Started, TrialState
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.records import Records

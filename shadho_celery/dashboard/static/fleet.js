@@ -2,7 +2,7 @@
 
 import { workerAction } from "/static/actions.js";
 import { get } from "/static/api.js";
-import { link, repeat, seconds, table } from "/static/parts.js";
+import { gib, link, repeat, seconds, table } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 
 const PAUSE = 3000;
@@ -34,6 +34,7 @@ function placeParts(found) {
       ["host", (each) => each.host],
       ["class", (each) => each.class],
       ["state", (each) => element("span", each.state, { class: `state ${each.state}` })],
+      ["GPUs", gpus],
       ["slots", (each) => `${each.busy} of ${each.slots} busy`, "number"],
       ["does now", runs],
       ["action", (each) => workerAction(each.name, each.state === "draining" || each.state === "drained")],
@@ -48,6 +49,15 @@ function placeParts(found) {
     ], Object.entries(found.classes)),
   );
   return made;
+}
+
+function gpus(worker) {
+  const kinds = new Map();
+  for (const gpu of worker.gpus) {
+    const kind = `${gpu.name} (${gib(gpu.memory)})`;
+    kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  }
+  return [...kinds].map(([kind, count]) => `${count} x ${kind}`).join(", ");
 }
 
 function runs(worker) {

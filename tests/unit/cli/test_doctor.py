@@ -24,7 +24,7 @@ from shadho_celery.cli.doctor import Check, Finding, Site, State, examine
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.status import FleetState
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.limits import BrokerFacts, RabbitLimits, RedisFacts
@@ -162,6 +162,19 @@ CASES: dict[str, tuple[Check, dict[str, Any], State, str]] = {
         {"fleet": workers(gpu_worker(), gpu_worker(compute_class="gpu_other"))},
         State.WRONG,
         "0 of b (gpu_large@b.1.x and gpu_other@b.2.x)",
+    ),
+    "one card, by its unique id": (
+        doctor.gpus,
+        {
+            "fleet": workers(
+                *(
+                    gpu_worker(machine=Machine(host="b", cards=(Gpu(name="T4", id=number, uuid="GPU-a"),)))
+                    for number in ("0", "1")
+                )
+            )
+        },
+        State.WRONG,
+        "0 of b (gpu_large@b.1.x and gpu_large@b.2.x)",
     ),
     "no card": (doctor.gpus, {"fleet": workers(gpu_worker(machine=Machine(host="b")))}, State.WRONG, "see no GPU"),
 }

@@ -19,9 +19,12 @@ from shadho_celery.core.hardware import (
     LARGE_GPU_BYTES,
     THREAD_VARIABLES,
     ComputeClass,
+    Gpu,
     Machine,
     by_strength,
     detect,
+    gpus_text,
+    kinds_of,
     price,
     shortages,
     uses_gpus,
@@ -134,7 +137,7 @@ def test_a_cpu_class_on_a_gpu_machine_sees_no_gpu() -> None:
 @pytest.mark.parametrize(("name", "uses"), [("cpu", False), ("cpu_big", False), ("gpu_large", True), ("größte", True)])
 def test_every_class_uses_the_gpus_but_those_named_cpu(name: str, uses: bool) -> None:
     assert uses_gpus(name) is uses
-    assert machine(8, 2, 80 * GIB).gpus_for(name) == (("0", "1") if uses else ())
+    assert [gpu.id for gpu in machine(8, 2, 80 * GIB).gpus_for(name)] == (["0", "1"] if uses else [])
     assert machine(8).gpus_for(name) == ()
 
 
@@ -144,6 +147,33 @@ def test_the_facts_travel_as_json() -> None:
     assert facts["gpus"] == ["0", "1"]
     assert facts["gpu_memory"] == 80 * GIB
     assert msgspec.convert(facts, Machine) == machine(8, 2, 80 * GIB)
+
+
+def test_an_announcement_of_an_earlier_version_has_gpus_that_are_alike() -> None:
+    facts = {"host": "h", "gpus": ["0", "2"], "gpu_name": "T4", "gpu_memory": 16 * GIB}
+    assert msgspec.convert(facts, Machine).cards == (
+        Gpu(id="0", name="T4", memory=16 * GIB),
+        Gpu(id="2", name="T4", memory=16 * GIB),
+    )
+
+
+def test_gpus_of_one_name_and_memory_are_of_one_kind() -> None:
+    gpus = [
+        Gpu(id="0", name="A100", memory=80 * GIB),
+        Gpu(id="1", name="T4", memory=15 * GIB),
+        Gpu(id="2", name="A100", memory=80 * GIB - 1),
+        Gpu(id="3", name="A100", memory=40 * GIB),
+    ]
+    assert [[gpu.id for gpu in kind] for kind in kinds_of(gpus)] == [["0", "2"], ["1"], ["3"]]
+    assert gpus_text(gpus) == "2 x A100 (80 GiB), 1 x T4 (15 GiB), 1 x A100 (40 GiB)"
+    assert (kinds_of([]), gpus_text([])) == ([], "")
+
+
+def test_a_gpu_is_known_by_its_unique_id_else_by_its_index() -> None:
+    gpu = Gpu(name="T4", id="0", uuid="GPU-a")
+    assert gpu.is_same(Gpu(name="T4", id="1", uuid="GPU-a"))
+    assert not gpu.is_same(Gpu(name="T4", id="0", uuid="GPU-b"))
+    assert gpu.is_same(Gpu(name="T4", id="0"))
 
 
 # Strength
@@ -225,6 +255,14 @@ class FakeNvml(ModuleType):
 
         return self._answer("memory", Info)
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return str(self._answer("uuid", f"GPU-{handle}a-{handle}"))
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        if uuid != "MIG-1":
+            raise self.NVMLError(uuid)
+        return 1
+
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
         return str(self._answer("name", f"Fake {handle}"))
 
@@ -267,6 +305,11 @@ def test_the_smallest_gpu_decides_on_the_class(monkeypatch: pytest.MonkeyPatch) 
         ("", (), 0),
         ("-1", (), 0),
         ("7", (), 0),
+        ("0,0", ("0",), 80 * GIB),
+        ("GPU-1a-1,GPU-0", ("1", "0"), 8 * GIB),
+        ("GPU-", (), 0),
+        ("GPU-7", (), 0),
+        ("MIG-1,MIG-7", ("MIG-1",), 8 * GIB),
     ],
 )
 def test_only_the_gpus_left_to_this_process_count(
@@ -278,7 +321,25 @@ def test_only_the_gpus_left_to_this_process_count(
     assert bool(found.gpu_name) is bool(gpus)
 
 
-@pytest.mark.parametrize("broken", ["init", "count", "handle", "memory", "name"])
+def test_each_gpu_has_its_own_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = with_gpus(monkeypatch, [80 * GIB, 8 * GIB])
+    assert found.cards == (
+        Gpu(id="0", name="Fake 0", memory=80 * GIB, uuid="GPU-0a-0"),
+        Gpu(id="1", name="Fake 1", memory=8 * GIB, uuid="GPU-1a-1"),
+    )
+
+
+def test_apples_gpu_is_a_device_of_torch_that_cuda_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    found, _ = with_gpus(monkeypatch, [], "init")
+    assert [(gpu.id, gpu.device, gpu.name) for gpu in found.cards] == [("mps", "mps", "Apple GPU")]
+    assert found.gpu_memory == found.memory * 3 // 4
+    assert found.slots_for("gpu_small") == 1
+    assert found.slot_environment("gpu_small", [0], 1)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("broken", ["init", "count", "handle", "memory", "name", "uuid"])
 def test_a_driver_that_fails_means_no_gpu_and_no_error(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     found, fake = with_gpus(monkeypatch, [80 * GIB], broken)
     assert (found.gpus, found.gpu_memory, found.compute_class) == ((), 0, "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shadho_celery.core.hardware import Gpu
 from shadho_celery.core.records import Leaving, MachineRecord, Placed, Present, SessionRecord, pack, unpack
 from shadho_celery.study.recorder import Recorder
 
@@ -20,6 +21,15 @@ def test_predictions_survive_packing_as_numbers_of_32_bits() -> None:
     assert read["c"].seconds > 1e38, "the greatest number instead of an infinite one"
     assert unpack(packed, ["a"]) == {"a": found["a"]}, "a class that is not known yet is left out"
     assert unpack(b"123", ["a"]) == unpack(None, []) == {}
+
+
+def test_a_machine_has_the_gpus_of_all_its_workers() -> None:
+    recorder = Recorder()
+    large, small = Gpu(id="10", name="A100"), Gpu(id="2", name="T4")
+    of = {"a": (large,), "b": (small,), "c": (large, small)}
+    recorder.see({*of}, 1.0, lambda name: Present("gpu", 1, MachineRecord(host="h", gpus=of[name])))
+    *_, last = [each for each in recorder.seen if isinstance(each, MachineRecord)]
+    assert last.gpus == (small, large), "in the order of their ids"
 
 
 def test_a_worker_that_stays_is_recorded_once_and_its_machine_once() -> None:
