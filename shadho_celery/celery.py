@@ -195,6 +195,12 @@ def _open(sender: Any, **_: object) -> None:
             "this worker has no study modules and runs nothing; start it with --import my_study, or with "
             "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
         )
+    if len(hardware.kinds_of(machine.gpus_for(name))) > 1:
+        log.warning(
+            "this worker's GPUs are of several kinds, and count as the smallest (%s); shadho-celery worker, without "
+            "--class, starts one worker for each kind",
+            hardware.gpus_text(machine.cards),
+        )
     slots.start()
     if app.shadho_metrics is not None:
         app.shadho_metrics.serve(collector(slots))

@@ -16,10 +16,13 @@ import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
+from shadho_celery.cli.each_kind import Workers, kinds_of_workers
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.metrics_options import metrics_options
 from shadho_celery.core import hardware
+from shadho_celery.core.checks import short
 from shadho_celery.core.units import counted
+from shadho_celery.errors import UsageError
 from shadho_celery.metrics import address
 from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
@@ -28,7 +31,7 @@ from shadho_celery.runner.starting import ForkServers
 EXAMPLES = """
 \b
 Examples:
-  python -m shadho_celery.worker                           # the machine's own class
+  python -m shadho_celery.worker                           # the machine's own class, or one worker for each kind of GPU
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
   python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours
@@ -99,7 +102,10 @@ def main(
     unsigned_control: bool,
     **connection: str | None,
 ) -> None:
-    """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back."""
+    """Serve trials on this machine until Ctrl-C. Running trials finish first; a second Ctrl-C gives them back.
+
+    Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
+    """
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     if imports:
         modules = [name for each in imports for name in each.split(",") if name]
@@ -118,9 +124,17 @@ def main(
     serving = {address.PORT: metrics_port, address.HOST: metrics_host}
     os.environ.update({variable: str(value) for variable, value in serving.items() if value is not None})
     machine = hardware.detect()
-    name = compute_class or machine.compute_class
+    level = "DEBUG" if verbose else loglevel
+    each = kinds_of_workers(machine) if compute_class is None else []
+    name = compute_class or (" and ".join(name for name, _ in each) if len(each) > 1 else machine.compute_class)
     gpus = hardware.gpus_text(machine.cards) or "no GPU"
+    if not machine.cards and (visible := os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()) not in {"", "-1"}:
+        gpus += f" (CUDA_VISIBLE_DEVICES is {short(visible, 60)}, and the driver shows no such GPU)"
     say(f"{machine.host}: {counted(machine.cores, 'core')}, {gpus}; serving class {name}", err=True)
+    if len(each) > 1:
+        if slots:
+            raise UsageError("--slots is for one worker, and this machine gets one a kind of GPU; give --class too")
+        raise SystemExit(Workers(["--loglevel", level]).serve(each))
     # The imports of the prepared process take as long as those of Celery.
     fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))
     fork_servers.prepare()
@@ -128,7 +142,7 @@ def main(
     from shadho_celery.celery import app
 
     app.shadho_fork_servers = fork_servers
-    arguments = ["worker", "-Q", name, "-l", "DEBUG" if verbose else loglevel, "--without-gossip", "--without-mingle"]
+    arguments = ["worker", "-Q", name, "-l", level, "--without-gossip", "--without-mingle"]
     app.worker_main(arguments + (["-c", str(slots)] if slots else []))
     # Celery returns no exit code.
     raise SystemExit(app.shadho_exit_code)

@@ -77,6 +77,8 @@ class Heartbeat:
         #: other live workers that share this worker's cores, and whether this user of Redis may look for them
         self.neighbours: Collection[Worker] = ()
         self._may_look = True
+        #: those of them that use GPUs of this worker, and were named in its log
+        self._sharing_gpus: set[str] = set()
         #: the drain or undrain that it obeys; None if it refuses them
         self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
         #: the request to end of this worker alone; None if it refuses it
@@ -291,13 +293,30 @@ class Heartbeat:
         try:
             if self._is_announced.is_set():
                 self._host.join()
-            self.neighbours = self._host.neighbours().values()
+            neighbours = self._host.neighbours()
+            self.neighbours = neighbours.values()
+            self._warn_of_shared_gpus(neighbours)
         except redis.exceptions.NoPermissionError:
             self._may_look = False
             log.warning(
                 "this worker's Redis user may not use shadho:host:*, so trials of other workers on this host may get "
                 "the same cores as those here; load deploy/redis/users.acl again, or set SHADHO_CORES"
             )
+
+    def _warn_of_shared_gpus(self, neighbours: Mapping[str, Worker]) -> None:
+        """Log once for each other worker of the host that it uses GPUs of this worker."""
+        own = self._worker.machine.gpus_for(self._worker.compute_class)
+        for name, each in neighbours.items() if self._is_announced.is_set() else ():
+            theirs = each.machine.gpus_for(each.compute_class)
+            both = [gpu.id for gpu in own if any(gpu.is_same(other) for other in theirs)]
+            if both and not each.draining and name not in self._sharing_gpus:
+                self._sharing_gpus.add(name)
+                log.warning(
+                    "GPU %s is also used by worker %s; unless that has just died, give each its own "
+                    "CUDA_VISIBLE_DEVICES",
+                    " and ".join(both),
+                    name,
+                )
 
     def _announce(self) -> None:
         with self._lock:

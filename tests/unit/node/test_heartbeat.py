@@ -12,7 +12,7 @@ import redis
 from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock, SystemClock
-from shadho_celery.core.hardware import Machine
+from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, FILE, Heartbeat, HeartbeatFile
@@ -59,6 +59,23 @@ def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
         "this worker's Redis user may not use shadho:host:*"
     ]
+
+
+def test_a_worker_names_once_another_one_that_uses_its_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(pool="p", cards=(Gpu(name="T4", id="0", uuid="GPU-a"), Gpu(name="T4", id="1", uuid="GPU-b")))
+    other = Machine(pool="p", cards=(Gpu(name="T4", id="0", uuid="GPU-b"),))
+    client = make_client()
+    worker = Worker(machine=machine, compute_class="gpu")
+    heartbeat = Heartbeat(client, "gpu@h.1", worker, Leases(MagicMock(), MagicMock()), SystemClock())
+    heartbeat._host = MagicMock()
+    heartbeat._host.neighbours.return_value = {
+        "gpu@h.2": Worker(machine=other, compute_class="gpu"),
+        "cpu@h.3": Worker(machine=other, compute_class="cpu"),
+    }
+    heartbeat.announce()
+    heartbeat.announce()
+    [record] = caplog.records
+    assert record.getMessage().startswith("GPU 1 is also used by worker gpu@h.2; ")
 
 
 def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_of_before() -> None:
