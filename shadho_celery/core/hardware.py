@@ -35,6 +35,9 @@ LARGE_GPU_BYTES = 16 * 2**30
 #: variables that limit the threads of numerical libraries, which otherwise start one per core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+#: variable with the device of a slot's trials, as torch names it
+DEVICE = "SHADHO_DEVICE"
+
 #: files in which Linux shows the running system, this process's control groups, and the limits of all groups
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -155,12 +158,15 @@ class Machine(Struct, frozen=True, kw_only=True):
 
         `taken` are the numbers of the trial's slots, from 0, and `slots` is the worker's number of slots.
         """
-        gpus = [gpu.id for gpu in self.gpus_for(compute_class) if gpu.device == "cuda"]
+        found = self.gpus_for(compute_class)
+        gpus = [gpu.id for gpu in found if gpu.device == "cuda"]
         # Slots may share a GPU.
         visible = ",".join(dict.fromkeys(gpus[slot % len(gpus)] for slot in taken)) if gpus else ""
         # Our GPU indexes are those of the driver. By default, CUDA would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots) * len(taken))}
+        device = found[0].device if found else "cpu"
+        variables = {"CUDA_VISIBLE_DEVICES": visible, **order, DEVICE: device}
+        return variables | thread_variables(self.threads(slots) * len(taken))
 
 
 def thread_variables(threads: int | str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.folders import holds_files
-from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
+from shadho_celery.core.hardware import DEVICE, THREAD_VARIABLES, thread_variables
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -236,7 +236,7 @@ class Child:
             attempt=attempt.attempt,
             seed=attempt.seed,
             checkpoints=Path(order.checkpoint_dir),
-            device="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu",
+            device=os.environ.get(DEVICE, "cpu"),
             compute_class=order.compute_class,
             slot=order.slot,
             budget=whole(attempt.budget),

@@ -336,7 +336,9 @@ def test_apples_gpu_is_a_device_of_torch_that_cuda_is_not_told_of(monkeypatch: p
     assert [(gpu.id, gpu.device, gpu.name) for gpu in found.cards] == [("mps", "mps", "Apple GPU")]
     assert found.gpu_memory == found.memory * 3 // 4
     assert found.slots_for("gpu_small") == 1
-    assert found.slot_environment("gpu_small", [0], 1)["CUDA_VISIBLE_DEVICES"] == ""
+    environment = found.slot_environment("gpu_small", [0], 1)
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["SHADHO_DEVICE"]) == ("", "mps")
+    assert found.slot_environment("cpu", [0], 1)["SHADHO_DEVICE"] == "cpu"
 
 
 @pytest.mark.parametrize("broken", ["init", "count", "handle", "memory", "name", "uuid"])
