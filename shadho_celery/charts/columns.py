@@ -189,6 +189,8 @@ class Session(NamedTuple):
     since: float
     #: None while it lasts
     until: float | None = None
+    #: why it ended, such as "preempted"
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

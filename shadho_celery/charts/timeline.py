@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
-from shadho_celery.core.units import counted
+from shadho_celery.core.records import Leaving
+from shadho_celery.core.units import counted, digits
+from shadho_celery.predictors.preemption import preemption_rate
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
 MOST_SLOTS, MOST_HOSTS = 60, 600
@@ -41,6 +43,9 @@ MEANINGS = {
 }
 #: parts of a row's name, from the outermost
 PARTS = ("class", "machine", "worker", "slot")
+
+#: reasons of the end of a session whose worker was preempted or has vanished; maximum number of classes in a note
+_PREEMPTED, MOST_NAMED = {Leaving.PREEMPTED.value, Leaving.LOST.value}, 8
 
 # Longer numbers are not counted through.
 _NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
@@ -132,6 +137,7 @@ def timeline(
         parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.keys))))
         series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
         note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
+    note = f"{note.strip()} {_preemptions(attempts)}"
     idle = idle_shares(attempts, rows, start, end)
     columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(idle), **rows.parts}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
@@ -139,6 +145,18 @@ def timeline(
     title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots were busy for {100 * busy:.0f} % of the time"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
+
+
+def _preemptions(attempts: AttemptColumns) -> str:
+    """Return a sentence about the preemptions an hour by class; "" without any."""
+    found = []
+    for name in attempts.classes:
+        own = [each for each in attempts.sessions if each.compute_class == name]
+        hours = sum((attempts.now if each.until is None else each.until) - each.since for each in own) / 3600
+        count = sum(each.reason in _PREEMPTED for each in own)
+        if count:
+            found.append(f"{name} {digits(preemption_rate(count, hours))} ({count:,} in {digits(hours)} hours)")
+    return f"Preemptions of a worker an hour: {'; '.join(found[:MOST_NAMED])}." if found else ""
 
 
 def busy_share(attempts: AttemptColumns) -> float | None:

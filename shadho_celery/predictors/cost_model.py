@@ -18,6 +18,7 @@ from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
 from shadho_celery.predictors.param_effects import ParamEffects
+from shadho_celery.predictors.preemption import charged
 from shadho_celery.space.split import Subspace
 
 #: function of subspace and params that returns a number to which the seconds are assumed to be proportional
@@ -35,6 +36,9 @@ _MEMORY_SPREAD = 0.5
 _BUDGETS = math.log(1000.0)
 #: number of latest trials with budgets from which is learned again when the start-up estimate has changed
 RELEARNED = 1000
+#: number of latest repeated trials that show whether trials have checkpoints; least relative change of a class's rate
+#: of preemption that is used
+REPEATED, NEWS = 20, 0.1
 #: least fraction of a trial's seconds that counts as work, and fraction above which they show the effect of the params
 LEAST_PART, TELLING_PART = 0.02, 0.5
 
@@ -66,6 +70,9 @@ class CostModel:
     the log of the budget, and the departure of trials with similar params (`Neighbours`). Budget that a checkpoint
     covers is left out. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
     ignored, because they may end at any time.
+
+    The seconds by which trials are placed (`log_seconds`, `departures`, `mean_seconds`) are charged for preemption, if
+    trials begin again after it. The others are those of an attempt that is not interrupted.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
@@ -87,6 +94,10 @@ class CostModel:
         #: subspaces whose effects of params have been requested, and subspaces with enough new trials for a fit
         self._asked: set[str] = set()
         self._due: set[str] = set()
+        #: preemptions a second of each class's workers; empty if trials have checkpoints
+        self._preemptions: dict[str, float] = {}
+        #: whether each of the latest repeated trials found a checkpoint
+        self._found: deque[bool] = deque(maxlen=REPEATED)
         #: number of times that effects of params were fitted
         self._reads = 0
         #: by subspace, class and kind of memory: log bytes of the trials
@@ -134,6 +145,8 @@ class CostModel:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
+        if trial.origin is None and outcome.continued is not None:
+            self._found.append(outcome.continued)
         # A negative or infinite time, by an executor's mistake, would spoil all estimates.
         # Those of an attempt that continued an interrupted one are only a part of its trial's.
         is_whole = trial.origin is not None or not outcome.continued
@@ -181,6 +194,20 @@ class CostModel:
             self._past[name] = Neighbours(len(self._subspaces[name].domains) + 1)
         for trial, row, work in self._with_budgets:
             self._tell_seconds(trial, row, work)
+
+    def note_preemptions(self, rates: Mapping[str, float]) -> None:
+        """Charge trials for preemption from now on. `rates` are the preemptions an hour of a worker by class.
+
+        Nothing is charged if most of the latest repeated trials found a checkpoint.
+        """
+        has_checkpoints = 2 * sum(self._found) > len(self._found)
+        new = {} if has_checkpoints else {name: rate / 3600 for name, rate in rates.items() if rate > 0}
+        known = self._preemptions
+        if new.keys() != known.keys() or any(abs(new[name] - known[name]) > NEWS * known[name] for name in known):
+            self._preemptions = new
+            # What was computed from the earlier rates is out of date.
+            self.durations.version += 1
+            self._reads += 1
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from running trials. Beside each trial are the seconds for which it has run: it takes at least that."""
@@ -269,12 +296,12 @@ class CostModel:
         """
         functions = self.functions(subspace, params_list)
         _ = self.effects_version
-        departures = self.departures(subspace, functions, classes)
+        departures = self._departures(subspace, functions, classes)
         unexplained = max(0.0, self.durations.estimate().noise ** 2 - float(departures.var(axis=0).mean()))
         offsets = np.array([self._offset(subspace, each, units) for each in params_list])[:, None]
-        logs = self.log_seconds(classes, optimism)[self.row_of[subspace]] + departures + offsets
+        logs = self._log_seconds(classes, optimism)[self.row_of[subspace]] + departures + offsets
         startups = 0.0 if units is None else np.array([self.budgets.startup(subspace, name) for name in classes])
-        return np.asarray(np.exp(logs + unexplained / 2) + startups)
+        return self._charged_seconds(np.exp(logs + unexplained / 2) + startups, classes)
 
     def memory(
         self,
@@ -320,6 +347,22 @@ class CostModel:
         Declared cost and budget are left out, as they are the same on all classes. With `optimism`, a pair counts as
         faster by that many standard deviations, so that pairs with little evidence are tried (a confidence bound).
         """
+        logs = self._log_seconds(classes, optimism, budget)
+        if not self._preemptions:
+            return logs
+        offsets = self._typical_offsets(budget or 1.0)
+        return self._charged(logs + offsets, classes) - offsets
+
+    def _charged(self, log_seconds: Array, classes: Sequence[str]) -> Array:
+        """Return the log seconds of whole trials, shape (n, classes), charged for preemption."""
+        if not self._preemptions:
+            return log_seconds
+        return charged(log_seconds, np.array([self._preemptions.get(name, 0.0) for name in classes]))
+
+    def _charged_seconds(self, seconds: Array, classes: Sequence[str]) -> Array:
+        return np.exp(self._charged(np.log(seconds), classes)) if self._preemptions else seconds
+
+    def _log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         columns = [self._column_of(name) for name in classes]
         estimate = self.durations.estimate()
         logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
@@ -344,7 +387,7 @@ class CostModel:
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        """Return the predicted seconds of a promoted trial for each way to start and each class, shape (ways, classes).
+        """Return the expected seconds of a promoted trial for each way to start and each class, shape (ways, classes).
 
         For a subspace that the space no longer has, nothing is known, and all results are one second.
         """
@@ -364,13 +407,13 @@ class CostModel:
             + (self.budgets.handover if way is Beginning.ELSEWHERE else 0.0)
             for way in ways
         ]
-        return np.array(found)
+        return self._charged_seconds(np.array(found), classes)
 
     def _rates(self, trial: Trial) -> Array:
         """Return a trial's log seconds per unit of work on each class, predicted from its subspace and params."""
         rates = self.durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
-        return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
+        return np.asarray(rates + self._departures(trial.subspace, functions, [*self._column])[0])
 
     def home(self, origin: int) -> str | None:
         """Return the machine of an origin's latest complete trial, which has its checkpoint; None if it is unknown."""
@@ -389,6 +432,16 @@ class CostModel:
 
         They are as of the last use of `effects_version`, which updates them.
         """
+        found = self._departures(subspace, functions, classes, budget)
+        if not self._preemptions:
+            return found
+        typical = self._log_seconds(classes, budget=budget) + self._typical_offsets(budget or 1.0)
+        own = typical[self.row_of[subspace]]
+        return self._charged(own + found, classes) - self._charged(own, classes)
+
+    def _departures(
+        self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None
+    ) -> Array:
         columns = [self._column_of(name) for name in classes]
         found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
         if not budget or not self.budgets:

@@ -18,6 +18,7 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.preemption import preemption_rate
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.declined import Declined
 from shadho_celery.scheduler.demand import Demand
@@ -196,6 +197,8 @@ class Scheduler:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
             self.cost_model.watch([(trial, now - self.study.running_since(trial)) for trial in running])
+            counts = self.study.recorder.preemptions(self.study.clock.wall())
+            self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()
         self.classes = self._in_order(classes) if len(classes) > 1 else [*classes]
         self._memory_fit.see(self.classes)

@@ -96,6 +96,7 @@ def open_study(
         study = StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
         if resume:
             study.recorder.spent.update(store.spent(record.key))
+            study.recorder.recall(store.sessions(record.key))
             for attempt in store.attempts(record.key, {each.number for each in study.attempts}):
                 study.recorder.charge(attempt)
         return study

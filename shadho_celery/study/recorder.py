@@ -1,14 +1,15 @@
 """What a run of a study records about its attempts, workers and machines, until the store has it.
 
-Two sums are kept here. The predicted seconds of the queued attempts are the backlogs of the classes, which are part of
-the record of the next placement. The money that the attempts have cost is compared with the limit of the study. No
-other decision depends on these records.
+Three sums are kept here. The predicted seconds of the queued attempts are the backlogs of the classes, which are part
+of the record of the next placement. The money that the attempts have cost is compared with the limit of the study. The
+preemptions and the hours of the workers are charged to trials without checkpoints. No other decision depends on these
+records.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -67,6 +68,8 @@ class Recorder:
         #: money that ended attempts have cost, also those of earlier runs, by class
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
+        #: by class: number of workers that were preempted or have vanished, and hours of all workers that have left
+        self._left: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
 
     # What is to be written
 
@@ -218,6 +221,22 @@ class Recorder:
                 prices[each.compute_class] = (known or 0.0) + each.price * each.slots
         return {name: each if each is None else each / max(1, slots[name]) for name, each in prices.items()}
 
+    def preemptions(self, now: float) -> dict[str, tuple[int, float]]:
+        """Return for each class how many workers were preempted or have vanished, and the hours of all its workers."""
+        found = dict(self._left)
+        for each in self._sessions.values():
+            preempted, hours = found.get(each.compute_class, (0, 0.0))
+            found[each.compute_class] = preempted, hours + max(0.0, now - each.since) / 3600
+        return found
+
+    def recall(self, sessions: Iterable[SessionRecord]) -> None:
+        """Count the sessions of earlier runs."""
+        for each in sessions:
+            if each.until is not None:
+                preempted, hours = self._left[each.compute_class]
+                preempted += each.reason in {Leaving.PREEMPTED, Leaving.LOST}
+                self._left[each.compute_class] = preempted, hours + (each.until - each.since) / 3600
+
     def see(
         self,
         names: Collection[str],
@@ -259,7 +278,8 @@ class Recorder:
     def _leave(self, name: str, at: float, reason: Leaving) -> None:
         session = self._sessions.pop(name)
         # A clock may have been set back meanwhile.
-        self._seen.append(replace(session, until=max(at, session.since), reason=reason))
+        self._seen.append(left := replace(session, until=max(at, session.since), reason=reason))
+        self.recall([left])
 
 
 def _end_of(attempt: Attempt, event: Lost | Result, *, is_pruned: bool) -> End:

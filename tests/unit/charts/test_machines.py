@@ -254,6 +254,20 @@ def test_idle_time_counts_only_while_the_worker_lives() -> None:
     assert idle_shares(found, make_rows(found), 0.0, 100.0).tolist() == [0.0]
 
 
+def test_the_timeline_has_the_preemptions_an_hour_of_each_class() -> None:
+    """Beside them are their number and the hours of the workers, to which an hour without one is added."""
+    sessions = [
+        session("spot", until=3600.0, reason="preempted"),
+        session("spot", since=3600.0, until=7200.0, reason="lost"),
+        session("cpu", until=7200.0, reason="stopped"),
+    ]
+    rows = [{"started_at": 0.0, "ended_at": 50.0, "compute_class": name} for name in ("spot", "cpu")]
+    assert timeline(attempts(rows, sessions)).note.endswith(
+        "Preemptions of a worker an hour: spot 0.667 (2 in 2 hours)."
+    )
+    assert "Preemptions" not in timeline(attempts(rows, sessions[2:])).note
+
+
 def test_a_large_fleet_has_a_row_for_each_machine_and_a_larger_one_for_each_class() -> None:
     def fleet(hosts: int) -> list[dict[str, object]]:
         return [

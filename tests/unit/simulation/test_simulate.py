@@ -712,6 +712,29 @@ def test_workers_of_limited_time_end_few_trials() -> None:
     assert found.seconds < 1.1 * 400 * 60 / 8
 
 
+def long_on_spot(**preempted: Any) -> float:
+    """Return the share of the long trials that a class runs, which another class runs as fast."""
+    described = cluster(
+        slots={"spot": 8, "own": 8},
+        memory={"spot": 0, "own": 0},
+        families={
+            "long": Family(seconds={"spot": 1200, "own": 1200}),
+            "short": Family(seconds={"spot": 60, "own": 60}, share=20.0),
+        },
+        stays={"spot": Stay(return_seconds=10.0, **preempted)},
+        straggler=NO_STRAGGLER,
+        size=Constant(),
+        seconds=None,
+        trials=1000,
+    )
+    placed = play(described, speculate=False).placed["long"]
+    return placed["spot"] / sum(placed.values())
+
+
+def test_a_class_whose_machines_are_preempted_gets_fewer_long_trials_without_checkpoints() -> None:
+    assert long_on_spot(preemption_seconds=1200.0) < 0.5 * long_on_spot(for_seconds=1e9)
+
+
 # Slots of one worker
 
 

@@ -43,3 +43,14 @@ def test_a_worker_that_stays_is_recorded_once_and_its_machine_once() -> None:
     [session] = recorder.seen
     assert isinstance(session, SessionRecord)
     assert (session.until, session.reason) == (1.0, Leaving.STOPPED), "although the clock was set back"
+
+
+def test_preempted_and_vanished_workers_are_counted_by_class_with_the_hours_of_all_workers() -> None:
+    recorder = Recorder()
+    recorder.see({"a", "b", "c"}, 0.0, present)
+    recorder.see({"a", "b"}, 3600.0, present, lambda name: Leaving.PREEMPTED)
+    recorder.see({"a"}, 7200.0, present, lambda name: Leaving.STOPPED)
+    assert recorder.preemptions(10_800.0) == {"cpu": (1, 6.0)}
+    again = Recorder()
+    again.recall([each for each in recorder.seen if isinstance(each, SessionRecord)])
+    assert again.preemptions(0.0) == {"cpu": (1, 3.0)}, "those of earlier runs, as far as they have ended"
