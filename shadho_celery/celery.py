@@ -92,6 +92,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
         refuse_nested()
         refuse_libraries(_imports(conf, options))
         start_method()
+        hardware.slots_per_gpu()
         Stay.configured()
         app.shadho_metrics = address.configured()
     except ShadhoError as error:
@@ -186,6 +187,7 @@ def _open(sender: Any, **_: object) -> None:
             control=Signer.for_control(),
             code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
             fork_servers=fork_servers,
+            shares_gpus=hardware.slots_per_gpu() is None,
         )
         slots.check()
     except ShadhoError as error:

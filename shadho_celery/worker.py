@@ -33,6 +33,7 @@ EXAMPLES = """
 Examples:
   python -m shadho_celery.worker                           # the machine's own class, or one worker for each kind of GPU
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
+  python -m shadho_celery.worker --slots-per-gpu auto      # small trials share a GPU
   python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --for 4h --grace 2m       # on a machine that is taken away after four hours
   python -m shadho_celery.worker --price 2.40              # a slot costs 2.40 an hour; reports then tell the money
@@ -45,6 +46,12 @@ Examples:
 @click.command(cls=Command, epilog=EXAMPLES)
 @click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
+@click.option(
+    "--slots-per-gpu",
+    metavar="N|auto",
+    help="Trials at a time on each GPU. With auto, trials share a GPU as far as the GPU memory fits that similar ones "
+    "have taken; a trial of unknown size is alone.  [default: 1; env: SHADHO_SLOTS_PER_GPU]",
+)
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
 @click.option(
     "--accept-code",
@@ -88,6 +95,7 @@ def main(
     *,
     compute_class: str | None,
     slots: int | None,
+    slots_per_gpu: str | None,
     imports: tuple[str, ...],
     accept_code: bool,
     seconds: float | None,
@@ -118,6 +126,9 @@ def main(
     if preempt_signal:
         os.environ[stay.SIGNAL] = preempt_signal
     stay.Stay.configured()
+    if slots_per_gpu is not None:
+        os.environ[hardware.SLOTS_PER_GPU] = slots_per_gpu
+    hardware.slots_per_gpu()
     if price is not None:
         os.environ["SHADHO_PRICE"] = price
     hardware.price()
@@ -133,7 +144,7 @@ def main(
     say(f"{machine.host}: {counted(machine.cores, 'core')}, {gpus}; serving class {name}", err=True)
     if len(each) > 1:
         if slots:
-            raise UsageError("--slots is for one worker, and this machine gets one a kind of GPU; give --class too")
+            raise UsageError("--slots is for one worker, and this machine gets one a kind of GPU; give --slots-per-gpu")
         raise SystemExit(Workers(["--loglevel", level]).serve(each))
     # The imports of the prepared process take as long as those of Celery.
     fork_servers = ForkServers(preloaded(os.environ.get("SHADHO_IMPORTS", "").split(",")))

@@ -35,6 +35,12 @@ LARGE_GPU_BYTES = 16 * 2**30
 #: variables that limit the threads of numerical libraries, which otherwise start one per core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+#: environment variable with the number of slots of each GPU, or AUTO: as many as have enough GPU memory together
+SLOTS_PER_GPU, AUTO = "SHADHO_SLOTS_PER_GPU", "auto"
+
+#: maximum number of slots of a GPU whose number is AUTO
+MOST_PER_GPU = 8
+
 #: variable with the device of a slot's trials, as torch names it
 DEVICE = "SHADHO_DEVICE"
 
@@ -130,8 +136,13 @@ class Machine(Struct, frozen=True, kw_only=True):
         return self.cards if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
-        """Return the default number of slots: one per GPU, else one per `cores_per_trial` cores."""
-        return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
+        """Return the default number of slots: those of each GPU, one by default, else one per `cores_per_trial` cores.
+
+        Raises UsageError for a wrong number of slots of each GPU in the environment.
+        """
+        if gpus := len(self.gpus_for(compute_class)):
+            return gpus * (slots_per_gpu() or max(1, min(MOST_PER_GPU, self.cores // gpus)))
+        return max(1, self.cores // max(1, cores_per_trial))
 
     def threads(self, slots: int, neighbours: Iterable[tuple[Machine, int]] = ()) -> int:
         """Return the number of threads of a trial in one of the worker's `slots` slots.
@@ -220,6 +231,8 @@ class ComputeClass:
     widest: int = 0
     #: the class's machines, each as a class of its name, if a trial takes only slots of one worker; otherwise ()
     machines: tuple[ComputeClass, ...] = ()
+    #: True if trials share GPUs as far as their predicted GPU memory fits
+    shares_gpus: bool = False
     #: name of the machine, if this is a machine of a class
     host: str | None = None
 
@@ -310,6 +323,20 @@ def price() -> float | None:
             "--price, SHADHO_PRICE: %s is not a price; give the money that a slot costs an hour, such as 2.40",
             short(told, 60),
         ) from None
+
+
+def slots_per_gpu() -> int | None:
+    """Return the number of slots of each GPU from the environment, 1 by default; None for AUTO.
+
+    Raises UsageError for another text.
+    """
+    told = os.environ.get(SLOTS_PER_GPU) or "1"
+    if told == AUTO:
+        return None
+    if not (told.isascii() and told.isdecimal() and len(told) < 4 and int(told)):
+        form = "give a number from 1 to 999, or auto: as many as their measured GPU memory allows"
+        raise UsageError("--slots-per-gpu, %s: %s is not allowed; %s", SLOTS_PER_GPU, short(told, 60), form)
+    return int(told)
 
 
 def own_host() -> str:

@@ -248,6 +248,8 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     expected: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     #: machine that must run this attempt, through its own queue; None for any machine of the class
     only_on: Name | None = None
+    #: bytes of GPU memory that suffice for it; None if that is not known, so that it needs a GPU of its own
+    gpu_bytes: Bytes | None = None
 
     def evolve(self, **changes: Any) -> Attempt:
         """Return a copy with `changes`."""

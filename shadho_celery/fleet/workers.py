@@ -302,6 +302,7 @@ class Workers:
             # With several storages on a machine, one worker may not see the files of another.
             storages={host: found.pop() if len(found) == 1 else "" for host, found in storages.items()},
             names=frozenset(named),
+            shares_gpus=any(worker.shares_gpus for worker in workers),
             widest=max([worker.slots for worker in workers]) if self.one_worker else 0,
         )
 

@@ -37,6 +37,8 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
     #: number of slots that trials of several slots take, in addition to one for each message
     held = 0
+    #: number of slots that are closed, because their trials would not fit beside the running ones
+    closed = 0
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*arguments, **options)
@@ -45,7 +47,7 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
             message.reject_log_error(log, self.connection_errors, requeue=True)
 
         def on_task_received(message: Any) -> None:
-            if len(state.reserved_requests) + self.held >= self.pool.num_processes:
+            if len(state.reserved_requests) + self.held + self.closed >= self.pool.num_processes:
                 # Without the pause, the message would circulate fast.
                 self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
                 return
@@ -90,6 +92,10 @@ class Consumer:
         finally:
             with self._lock:
                 self._consumer.held -= slots
+
+    def close_slots(self, number: int) -> None:
+        """Take fewer messages by this number from now on."""
+        self._consumer.closed = number
 
     def pause(self, reason: str = "breaker") -> None:
         """Take no more messages until `resume` is called for each reason."""

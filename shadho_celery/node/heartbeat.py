@@ -175,12 +175,18 @@ class Heartbeat:
         if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
             self.consumer.drop_refused(are_refused)
 
-    def beat(self, *, has_free_slot: bool, kept: int = 0) -> None:
+    def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
         """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
 
-        Call this about every second. `kept` free slots are kept for a trial that waits for more of them.
+        Call this about every second. `kept` free slots are kept for a trial that waits for more of them. `slots` is the
+        number of slots that trials may use now; None if it does not change.
         """
         self._kept = kept
+        if slots is not None and slots != self._worker.slots:
+            with self._lock:
+                self._worker = replace(self._worker, slots=slots)
+            if self._is_announced.is_set():
+                self._announce_now()
         if self._breakers:
             self._follow_breakers()
         if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
@@ -391,6 +397,10 @@ class CoreShare:
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
+
+    def resize(self, slots: int) -> None:
+        """Divide the cores among another number of slots from the next `follow` on."""
+        self._slots = slots
 
     def follow(self, neighbours: Collection[Worker]) -> bool:
         """Divide the cores among this worker and its `neighbours`. Return whether the number of threads has changed."""

@@ -31,6 +31,7 @@ from shadho_celery.core.trial import (
     Attempt,
     Called,
     GangCall,
+    Memory,
     Outcome,
     ReplicaFailed,
     ReplicaSeat,
@@ -102,12 +103,14 @@ class Slots:
         control: Signer | None = None,
         code_folder: Path | None = None,
         fork_servers: ForkServers | None = None,
+        shares_gpus: bool = False,
     ) -> None:
         """`imports` are the only modules whose objectives may run here, except code that studies ship.
 
         `signer` signs messages and events. `control` signs the drains that this worker obeys, or is None.
         Shipped code is accepted only with a `code_folder`, and stored there. `address` is the one by which the fleet's
         other machines reach this machine. `fork_servers` start the slots' processes, and are closed with this object.
+        With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most.
         Raises UsageError for a name that cannot be announced, and for a heartbeat file that cannot be written.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
@@ -122,16 +125,19 @@ class Slots:
         self._fork_servers = fork_servers or ForkServers()
         # Each warning about incomplete logs is logged once.
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
-        self._core_share = CoreShare(machine, count)
+        gpus = machine.gpus_for(compute_class)
+        self._free = FreeSlots(count, len(gpus), [gpu.memory for gpu in gpus] if shares_gpus else [])
+        #: number of slots that trials may use now
+        self._open = self._free.open
+        self._core_share = CoreShare(machine, self._open)
         #: function: return the variables of the process of a trial that takes these slots of a number of slots
-        self._variables = partial(machine.slot_environment, compute_class, slots=count)
+        self._variables = partial(machine.slot_environment, compute_class, slots=self._open)
         self._address = {"SHADHO_HOST": address}
         self._runners = [run({**self._variables([slot]), **self._address}) for slot in range(count)]
         #: number of slots whose GPUs and cores the process of each slot has
         self._widths = [1] * count
         #: other workers that shared the host's cores at the last beat
         self._neighbours: Collection[Worker] | None = None
-        self._free = FreeSlots(count, len(machine.gpus_for(compute_class)))
         #: whether a slot's last trial was quick and succeeded, and the slot's current bundle, by slot
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
@@ -153,7 +159,8 @@ class Slots:
         self.worker = _announced(
             key=signer.fingerprint,
             compute_class=compute_class,
-            slots=count,
+            slots=self._open,
+            shares_gpus=bool(self._free.gpus),
             imports=imports,
             accepts_code=code_folder is not None,
             machine=to_builtins(machine),
@@ -187,7 +194,7 @@ class Slots:
     def start(self) -> None:
         """Start the slots' processes and the thread that renews leases."""
         self._share_cores()
-        for runner in self._runners:
+        for runner in self._runners[: self._open]:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
@@ -238,6 +245,8 @@ class Slots:
         ours = [
             each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
         ]
+        if not ours and payload.replica is None:
+            return
         width = max((each.slots for each in ours), default=1) if payload.one_worker else 1
         if width > self._free.count:
             self._closing.wait(REQUEUE_SECONDS)
@@ -248,7 +257,11 @@ class Slots:
 
     def _run_in(self, width: int, payload: Payload, ours: Sequence[Attempt]) -> None:
         """Run a message's attempts in `width` slots, once these are free."""
-        taken = self._free.take(width, lambda: not (self._is_unwanted(payload) or self._fits_beside(width, payload)))
+        needs = [each.gpu_bytes for each in ours]
+        need = None if payload.replica is not None or None in needs else max(map(int, filter(None, needs)), default=0)
+        taken = self._free.take(
+            width, lambda: not (self._is_unwanted(payload) or self._fits_beside(width, payload)), need=need
+        )
         if not taken:
             if self._closing.is_set() or self.leases.preempted.is_set():
                 raise NotMine("this worker stops")
@@ -256,7 +269,10 @@ class Slots:
                 raise NotMine("another worker of this machine has its slots")
             return
         slot = taken[0]
+        self._follow_open()
         try:
+            for other in self._free.beside(taken):
+                self._runners[other].kill()
             self._widen(taken)
             if payload.replica is not None:
                 self._run_replica(slot, payload, payload.replica, uuid.uuid4().hex[:8])
@@ -273,6 +289,12 @@ class Slots:
             self._bundles.pop(slot, None)
             self._widen(taken[:1])
             self._free.put(taken)
+            self._follow_open()
+
+    def _follow_open(self) -> None:
+        """Take as many messages as trials may have slots now."""
+        if self._free.gpus and self.heartbeat.consumer is not None:
+            self.heartbeat.consumer.close_slots(self._free.count - self._free.open)
 
     def _is_unwanted(self, payload: Payload) -> bool:
         """Return whether a message that waits for slots need not run here: it was taken back, or this worker stops."""
@@ -355,6 +377,10 @@ class Slots:
                 if stopped == GIVEN_BACK:
                     self._give_back(slot, bundle, attempt)
                     return
+                if not stopped and outcome.out_of_memory is Memory.GPU and self._free.was_shared(slot):
+                    log.info("trial %s ran out of GPU memory beside others; it is repeated alone", attempt.number)
+                    self._give_back(slot, bundle, attempt, "it ran out of GPU memory beside other trials")
+                    return
                 is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
                 self._was_quick[slot] = is_quick and outcome.state in WELL and not stopped
                 if (result := self._result(bundle.payload, attempt, outcome, stopped)) is not None:
@@ -364,11 +390,11 @@ class Slots:
                     return
         self._exchange(bundle, 0)
 
-    def _give_back(self, slot: int, bundle: Bundle, attempt: Attempt | None = None) -> None:
-        """Send a bundle's results. Give back `attempt`, if any, and those after it, because this worker ends."""
-        reason = "its worker was preempted" if self.leases.preempted.is_set() else "its worker was stopped"
+    def _give_back(self, slot: int, bundle: Bundle, attempt: Attempt | None = None, reason: str = "") -> None:
+        """Send a bundle's results. Give back `attempt`, if any, and those after it, by default as this worker ends."""
+        ended = "preempted" if self.leases.preempted.is_set() else "stopped"
         self._runners[slot].recall()
-        self._persist(partial(bundle.refuse, reason, attempt))
+        self._persist(partial(bundle.refuse, reason or f"its worker was {ended}", attempt))
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
         """Give back attempts that need another version of the code than the one on this machine's disk."""
@@ -613,8 +639,12 @@ class Slots:
         self._tell_codes()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
-        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept)
-        if self.heartbeat.neighbours is not self._neighbours:
+        self._follow_open()
+        slots = self._free.open
+        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept, slots=slots)
+        if self.heartbeat.neighbours is not self._neighbours or slots != self._open:
+            self._open = slots
+            self._core_share.resize(slots)
             self._neighbours = self.heartbeat.neighbours
             self._share_cores()
             # This is not logged at the start of the worker, when its log is not set up yet.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shadho_celery.core.hardware import AUTO, SLOTS_PER_GPU
 from shadho_celery.core.trial import Memory
 
 _RESET = Path("/proc/self/clear_refs")
@@ -83,13 +84,29 @@ class PeakMemory:
 
 
 def gpu_peak(device: int | None = None) -> int:
-    """Return the peak bytes of torch's tensors on a GPU, by default the current one; 0 if torch uses none."""
+    """Return the peak bytes of torch's tensors on a GPU, by default the current one; 0 if torch uses none.
+
+    Where trials share GPUs, they are those of torch's allocator, which keeps more than the tensors take.
+    """
     with suppress(Exception):
-        # The peak of reserved memory would be wrong, because the allocator keeps that memory from trial to trial.
+        # Elsewhere, the peak of reserved memory would be wrong, because the allocator keeps it from trial to trial.
         # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
         if (cuda := _cuda()) is not None:
-            return int(cuda.max_memory_allocated() if device is None else cuda.max_memory_allocated(device))
+            peak = cuda.max_memory_reserved if _shares() else cuda.max_memory_allocated
+            return int(peak() if device is None else peak(device))
     return 0
+
+
+def release_gpu() -> None:
+    """Give back the GPU memory that torch's allocator keeps, where other trials share the GPU. Never raises."""
+    with suppress(Exception):
+        if _shares() and (cuda := _cuda()) is not None:
+            cuda.empty_cache()
+
+
+def _shares() -> bool:
+    """Return whether trials of this worker share GPUs as far as their memory fits."""
+    return os.environ.get(SLOTS_PER_GPU) == AUTO
 
 
 def own_peak() -> int:

@@ -32,6 +32,8 @@ COMPLEXITY_RATIO = 4.0
 _ONE_GROUP = np.zeros(1)
 #: prior standard deviation of log bytes within a subspace
 _MEMORY_SPREAD = 0.5
+#: factor by which a trial may need more GPU memory than similar ones
+MEMORY_MARGIN = 1.15
 #: logarithm of the largest usual budget, by which the budget's feature is scaled to about [0, 1]
 _BUDGETS = math.log(1000.0)
 #: number of latest trials with budgets from which is learned again when the start-up estimate has changed
@@ -323,6 +325,17 @@ class CostModel:
         rows = self._rows(subspace, params_list, [budget])
         logs = [past.middle + past.departures(rows, np.array([past.middle]), _MEMORY_SPREAD) for past in pasts]
         return np.asarray(np.exp(np.max(logs, axis=0)))
+
+    def enough_gpu_memory(
+        self, subspace: str, params: Params, compute_class: str, *, budget: float | None = None
+    ) -> int | None:
+        """Return bytes of GPU memory that suffice for a trial on a class, or None if that is not known.
+
+        They are a little more than the highest peak of the most similar trials.
+        """
+        past = self._memory.get((subspace, compute_class, Memory.GPU))
+        highest = None if past is None else past.highest(self._rows(subspace, [params], [budget])[0])
+        return None if highest is None else math.ceil(MEMORY_MARGIN * math.exp(highest))
 
     def tell_out_of_memory(self, trial: Trial, compute_class: str, memory: Memory) -> None:
         """Record that a trial ran out of one kind of memory on a class. Repeated calls for a trial have no effect."""

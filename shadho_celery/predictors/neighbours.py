@@ -19,6 +19,9 @@ EXAMINED, EXAMINED_LATER = 200, 8
 DECAY = 0.02
 #: quantiles of a normal distribution that are added to the departures while there are few trials
 STANDING_IN = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
+#: number of trials from which on a highest value is known; correlation above which values may depend on a feature, and
+#: standard deviation of log values that count as equal
+LEAST, RELATED, SAME = 3, 0.3, 0.02
 #: number of trials from which on they are no longer added
 ENOUGH = 20
 
@@ -81,6 +84,20 @@ class Neighbours:
             return np.full(len(rows), self._typical_departure(centres, spread))
         return np.asarray(np.quantile(self._departures(centres)[self._nearest(rows)], 0.5, axis=1))
 
+    def highest(self, row: Array) -> float | None:
+        """Return the highest value of the most similar trials, or of all if these do not predict better.
+
+        Return None if there are fewer than LEAST trials, or if a feature on which the values depend is outside the
+        range of the trials.
+        """
+        known, values = self._features[: len(self)], self._values[: len(self)]
+        if len(values) < LEAST:
+            return None
+        outside = (row < known.min(axis=0)) | (row > known.max(axis=0))
+        if any(_are_related(column, values) for column in known[:, outside].T):
+            return None
+        return float(np.max(values[self._nearest(row[None, :])[0]] if self.are_useful else values))
+
     def _typical_departure(self, centres: Array, spread: float) -> float:
         """Return the median departure of all trials."""
         asked = centres.tobytes(), None if self.are_enough else spread
@@ -101,6 +118,15 @@ class Neighbours:
         known = self._features[: len(self)]
         squares = np.square(known).sum(axis=1) - 2.0 * rows @ known.T  # up to a constant for each row
         return np.argpartition(squares, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
+
+
+def _are_related(feature: Array, values: Array) -> bool:
+    """Return whether values may depend on a feature: they are correlated, or the feature was the same in all trials."""
+    spread = float(feature.std() * values.std())
+    if not feature.std():
+        return True
+    product = (feature - feature.mean()) @ (values - values.mean()) / len(values)
+    return bool(values.std() > SAME and abs(product) > RELATED * spread)
 
 
 def median(values: Array) -> float:

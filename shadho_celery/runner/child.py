@@ -34,7 +34,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
-from shadho_celery.objective.memory import PeakMemory, shared_memory
+from shadho_celery.objective.memory import PeakMemory, release_gpu, shared_memory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
@@ -290,6 +290,7 @@ class Child:
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
+        release_gpu()
         facts = {"memory": memory, "gpu_memory": gpu_memory, "code": self._codes[payload.module].digest}
         return replace(outcome, continued=continued, **facts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -233,12 +233,24 @@ class Scheduler:
                     each.evolve(expected=expected.get((each.number, each.attempt), each.expected)) if expected else each
                     for each in self._unsent
                 ]
+                self._tell_gpu_memory({each.name for each in self.classes if each.shares_gpus})
             if self.cheapest is not None and not self.study.in_flight:
                 self.cheapest.release()
             self._send()
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
             self.study.wait_for_store(error)
+
+    def _tell_gpu_memory(self, sharing: Collection[str]) -> None:
+        """Add to the unsent attempts for classes that share GPUs how much GPU memory they need.
+
+        Only a first attempt shares a GPU: one that runs out of memory beside others is repeated alone.
+        """
+        for place, each in enumerate(self._unsent if sharing else ()):
+            name = str(each.compute_class)
+            if name in sharing and each.attempt == 1 and each.slots == 1:
+                found = self.cost_model.enough_gpu_memory(each.subspace, each.params, name, budget=each.budget)
+                self._unsent[place] = each.evolve(gpu_bytes=found)
 
     def stop(self, *, running: bool = False) -> None:
         """Send no more trials, and cancel the attempts that no worker has claimed. With `running`, cancel all attempts.

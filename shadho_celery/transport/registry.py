@@ -76,7 +76,10 @@ class Worker(Struct, frozen=True, kw_only=True):
     #: fingerprint of its signing key, "" without one
     key: str = ""
     compute_class: _ClassName = ""
+    #: those that it may use now, where trials share GPUs
     slots: _Slots = 0
+    #: True if trials share GPUs as far as their predicted GPU memory fits
+    shares_gpus: bool = False
     #: number of slots that run a trial
     busy: _Slots = 0
     #: slots and running trials of each study, by the study's key

@@ -94,3 +94,61 @@ def test_slots_of_one_worker_are_refused_for_several(desk: Desk) -> None:
     assert "--slots is for one worker" in refused.err
     gone = start(desk, "A100:80,T4:15", "--class", "cpu", "--slots", "1", CUDA_VISIBLE_DEVICES="GPU-7")
     gone.says("no GPU (CUDA_VISIBLE_DEVICES is 'GPU-7', and the driver shows no such GPU); serving class cpu")
+
+
+#: Trials that take 1 to 6 GiB of the GPU, by what they say, and note when they begin and end. Those above 3 GiB run out
+#: of memory in their first attempt if another one is there.
+SHARING = """
+import os, time
+from hyperopt import hp
+
+SPACE = {"gib": hp.uniform("gib", 1, 6)}
+STUDY = {"sampler": "random"}
+
+def note(context, gib):
+    with open("cards.log", "a") as log:
+        log.write(f"{os.environ['CUDA_VISIBLE_DEVICES']} {context.attempt} {gib}\\n")
+
+def are_others():
+    lines = [line.split() for line in open("cards.log")]
+    here = [float(gib) > 0 for card, _, gib in lines if card == os.environ["CUDA_VISIBLE_DEVICES"]]
+    return 2 * sum(here) - len(here) > 1
+
+def objective(params, context):
+    note(context, params["gib"])
+    # Stands for what torch measures.
+    context.on_ranks(0, int(params["gib"] * 2**30))
+    time.sleep(0.5)
+    is_full = params["gib"] > 3 and context.attempt == 1 and are_others()
+    note(context, -params["gib"])
+    if is_full:
+        raise RuntimeError("CUDA out of memory")
+    return params["gib"]
+"""
+
+
+def test_trials_share_a_gpu_as_far_as_their_measured_memory_fits(desk: Desk) -> None:
+    """Two studies share the worker. A trial that runs out of memory beside others is repeated alone."""
+    desk.write("cards.py", SHARING)
+    worker = start(desk, "T4:16,T4:16", "--slots-per-gpu", "auto", "--slots", "8", "--class", "gpu")
+    until(lambda: "gpu" in workers(desk), 40, desk.said)
+    studies = [desk.launch("cards", "--trials", "30", "--seed", "3", "--json", "--study", name) for name in "ab"]
+    assert [study.wait(90).code for study in studies] == [0, 0], desk.said()
+    running: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    most = 0
+    for line in (desk.folder / "cards.log").read_text().splitlines():
+        card, attempt, gib = line.split()
+        here = running[card]
+        if float(gib) < 0:
+            here.remove((int(attempt), -float(gib)))
+            continue
+        here.append((int(attempt), float(gib)))
+        most = max(most, len(here))
+        assert sum(gib for _, gib in here) <= 16
+        assert len(here) == 1 or {attempt for attempt, _ in here} == {1}, "a second attempt is alone"
+    assert set(running) == {"0", "1"}
+    assert most >= 2
+    trials = desk.trials()
+    assert {(trial["state"], trial["outgrown"]) for trial in trials} == {("COMPLETE", None)}, desk.said()
+    assert {trial["attempt"] for trial in trials} == {1, 2}
+    assert "it is repeated alone" in worker.err

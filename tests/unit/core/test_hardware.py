@@ -27,6 +27,7 @@ from shadho_celery.core.hardware import (
     kinds_of,
     price,
     shortages,
+    slots_per_gpu,
     uses_gpus,
 )
 from shadho_celery.core.trial import Memory
@@ -75,6 +76,25 @@ def test_there_is_one_slot_a_gpu_else_one_for_each_trials_cores(
     cores: int, gpus: int, compute_class: str, cores_per_trial: int, slots: int
 ) -> None:
     assert machine(cores, gpus, 80 * GIB).slots_for(compute_class, cores_per_trial) == slots
+
+
+@pytest.mark.parametrize(
+    ("told", "cores", "slots"), [("", 8, 2), ("3", 8, 6), ("auto", 8, 8), ("auto", 1, 2), ("auto", 99, 16)]
+)
+def test_a_gpu_has_as_many_slots_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, told: str, cores: int, slots: int
+) -> None:
+    """With auto, they are the most that there may be."""
+    monkeypatch.setenv("SHADHO_SLOTS_PER_GPU", told)
+    assert machine(cores, 2, 80 * GIB).slots_for("gpu") == slots
+    assert machine(cores, 2, 80 * GIB).slots_for("cpu") == cores
+
+
+@pytest.mark.parametrize("told", ["0", "-1", "1.5", "1000", "all"])
+def test_a_wrong_number_of_slots_of_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv("SHADHO_SLOTS_PER_GPU", told)
+    with pytest.raises(UsageError, match="give a number from 1 to 999, or auto"):
+        slots_per_gpu()
 
 
 def test_each_slot_sees_one_gpu_and_its_share_of_the_cores() -> None:
@@ -269,7 +289,7 @@ class FakeNvml(ModuleType):
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "SHADHO_CORES"):
+    for name in ("CUDA_VISIBLE_DEVICES", "SHADHO_CORES", "SHADHO_SLOTS_PER_GPU"):
         monkeypatch.delenv(name, raising=False)
 
 

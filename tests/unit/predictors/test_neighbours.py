@@ -177,3 +177,40 @@ def test_no_rows_ask_for_no_predictions() -> None:
     neighbours, _ = told(slope, 200)
     assert neighbours.departures(np.empty((0, 2)), CENTRE, 1.0).shape == (0,)
     assert Neighbours(2).departures(np.empty((0, 2)), CENTRE, 1.0).shape == (0,)
+
+
+# The highest value
+
+
+def with_values(rows: list[list[float]], values: list[float]) -> Neighbours:
+    neighbours = Neighbours(len(rows[0]))
+    for row, value in zip(rows, values, strict=True):
+        neighbours.tell(np.array(row), value, 0, CENTRE)
+    return neighbours
+
+
+def test_the_highest_value_is_unknown_before_some_trials() -> None:
+    assert Neighbours(1).highest(np.zeros(1)) is None
+    assert with_values([[0.0]] * 2, [1.0, 2.0]).highest(np.zeros(1)) is None
+    assert with_values([[0.0]] * 3, [1.0, 3.0, 2.0]).highest(np.zeros(1)) == 3.0
+
+
+def test_nothing_is_known_beyond_the_trials_in_what_the_values_depend_on() -> None:
+    """The first feature matters, the second does not, and the third was always the same."""
+    rows = [[0.2, 0.5, 0.0], [0.4, 0.2, 0.0], [0.6, 0.2, 0.0], [0.8, 0.5, 0.0]]
+    neighbours = with_values(rows, [1.0, 2.0, 3.0, 4.0])
+    assert neighbours.highest(np.array([0.5, 0.3, 0.0])) == 4.0
+    assert neighbours.highest(np.array([0.5, 0.9, 0.0])) == 4.0
+    assert neighbours.highest(np.array([0.9, 0.3, 0.0])) is None
+    assert neighbours.highest(np.array([0.5, 0.3, 1.0])) is None
+    alike = with_values(rows, [1.0, 1.001, 1.0, 1.001])
+    assert alike.highest(np.array([0.9, 0.3, 0.0])) == 1.001
+
+
+def test_the_highest_value_is_that_of_similar_trials_once_these_predict_better() -> None:
+    neighbours, _ = told(lambda row, _: float(10 * row[0]), 400)
+    low, high = neighbours.highest(np.array([0.1, 0.5])), neighbours.highest(np.array([0.95, 0.5]))
+    assert low is not None
+    assert high is not None
+    assert 1.0 <= low < 6.0
+    assert high >= 9.5
