@@ -16,7 +16,7 @@ import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
-from shadho_celery.cli.each_kind import Workers, kinds_of_workers
+from shadho_celery.cli.each_kind import Workers, workers_of
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.metrics_options import metrics_options
 from shadho_celery.core import hardware
@@ -31,7 +31,7 @@ from shadho_celery.runner.starting import ForkServers
 EXAMPLES = """
 \b
 Examples:
-  python -m shadho_celery.worker                           # the machine's own class, or one worker for each kind of GPU
+  python -m shadho_celery.worker                           # the machine's own class; a worker for each kind of GPU
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
   python -m shadho_celery.worker --slots-per-gpu auto      # small trials share a GPU
   python -m shadho_celery.worker --import my_study         # for my_study's objective
@@ -136,7 +136,7 @@ def main(
     os.environ.update({variable: str(value) for variable, value in serving.items() if value is not None})
     machine = hardware.detect()
     level = "DEBUG" if verbose else loglevel
-    each = kinds_of_workers(machine) if compute_class is None else []
+    each = workers_of(machine) if compute_class is None else []
     name = compute_class or (" and ".join(name for name, _ in each) if len(each) > 1 else machine.compute_class)
     gpus = hardware.gpus_text(machine.cards) or "no GPU"
     if not machine.cards and (visible := os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()) not in {"", "-1"}:

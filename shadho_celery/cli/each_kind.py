@@ -24,7 +24,7 @@ CHECK_SECONDS = 0.2
 FILE = "SHADHO_HEARTBEAT_FILE"
 
 
-def kinds_of_workers(machine: Machine) -> list[tuple[str, dict[str, str]]]:
+def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
     """Return the compute class of the worker of each kind of GPU, and the environment variables of its process.
 
     With several workers, those after the first one have their own ports of metrics and heartbeat files, numbered.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.cli import each_kind
-from shadho_celery.cli.each_kind import Workers, kinds_of_workers
+from shadho_celery.cli.each_kind import Workers, workers_of
 from shadho_celery.core.hardware import Gpu, Machine
 
 GIB = 2**30
@@ -27,23 +27,23 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_kind_has_its_class_by_memory_and_its_own_gpus() -> None:
-    assert kinds_of_workers(Machine(cards=CARDS)) == [
+    assert workers_of(Machine(cards=CARDS)) == [
         ("gpu_large", {"CUDA_VISIBLE_DEVICES": "0,2"}),
         ("gpu_small", {"CUDA_VISIBLE_DEVICES": "1"}),
     ]
-    assert len(kinds_of_workers(Machine(cards=CARDS[::2]))) == 1
-    assert kinds_of_workers(Machine()) == []
+    assert len(workers_of(Machine(cards=CARDS[::2]))) == 1
+    assert workers_of(Machine()) == []
 
 
 def test_kinds_of_one_class_are_still_two_workers() -> None:
     cards = (CARDS[0], Gpu(id="1", name="V100", memory=32 * GIB))
-    assert [name for name, _ in kinds_of_workers(Machine(cards=cards))] == ["gpu_large", "gpu_large"]
+    assert [name for name, _ in workers_of(Machine(cards=cards))] == ["gpu_large", "gpu_large"]
 
 
 def test_workers_divide_limited_cores_and_have_their_own_ports_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHADHO_METRICS_PORT", "9000")
     monkeypatch.setenv("SHADHO_HEARTBEAT_FILE", "/tmp/alive")
-    (_, first), (_, second) = kinds_of_workers(Machine(cards=CARDS, cores=6, is_limited=True))
+    (_, first), (_, second) = workers_of(Machine(cards=CARDS, cores=6, is_limited=True))
     assert first == {"CUDA_VISIBLE_DEVICES": "0,2", "SHADHO_CORES": "4"}
     assert second == {
         "CUDA_VISIBLE_DEVICES": "1",
