@@ -67,7 +67,9 @@ def objective(x, context):
     for step in range(first, 40):
         time.sleep(0.1)
         context.report(step + 1, x)
-        file.write_text(str(step + 1))
+        # SLURM ends the trial's process, too, at any moment.
+        file.with_suffix(".new").write_text(str(step + 1))
+        os.replace(file.with_suffix(".new"), file)
         if context.should_stop():
             return None
     note("ended", context.trial, context.attempt)
