@@ -72,7 +72,7 @@ class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What is equal for GPUs that are alike: name and GiB of memory."""
+        """Name and GiB of memory. GPUs with an equal pair are served by one worker."""
         return self.name, round(self.memory / 2**30)
 
     def is_same(self, other: Gpu) -> bool:

@@ -76,7 +76,7 @@ def test_long_trials_are_charged_for_preemption_and_short_ones_are_not() -> None
     assert short == pytest.approx(1.0, abs=0.1)
     assert long == pytest.approx(math.expm1(2.0) / 2.0, rel=0.3)
     model.note_preemptions({"spot": 12.3})
-    assert model.effects_version == version + 1, "hardly any news"
+    assert model.effects_version == version + 1, "a rate that has changed by less than a tenth gives no new effects"
 
 
 def test_trials_that_go_on_from_checkpoints_are_not_charged() -> None:
