@@ -251,7 +251,7 @@ class QueueExecutor:
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
-            self._record_workers()
+            has_changed = self._record_workers()
             if unclaimed and self._dispatch.refusal is None:
                 # Their trials get new attempts, which do not count as retries. The old messages will be refused.
                 self._take_back(unclaimed, running=False)
@@ -259,8 +259,8 @@ class QueueExecutor:
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
-            # At the first poll all slots are free, so there is nothing to wait for.
-            wait = 0.0 if losses or self._is_new else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            # At the first poll all slots are free, as those of a worker that has just come. There is nothing to wait for.
+            wait = 0.0 if losses or self._is_new or has_changed else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
             self._is_new = False
             asked_at = self._clock.now()
             events: list[Event] = [*losses]
@@ -339,12 +339,15 @@ class QueueExecutor:
             self.channel.unlock()
         self._publisher.close()
 
-    def _record_workers(self) -> None:
-        """Record the workers that have come or gone since the last call."""
+    def _record_workers(self) -> bool:
+        """Record the workers that have come or gone since the last call. Return whether there are such."""
         present = self.workers.present
-        if self._recorder is not None and present is not self._recorded:
+        if present is self._recorded:
+            return False
+        if self._recorder is not None:
             self._recorder.see(present, self._clock.wall(), self.workers.describe, self.workers.leaving)
-            self._recorded = present
+        self._recorded = present
+        return True
 
     def _confirm(self) -> None:
         """Remove recorded events and ended leases from Redis. Raises LockLost if another scheduler has the lock."""

@@ -208,8 +208,6 @@ class Scheduler:
             # Without `is_in_time`, which follows from the plan.
             self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
         self.proposals.see(self._used)
-        if self.demand is not None:
-            self._follow(self.demand, now)
         self._stop_at_limit()
 
     def fill(self) -> None:
@@ -240,6 +238,9 @@ class Scheduler:
         except StoreOutage as error:
             # A trial that should be promoted, or its params, could not be read. Attempts already placed are sent later.
             self.study.wait_for_store(error)
+        if self.demand is not None:
+            # After the trials are sent: its linear program takes a moment to import.
+            self._follow(self.demand, self.study.clock.now())
 
     def _tell_gpu_memory(self, sharing: Collection[str]) -> None:
         """Add to the unsent attempts for classes that share GPUs how much GPU memory they need.

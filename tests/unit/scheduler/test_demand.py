@@ -63,6 +63,7 @@ def test_at_the_end_only_the_slots_that_run_trials_are_wanted() -> None:
     assert wanted(made) == 8, "a number stays wanted for a while"
     made.clock.sleep(HOLD_SECONDS + 1)
     made.scheduler.assign()
+    made.scheduler.fill()
     assert made.scheduler.wanted_slots == {"cloud": 0}
 
 
@@ -71,6 +72,7 @@ def test_a_paused_or_stopped_study_wants_no_new_slots() -> None:
         made = search()
         getattr(made.scheduler, act)()
         made.scheduler.assign()
+        made.scheduler.fill()
         assert wanted(made) == 0
 
 
@@ -90,6 +92,7 @@ def test_one_vanished_machine_is_replaced() -> None:
     made.scheduler.tell([vanished(1)])
     made.clock.sleep(LOOK_SECONDS)
     made.scheduler.assign()
+    made.scheduler.fill()
     assert made.study.vanishing == []
     assert wanted(made) == 1
 
@@ -106,10 +109,12 @@ def test_no_machine_is_started_for_a_trial_whose_last_two_machines_vanished_and_
     for seconds in (HOLD_SECONDS, ALONE_SECONDS - HOLD_SECONDS - 1):
         clock.sleep(seconds)
         scheduler.assign()
+        scheduler.fill()
         assert len(made.study.trials) == 0
     assert scheduler.wanted_slots == {"cloud": 0}
     clock.sleep(2.0)
     scheduler.assign()
+    scheduler.fill()
     [trial] = made.study.trials
     assert trial.state is TrialState.FAILED
     assert "no machine is started for it" in str(trial.outcome.error)
