@@ -217,6 +217,10 @@ def _start(study: str, given: Mapping[str, Any]) -> int:
         early = start_early(study, given["given"], given["workers"], is_demo=given["demo"], secret_urls=secret_urls)
     with nullcontext() if early is None else closing(early):
         with without_collections():
+            # Imported by few nested calls. By many, numpy's import takes three times as long: CPython may then allocate
+            # a part of its stack at each call.
+            import numpy  # noqa: F401
+
             from shadho_celery.cli.run import RunOptions
 
         return run(RunOptions(study=study, early=early, **given))
