@@ -260,7 +260,9 @@ class QueueExecutor:
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
             # At the first poll all slots are free, as those of a worker that has just come. There is nothing to wait for.
-            wait = 0.0 if losses or self._is_new or has_changed else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            wait = (
+                0.0 if losses or self._is_new or has_changed else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            )
             self._is_new = False
             asked_at = self._clock.now()
             events: list[Event] = [*losses]
