@@ -259,10 +259,9 @@ class QueueExecutor:
                 self.channel.give_up([(lost.number, lost.attempt)], lost.reason, claimed=lost.claimed)
             self._dispatch.pace.turn(self.workers.classes)
             losses = self._leases.losses
-            # At the first poll all slots are free, as those of a worker that has just come. There is nothing to wait for.
-            wait = (
-                0.0 if losses or self._is_new or has_changed else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
-            )
+            # At the first poll all slots are free, and so are those of a worker that has just come.
+            is_waiting = not (losses or self._is_new or has_changed)
+            wait = min(seconds, LOOK_SECONDS if self._in_flight else 0.1) if is_waiting else 0.0
             self._is_new = False
             asked_at = self._clock.now()
             events: list[Event] = [*losses]

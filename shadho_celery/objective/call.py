@@ -44,19 +44,24 @@ def call(
     context: LocalContext,
     clock: Clock | None = None,
     *,
+    takes_context: bool | None = None,
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     objectives: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Call `objective` on the values that `make_params` builds, and return the outcome.
 
-    `objectives` are the directions of the study's losses by name, if they have names. An exception becomes a FAILED
-    outcome. Only `fatal` exceptions are raised: by default Ctrl-C, which is meant for the whole process.
+    `takes_context` is the answer of `wants_context`, if it is known: to find it out for each trial takes longer than
+    the rest of the call. `objectives` are the directions of the study's losses by name, if they have names. An
+    exception becomes a FAILED outcome. Only `fatal` exceptions are raised: by default Ctrl-C, which is meant for the
+    whole process.
     """
     clock = clock or SystemClock()
     began = clock.now()
     try:
         params = make_params()
-        returned = objective(params, context) if wants_context(objective) else objective(params)
+        if takes_context is None:
+            takes_context = wants_context(objective)
+        returned = objective(params, context) if takes_context else objective(params)
         seconds = max(0.0, clock.now() - began)
         try:
             outcome = read(returned, objectives)

@@ -216,7 +216,7 @@ class LocalContext:
     attempt: int = 1
     seed: int = 0
     budget: float | None = None
-    checkpoints: Path = field(default=CHECKPOINTS)
+    checkpoints: str | Path = CHECKPOINTS
     device: str = "cpu"
     compute_class: str = "local"
     slot: int = 0
@@ -255,8 +255,9 @@ class LocalContext:
     @property
     def checkpoint_dir(self) -> Path:
         # Created at the first use, because most objectives keep no files.
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        return self.checkpoints
+        folder = Path(self.checkpoints)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def report(self, step: int, loss: float) -> None:
         self.reports.look(step, loss)

@@ -100,7 +100,7 @@ def gpu_peak(device: int | None = None) -> int:
 def release_gpu() -> None:
     """Give back the GPU memory that torch's allocator keeps, where other trials share the GPU. Never raises."""
     with suppress(Exception):
-        if _shares() and (cuda := _cuda()) is not None:
+        if (cuda := _cuda()) is not None and _shares():
             cuda.empty_cache()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import inspect
 import io
 import logging
 import os
@@ -21,7 +20,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,7 +31,7 @@ from shadho_celery.core.hardware import DEVICE, THREAD_VARIABLES, thread_variabl
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
-from shadho_celery.objective.call import Objective, call, describe, joined
+from shadho_celery.objective.call import Objective, call, describe, joined, wants_context
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 from shadho_celery.objective.memory import PeakMemory, release_gpu, shared_memory
 from shadho_celery.runner import protocol
@@ -50,8 +49,15 @@ _INTERRUPT = signal.SIGVTALRM
 #: libraries with their own number of threads, besides the pools that threadpoolctl finds (BLAS, OpenMP)
 _THREADED = ("torch", "numexpr")
 
-#: the interruptible objective of a study, and its compiled space
-_Study: TypeAlias = "tuple[Objective, Space]"
+
+class _Study(NamedTuple):
+    """An imported study."""
+
+    #: the objective, which can be interrupted
+    objective: Objective
+    takes_context: bool
+    #: the compiled space
+    space: Space
 
 
 class Child:
@@ -235,7 +241,7 @@ class Child:
             trial=attempt.number,
             attempt=attempt.attempt,
             seed=attempt.seed,
-            checkpoints=Path(order.checkpoint_dir),
+            checkpoints=order.checkpoint_dir,
             device=os.environ.get(DEVICE, "cpu"),
             compute_class=order.compute_class,
             slot=order.slot,
@@ -260,7 +266,7 @@ class Child:
         attempt, payload, is_replica = order.attempt, order.payload, order.payload.replica is not None
         timeout = payload.timeout
         try:
-            objective, space = self._study(payload.module)
+            study = self._study(payload.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
         context = self._context(order)
@@ -278,9 +284,10 @@ class Child:
             with warnings.catch_warnings():
                 outcome = copy_context().run(
                     call,
-                    objective,
-                    partial(space.evaluate, attempt.params),
+                    study.objective,
+                    partial(study.space.evaluate, attempt.params),
                     context,
+                    takes_context=study.takes_context,
                     fatal=(ReplicaDone,) if is_replica else (),
                     # A replica's loss is not used: its coordinator returns the trial's loss.
                     objectives=None if is_replica else payload.objectives,
@@ -307,9 +314,6 @@ class Child:
                 # This comes first: if the trial has set a low recursion limit, every other call fails.
                 sys.setrecursionlimit(limit)
 
-        with suppress(TypeError, ValueError):
-            # Without this, the signature is computed for each trial, which takes as long as the rest of the call.
-            run.__signature__ = inspect.signature(objective)  # type: ignore[attr-defined]
         return run
 
     def _has(self, order: protocol.RunAttempt) -> bool:
@@ -325,7 +329,7 @@ class Child:
         return self._codes[module].digest == code
 
     def _study(self, module: str) -> _Study:
-        """Return the interruptible objective of `module` and its compiled space."""
+        """Return the study in `module`."""
         if module not in self._studies:
             # hyperopt takes long to import, so this waits for the first study.
             from shadho_celery.space.compile import compile_space
@@ -341,7 +345,7 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            self._studies[module] = (self._interruptible(file.objective), space)
+            self._studies[module] = _Study(self._interruptible(file.objective), wants_context(file.objective), space)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

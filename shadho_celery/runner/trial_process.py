@@ -128,7 +128,7 @@ class TrialProcess:
             if gather:
                 time.sleep(gather)
             try:
-                part = self._pipe.recv(1 << 16) if self._await_record() else b""
+                part = self._part()
             except (OSError, ValueError):
                 # Another thread has closed the pipe.
                 part = b""
@@ -147,6 +147,13 @@ class TrialProcess:
             self.codes = record.codes
             self._ready.set()
         return record
+
+    def _part(self) -> bytes:
+        """Wait for bytes from the process, and return them, or b"" after its end."""
+        with suppress(BlockingIOError):
+            # Of short trials, the next record has usually arrived.
+            return self._pipe.recv(1 << 16, socket.MSG_DONTWAIT)
+        return self._pipe.recv(1 << 16) if self._await_record() else b""
 
     def _await_record(self) -> bool:
         """Wait until there is something to receive. Return False if the reaper has ended before.

@@ -114,12 +114,15 @@ def build_study(path: Path, trials: int) -> None:
         store.execute("UPDATE trials SET change = 1")
         store.execute("UPDATE studies SET change = 1, classes = ?", [json.dumps(CLASSES)])
         store.execute(
-            "INSERT INTO attempts SELECT study, number, 1, compute_class, host, compute_class || '@here', number % 4, "
-            "asked_at, started_at, finished_at, lower(state), 0, ?, 1 FROM trials",
+            "INSERT INTO attempts (study, number, attempt, compute_class, host, worker, slot, queued_at, started_at, "
+            "ended_at, end, copy, placed, change) "
+            "SELECT study, number, 1, compute_class, host, compute_class || '@here', number % 4, asked_at, started_at, "
+            "finished_at, lower(state), 0, ?, 1 FROM trials",
             [expected],
         )
         store.executemany(
-            "INSERT INTO sessions SELECT key, ?, 1.7e9, ?, 'here', 4, 1.7e9 + ?, 'study ended' FROM studies",
+            "INSERT INTO sessions (study, worker, since, compute_class, host, slots, until, reason) "
+            "SELECT key, ?, 1.7e9, ?, 'here', 4, 1.7e9 + ?, 'study ended' FROM studies",
             [(f"{name}@here", name, trials) for name in CLASSES],
         )
 

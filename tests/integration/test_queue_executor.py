@@ -472,6 +472,23 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
         Registry(client, Worker).withdraw(name)
 
 
+def test_a_poll_does_not_wait_for_events_when_a_worker_has_just_come(
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_every(0.0, monkeypatch)
+    name, waits = unique("newcomer"), []
+    with on_redis.executor(unique("study")) as executor:
+        drain = executor.channel.drain
+        monkeypatch.setattr(executor.channel, "drain", lambda wait_ms: waits.append(wait_ms) or drain(wait_ms))
+        for comes in (False, False, True, False):
+            if comes:
+                fake_worker(on_redis.redis, name)
+            executor.poll(0.05)
+    assert [wait > 0 for wait in waits] == [False, True, False, True]
+    with connect(on_redis.redis) as client:
+        Registry(client, Worker).withdraw(name)
+
+
 # The servers fail
 
 
