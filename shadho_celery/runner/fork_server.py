@@ -63,8 +63,7 @@ def main() -> None:
     """
     worker = os.getppid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in reaper.IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    reaper.ignore_signals()
     control, preload = _take_control(), sys.argv[1:]
     mark = _address_of_mark()
     gc.disable()

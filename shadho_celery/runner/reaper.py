@@ -19,8 +19,30 @@ from contextlib import suppress
 
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
 
-#: signals that must not end the reaper: when a service is stopped, all of its processes get them
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: signals that are meant for the worker, which alone ends trials. A service manager or a batch system may send them to
+#: all processes of the worker. SIGXCPU is not among them: the system sends it at a trial's own limit of CPU seconds
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def ignore_signals() -> None:
+    """Ignore the signals that are meant for the worker, and unblock them. A program is started with them blocked."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+
+
+def _leave_to_worker(number: int, frame: object) -> None:
+    """Do nothing, as the handler of a signal that is meant for the worker.
+
+    Programs that a trial starts would inherit an ignored signal, and then could not be terminated. A handler is reset.
+    """
+
+
+def _reset_handlers() -> None:
+    """In a process that a trial has forked: let the signals end it, because `multiprocessing` terminates processes."""
+    for number in IGNORED:
+        if signal.getsignal(number) is _leave_to_worker:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _notice_children() -> tuple[int, int]:
@@ -36,9 +58,11 @@ def _notice_children() -> tuple[int, int]:
 def _start_session(reaper: int) -> None:
     """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, *IGNORED[1:]):
-        # SIGINT stays ignored: Ctrl-C at a terminal is for the scheduler.
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in IGNORED[1:]:
+        # SIGINT stays ignored, also in programs that the trial starts: Ctrl-C at a terminal is for the scheduler.
+        signal.signal(number, _leave_to_worker)
+    os.register_at_fork(after_in_child=_reset_handlers)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != reaper:
@@ -104,8 +128,7 @@ def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[in
     Return the child's exit code, or the negative number of the signal that ended it; 0 if the lifeline closed. In the
     child itself, exit as a program does. `spare` are further descriptors of this process.
     """
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     noticed, note = _notice_children()
     adopt_orphans()
     own = {lifeline, noticed, note, *spare}

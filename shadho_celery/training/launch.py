@@ -167,9 +167,9 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
     except ChildFailedError as error:
         raise _failure(error) from _traceback_of(_culprit(error)[1])
     except SignalException as error:
-        # As without a launcher: the process ends.
+        # As without a launcher: the process ends, unless it is a worker's, which leaves the signal to the worker.
         os.kill(os.getpid(), error.sigval)
-        raise
+        raise RankLost(f"the ranks were ended by {error.sigval.name}; the trial is tried again") from None
     finally:
         theirs.close()
         answering.join(END_SECONDS)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
@@ -89,6 +90,74 @@ def test_a_preempted_workers_trials_go_on_elsewhere_from_their_step(
     resumed = {trial: step for trial, attempt, step in notes(desk, "began") if attempt != "1" and step != "0"}
     assert resumed == {trial: step for trial, _, step, _ in told}
     assert sorted(trial for trial, *_ in notes(desk, "ended")) == ["0", "1", "2"]
+    assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
+
+
+#: writes a checkpoint in place, which takes a while, and has a handler of its own in its second trial
+IN_PLACE = (
+    STUDY.replace(
+        "file.write_text(str(step + 1))",
+        """with file.open("w") as written:
+                for word in (str(step + 1), "whole"):
+                    print(word, file=written, flush=True)
+                    time.sleep(0.5)""",
+    )
+    .replace("int(file.read_text())", "read(file)")
+    .replace(
+        "def objective(x, context):\n",
+        """def read(file):
+    step, whole = file.read_text().split()
+    return int(step)
+
+def objective(x, context):
+    if context.trial == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: note("handled", context.trial))
+""",
+    )
+    .replace("import time", "import signal, time")
+)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_batch_system_that_signals_all_processes_ends_no_trial_before_its_checkpoint(
+    desk: Desk, fleet: Fleet, start: str
+) -> None:
+    """As SLURM does with a job step. The trials' processes leave it to the worker, except a handler of a trial."""
+    desk.write("my_study.py", IN_PLACE.format(log=str(desk.folder / "log"), steps=STEPS))
+    desk.environment["SHADHO_START"] = start
+    taken = worker(desk, fleet, "--slots", "2", "--grace", "20s")
+    study = desk.launch("my_study", "--trials", "3")
+    await_notes(desk, "began", 2)
+    # The trials' processes come first, so that they are signalled before the worker can tell them anything.
+    tree = [*reversed(psutil.Process(taken.pid).children(recursive=True)), taken.process]
+    assert len(tree) > 4
+    for process in tree:
+        process.send_signal(signal.SIGTERM)
+    assert taken.wait().code == 0
+    told = notes(desk, "told")
+    assert sorted((trial, attempt, reason) for trial, attempt, _, reason in told) == [
+        (trial, "1", "preempted") for trial in "01"
+    ]
+    assert notes(desk, "handled") == [["1"]]
+    worker(desk, fleet, "--slots", "3")
+    assert study.wait(90).code == 0, desk.said()
+    resumed = {trial: step for trial, attempt, step in notes(desk, "began") if attempt != "1"}
+    assert {trial: step for trial, _, step, _ in told}.items() <= resumed.items()
+    assert sorted(trial for trial, *_ in notes(desk, "ended")) == ["0", "1", "2"]
+    assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
+
+
+def test_without_a_grace_the_running_trials_finish_even_if_all_processes_are_signalled(
+    desk: Desk, fleet: Fleet
+) -> None:
+    stopped = worker(desk, fleet, "--slots", "2")
+    study = desk.launch("my_study", "--trials", "2")
+    await_notes(desk, "began", 2)
+    for process in [*reversed(psutil.Process(stopped.pid).children(recursive=True)), stopped.process]:
+        process.send_signal(signal.SIGTERM)
+    assert stopped.wait().code == 0
+    assert study.wait(90).code == 0, desk.said()
+    assert [attempt for _, attempt, _ in notes(desk, "began")] == ["1", "1"]
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import services
 
+from shadho_celery.node.stay import SIGNALS
 from shadho_celery.runner.process_tree import descendants
+from shadho_celery.runner.reaper import IGNORED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
 
 #: the module below it: what `main` does is its argument
 MODULE = """
-import ctypes, os, resource, signal, subprocess, sys, time
+import ctypes, multiprocessing, os, resource, signal, subprocess, sys, time
 
 def main(arguments):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -61,6 +63,20 @@ def having_family():
     subprocess.Popen(["sh", "-c", "setsid setsid sleep 60 & sleep 60"])
     time.sleep(0.3)
     print("all there", flush=True)
+
+def signalled():
+    "Each signal that is meant for the worker; then children that are told to end by one of them."
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        os.killpg(0, number)
+    program = subprocess.Popen(["sleep", "60"])
+    program.terminate()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join()
+    print(program.wait(), child.exitcode, flush=True)
+    signal.signal(signal.SIGUSR1, lambda number, frame: print("its own handler", flush=True))
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 def family_and_death():
     having_family()
@@ -135,6 +151,22 @@ def test_a_service_that_is_told_to_stop_does_not_lose_its_trial(start: Start, nu
     process.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.2)
+
+
+def test_the_worker_alone_ends_a_trial(start: Start) -> None:
+    """Signals for the worker end neither child nor reaper, but processes that the child has started."""
+    process = start("signalled")
+    said(process)
+    for number in IGNORED:
+        process.send_signal(number)
+    assert said(process) == f"{-signal.SIGTERM} {-signal.SIGTERM}"
+    assert said(process) == "its own handler"
+    assert process.wait(20) == 0
+
+
+def test_a_preemption_by_signal_is_for_the_worker() -> None:
+    """Except SIGXCPU, by which the system ends a process that has used its CPU seconds."""
+    assert {*SIGNALS.values()} - {signal.SIGXCPU} <= {*IGNORED}
 
 
 def test_the_child_ends_with_its_reaper(start: Start) -> None:
