@@ -99,7 +99,8 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     multiple=True,
     callback=_workers,
     metavar="CLASS=SLOTS",
-    help="Workers on this machine; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
+    help="Workers on this machine; may be repeated.  [default: a class for each kind of GPU, and the cores as "
+    "class cpu]",
 )
 @click.option(
     "--class-spec",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from shadho_celery.cli.messages import say
-from shadho_celery.core.hardware import Gpu, Machine, kinds_of
+from shadho_celery.core.hardware import Machine
 from shadho_celery.metrics import address
 from shadho_celery.node import stay
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
@@ -29,17 +29,14 @@ def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
 
     With several workers, those after the first one have their own ports of metrics and heartbeat files, numbered.
     """
-    found = []
-    for number, gpus in enumerate(kinds_of(machine.cards)):
-        own = Machine(cards=gpus, gpus=tuple(gpu.id for gpu in gpus), gpu_memory=min(gpu.memory for gpu in gpus))
-        found.append((own.compute_class, dict(_environment(number, gpus, machine))))
-    return found
+    kinds = enumerate(machine.kinds())
+    return [(own.compute_class, dict(_environment(number, own, machine))) for number, own in kinds]
 
 
-def _environment(number: int, gpus: Sequence[Gpu], machine: Machine) -> Iterator[tuple[str, str]]:
-    yield "CUDA_VISIBLE_DEVICES", ",".join(gpu.id for gpu in gpus)
+def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[str, str]]:
+    yield "CUDA_VISIBLE_DEVICES", own.visible
     if machine.is_limited:
-        yield "SHADHO_CORES", str(max(1, machine.cores * len(gpus) // len(machine.cards)))
+        yield "SHADHO_CORES", str(max(1, machine.cores * len(own.cards) // len(machine.cards)))
     port, file = os.environ.get(address.PORT, ""), os.environ.get(FILE)
     if number and port.isdecimal() and int(port):
         yield address.PORT, str(int(port) + number)

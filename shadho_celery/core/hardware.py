@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +131,27 @@ class Machine(Struct, frozen=True, kw_only=True):
         if not self.gpus:
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
+
+    @property
+    def visible(self) -> str:
+        """Value of ``CUDA_VISIBLE_DEVICES`` that leaves a worker these GPUs."""
+        return ",".join(gpu.id for gpu in self.cards)
+
+    def kinds(self) -> list[Machine]:
+        """Return these facts once for each kind of GPU, with the GPUs of that kind alone; [] without a GPU."""
+        return [msgspec.structs.replace(self, **_gpu_facts(cards)) for cards in kinds_of(self.cards)]
+
+    def by_class(self) -> dict[str, Machine]:
+        """Return these facts for each kind of GPU, by a compute class of its own; {} without a GPU.
+
+        Kinds with the same default class get numbers, such as ``gpu_large`` and ``gpu_large_2``.
+        """
+        found: dict[str, Machine] = {}
+        for own in self.kinds():
+            name = own.compute_class
+            numbered = (f"{name}_{number}" for number in count(2))
+            found[name if name not in found else next(each for each in numbered if each not in found)] = own
+        return found
 
     def gpus_for(self, compute_class: str) -> tuple[Gpu, ...]:
         """Return the GPUs that a worker of `compute_class` uses on this machine."""
@@ -300,14 +322,21 @@ def detect() -> Machine:
         host=own_host(),
         cores=cores.count,
         memory=ram_bytes(),
-        cards=cards,
-        gpu_name=cards[0].name if cards else "",
-        gpus=tuple(gpu.id for gpu in cards),
-        gpu_memory=min((gpu.memory for gpu in cards), default=0),
+        **_gpu_facts(cards),
         processors=f"{sum(1 << number for number in cores.processors):x}",
         pool=cores.pool,
         is_limited=cores.is_limited,
     )
+
+
+def _gpu_facts(cards: tuple[Gpu, ...]) -> dict[str, Any]:
+    """Return the fields of a machine that follow from its GPUs."""
+    return {
+        "cards": cards,
+        "gpu_name": cards[0].name if cards else "",
+        "gpus": tuple(gpu.id for gpu in cards),
+        "gpu_memory": min((gpu.memory for gpu in cards), default=0),
+    }
 
 
 def price() -> float | None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -64,15 +65,17 @@ class Embedded:
         imports: Sequence[str],
         cores: int,
         *,
+        gpus: Mapping[str, str] = MappingProxyType({}),
         is_early: bool = False,
         secret_urls: Sequence[str] = (),
     ) -> None:
         """Start the supervisor, which starts Redis and the workers. `await_redis` waits for them.
 
         `directory` is the state folder, for Redis's files and the logs. `workers` are the slots by class. `cores` are
-        divided among the workers. With `is_early`, the folder is a new one, and is removed at the end unless `keep` is
-        called. Environment variables that contain a password of `secret_urls` are withheld from the workers. Raises
-        ServiceError if there is no Redis server, or if the folder cannot be used.
+        divided among the workers. `gpus` are those of the classes that do not use all (`Plan.gpus`). With `is_early`,
+        the folder is a new one, and is removed at the end unless `keep` is called. Environment variables that contain a
+        password of `secret_urls` are withheld from the workers. Raises ServiceError if there is no Redis server, or if
+        the folder cannot be used.
         """
         self.directory = directory.absolute()
         #: number of slots by class
@@ -81,7 +84,7 @@ class Embedded:
         self._secret_urls = secret_urls
         self._environment = _environment()
         try:
-            self._start(workers, imports, cores)
+            self._start(workers, imports, cores, gpus)
         except OSError as error:
             raise ServiceError(
                 f"the state folder {self.directory} cannot be used: {error.strerror}; "
@@ -162,7 +165,7 @@ class Embedded:
             # It was killed. The socket is left alone, because a new supervisor may have begun.
             remove_link(self._plan.socket, self.directory)
 
-    def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
+    def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int, gpus: Mapping[str, str]) -> None:
         server = server_path()
         _make_folder(self.directory)
         lock = _lock(self.directory)
@@ -176,6 +179,7 @@ class Embedded:
                 workers=workers,
                 imports=list(imports),
                 cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
+                gpus=gpus,
                 lock=lock,
                 is_early=self._is_early,
             )

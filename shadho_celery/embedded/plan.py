@@ -57,6 +57,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     imports: Sequence[str]
     #: number of cores by class
     cores: Mapping[str, int]
+    #: value of ``CUDA_VISIBLE_DEVICES`` by class, for the classes that do not use all GPUs
+    gpus: Mapping[str, str] = {}
     #: descriptor of the folder's lock, which every process that writes there keeps open
     lock: int
     #: True if the fleet is started before its study; the supervisor removes the folder at its end, unless it gets KEEP

@@ -190,6 +190,8 @@ class Supervisor:
             "SHADHO_HEARTBEAT_FILE": "",
             "SHADHO_METRICS_PORT": "",
         }
+        if (gpus := self._plan.gpus.get(name)) is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
         slots = str(self._plan.workers[name])
         command = [sys.executable, "-m", "shadho_celery.worker", "--class", name, "--slots", slots]
         return self._spawn(command, worker_log(Path(self._plan.directory), name).name, environment)

@@ -45,7 +45,7 @@ from shadho_celery.session.notices import Conditions, Kind, Notice
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.signals import Signals
 from shadho_celery.session.steering import Steering
-from shadho_celery.session.workers import default_workers
+from shadho_celery.session.workers import default_workers, visible_gpus
 from shadho_celery.study.state import StudyState
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
@@ -270,7 +270,14 @@ class Session:
                 return early
             early.end()
         directory = below(EMBEDDED, self.study.record.key)
-        return Embedded(directory, workers, [self.file.module], machine.cores, secret_urls=options.secret_urls)
+        return Embedded(
+            directory,
+            workers,
+            [self.file.module],
+            machine.cores,
+            gpus=visible_gpus(machine, workers),
+            secret_urls=options.secret_urls,
+        )
 
     def _progress(self) -> Progress:
         """Return the study's progress, which the executor announces to the fleet."""

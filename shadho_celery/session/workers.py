@@ -48,7 +48,10 @@ def start_early(
         with Signals() as signals:
             # A signal waits until the supervisor has its plan, by which it removes everything.
             directory = below(EMBEDDED, new_key())
-            fleet = Embedded(directory, slots, [module], machine.cores, is_early=True, secret_urls=secret_urls)
+            gpus = visible_gpus(machine, slots)
+            fleet = Embedded(
+                directory, slots, [module], machine.cores, gpus=gpus, is_early=True, secret_urls=secret_urls
+            )
     except ShadhoError:
         return None
     for number in signals.noted:
@@ -66,9 +69,10 @@ def _probable_workers(machine: hardware.Machine, stated: Mapping[str, object], *
 def default_workers(
     machine: hardware.Machine, settings: StudySettings, widest: int, *, is_demo: bool, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Return the number of slots of the embedded workers, by class.
+    """Return the number of slots of the embedded workers, by class. Each kind of GPU is a class.
 
-    With `is_demo`, each default class has a worker. `widest` is the number of slots of the widest trial.
+    With `is_demo`, each default class has a worker. `widest` is the number of slots of the widest trial. If only all
+    GPUs together have as many, they are one class.
     """
     if is_demo:
         return dict.fromkeys(hardware.DEFAULT_CLASSES, widest)
@@ -80,7 +84,10 @@ def default_workers(
                 "trials run in class cpu, without a GPU; for GPUs, give STUDY fewer slots, or start workers on more "
                 "machines"
             )
-        return {machine.compute_class: len(machine.gpus), "cpu": cores if widest == 1 else widest}
+        kinds = {name: len(own.cards) for name, own in machine.by_class().items()}
+        if max(kinds.values()) < widest <= len(machine.gpus):
+            kinds = {machine.compute_class: len(machine.gpus)}
+        return {**kinds, "cpu": cores if widest == 1 else widest}
     if widest > 1:
         return {machine.compute_class: max(widest, machine.cores)}
     slots = machine.slots_for("cpu", settings.cores)
@@ -91,3 +98,13 @@ def default_workers(
         )
         return dict.fromkeys(names, 1)
     return {"cpu": slots}
+
+
+def visible_gpus(machine: hardware.Machine, workers: Mapping[str, int]) -> dict[str, str]:
+    """Return the value of ``CUDA_VISIBLE_DEVICES`` for each worker that does not use all GPUs, by class.
+
+    `workers` are the slots by class. The class of a kind of GPU uses these GPUs, unless it has more slots.
+    """
+    kinds = machine.by_class()
+    own = [name for name, slots in workers.items() if name in kinds and slots <= len(kinds[name].cards)]
+    return {name: kinds[name].visible for name in own if len(kinds) > 1}

@@ -16,12 +16,16 @@ from acceptance.fake_gpus import fake_gpus
 
 pytestmark = pytest.mark.timeout(120)
 
-STUDY = """
+#: first lines of each study
+BEGIN = """
 import os, time
 from hyperopt import hp
 
-SPACE = {"x": hp.uniform("x", 0, 1)}
 STUDY = {"sampler": "random"}
+"""
+
+STUDY = """
+SPACE = {"x": hp.uniform("x", 0, 1)}
 
 def objective(params, context):
     with open("cards.log", "a") as log:
@@ -37,7 +41,7 @@ def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
     with make_desk(tmp_path) as made:
         made.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
         del made.environment["CUDA_VISIBLE_DEVICES"]
-        made.write("cards.py", STUDY)
+        made.write("cards.py", BEGIN + STUDY)
         yield made
 
 
@@ -75,6 +79,16 @@ def test_a_machine_with_unlike_gpus_is_a_worker_for_each_kind_by_one_command(des
     assert workers(desk) == {}
 
 
+def test_an_embedded_run_has_a_class_for_each_kind(desk: Desk) -> None:
+    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL"):
+        del desk.environment[name]
+    desk.environment |= fake_gpus(desk.folder, "A100:80,T4:15,A100:80") | {"SHADHO_CORES": "4"}
+    command = desk.launch("cards", "--trials", "30", "--json").wait(60)
+    assert command.code == 0, desk.said()
+    lines = {*(desk.folder / "cards.log").read_text().splitlines()}
+    assert lines - {"cpu "} == {"gpu_large 0", "gpu_large 2", "gpu_small 1"}
+
+
 def test_workers_of_a_machine_end_together(desk: Desk) -> None:
     machine = start(desk, "A100:80,T4:15")
     until(lambda: len(workers(desk)) == 2, 40, desk.said)
@@ -99,11 +113,7 @@ def test_slots_of_one_worker_are_refused_for_several(desk: Desk) -> None:
 #: Trials that take 1 to 6 GiB of the GPU, by what they say, and note when they begin and end. Those above 3 GiB run out
 #: of memory in their first attempt if another one is there.
 SHARING = """
-import os, time
-from hyperopt import hp
-
 SPACE = {"gib": hp.uniform("gib", 1, 6)}
-STUDY = {"sampler": "random"}
 
 def note(context, gib):
     with open("cards.log", "a") as log:
@@ -129,7 +139,7 @@ def objective(params, context):
 
 def test_trials_share_a_gpu_as_far_as_their_measured_memory_fits(desk: Desk) -> None:
     """Two studies share the worker. A trial that runs out of memory beside others is repeated alone."""
-    desk.write("cards.py", SHARING)
+    desk.write("cards.py", BEGIN + SHARING)
     worker = start(desk, "T4:16,T4:16", "--slots-per-gpu", "auto", "--slots", "8", "--class", "gpu")
     until(lambda: "gpu" in workers(desk), 40, desk.said)
     studies = [desk.launch("cards", "--trials", "30", "--seed", "3", "--json", "--study", name) for name in "ab"]
