@@ -83,6 +83,8 @@ class Leaving(str, Enum):
     QUARANTINED = "quarantined"
     #: the worker can no longer run this study, for instance because its code was edited
     UNFIT = "unfit"
+    #: the worker stayed, with another number of slots, and has another session
+    RESIZED = "slots changed"
     #: the run of the study ended, or its scheduler did
     ENDED = "study ended"
 
@@ -129,13 +131,14 @@ class AttemptRecord(Struct, kw_only=True, array_like=True):
 
 
 class SessionRecord(Struct, frozen=True, kw_only=True):
-    """A time in which a worker could run trials of a study."""
+    """A time in which a worker could run trials of a study, with about the same number of slots."""
 
     worker: Name
     #: seconds since the epoch by the scheduler's clock
     since: StoredMoment
     compute_class: Name
     host: Name
+    #: slots at its start; a change is recorded within a minute (`Recorder.follow`)
     slots: _Slot
     #: None while it lasts
     until: StoredMoment | None = None

@@ -344,6 +344,8 @@ class QueueExecutor:
         """Record the workers that have come or gone since the last call. Return whether there are such."""
         present = self.workers.present
         if present is self._recorded:
+            if self._recorder is not None:
+                self._recorder.follow(self._clock.wall(), self.workers.describe)
             return False
         if self._recorder is not None:
             self._recorder.see(present, self._clock.wall(), self.workers.describe, self.workers.leaving)

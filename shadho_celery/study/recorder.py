@@ -8,6 +8,7 @@ records.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ _Key = tuple[int, int]
 #: seconds for which the record of a queued attempt is held back
 QUEUED_SECONDS = 1.0
 
+#: minimum seconds between two records of changed numbers of slots
+RESIZE_SECONDS = 60.0
+
 
 class Recorder:
     """Records of attempts, sessions and machines that have changed since the last `clear`."""
@@ -68,6 +72,8 @@ class Recorder:
         #: money that ended attempts have cost, also those of earlier runs, by class
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
+        #: time of the last `follow` that compared the numbers of slots
+        self._followed_at = -math.inf
         #: by class: number of workers that were preempted or have vanished, and hours of all workers that have left
         self._left: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
 
@@ -266,14 +272,30 @@ class Recorder:
                     "slots": facts.slots,
                 }
                 self._prices[name] = facts.price
-                self._sessions[name] = SessionRecord(worker=name, since=at, price=facts.price, **where)
-                self._seen.append(self._sessions[name])
+                self._begin(SessionRecord(worker=name, since=at, price=facts.price, **where))
+
+    def follow(self, at: float, present: Callable[[str], Present]) -> None:
+        """Record which workers have another number of slots now: their sessions end, and others begin.
+
+        Trials that share a GPU change the number often, so this compares the numbers once in RESIZE_SECONDS.
+        """
+        if abs(at - self._followed_at) < RESIZE_SECONDS:
+            return
+        self._followed_at = at
+        for name, session in [*self._sessions.items()]:
+            if (slots := present(name).slots) != session.slots and at > session.since:
+                self._leave(name, at, Leaving.RESIZED)
+                self._begin(replace(session, since=at, slots=slots))
 
     def close(self, at: float) -> None:
         """Record the end of all sessions, because the run ends, and hold no attempt back any more."""
         self._is_closed = True
         for name in [*self._sessions]:
             self._leave(name, at, Leaving.ENDED)
+
+    def _begin(self, session: SessionRecord) -> None:
+        self._sessions[session.worker] = session
+        self._seen.append(session)
 
     def _leave(self, name: str, at: float, reason: Leaving) -> None:
         session = self._sessions.pop(name)

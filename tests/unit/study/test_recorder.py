@@ -45,6 +45,30 @@ def test_a_worker_that_stays_is_recorded_once_and_its_machine_once() -> None:
     assert (session.until, session.reason) == (1.0, Leaving.STOPPED), "although the clock was set back"
 
 
+def test_a_worker_whose_number_of_slots_changes_has_a_session_for_each_number_once_a_minute() -> None:
+    """Trials that share a GPU change it often."""
+    recorder, slots = Recorder(), {"n": 1, "m": 2}
+
+    def shared(name: str) -> Present:
+        return Present("gpu", slots[name], MachineRecord(host=name))
+
+    recorder.see({*slots}, 0.0, shared)
+    recorder.follow(0.0, shared)
+    recorder.clear()
+    for second in range(1, 181):
+        slots["n"] = 1 + second % 4
+        recorder.follow(float(second), shared)
+    found = [each for each in recorder.seen if isinstance(each, SessionRecord)]
+    assert {each.worker for each in found} == {"n"}, "the other one has not changed"
+    slots["n"] = 3
+    recorder.follow(240.0, shared)
+    recorder.follow(241.0, shared)
+    ended = [each for each in recorder.seen if isinstance(each, SessionRecord) and each.until is not None]
+    assert [(each.since, each.until, each.slots, each.reason) for each in ended] == [(0.0, 240.0, 1, Leaving.RESIZED)]
+    assert [(each.since, each.slots) for each in recorder.sessions if each.worker == "n"] == [(240.0, 3)]
+    assert recorder.preemptions(240.0) == {"gpu": (0, 480 / 3600)}
+
+
 def test_preempted_and_vanished_workers_are_counted_by_class_with_the_hours_of_all_workers() -> None:
     recorder = Recorder()
     recorder.see({"a", "b", "c"}, 0.0, present)
