@@ -117,6 +117,8 @@ _EVENTS = Sealed[Event | GangEvent](Event | GangEvent, MAX_EVENT)
 
 #: strikes in a row that open a worker's circuit breaker
 MAX_STRIKES = 2
+#: time in ms in which a half-open circuit breaker allows one trial
+HALF_OPEN_MS = 5000
 
 #: maximum number of characters of sealed sources: their bytes in base64, with paths and signature
 MAX_SEALED = 2 * MAX_SOURCES
@@ -186,7 +188,7 @@ class WorkerChannel:
         Returns for each result whether it was accepted, and for each claim its answer. If no answer arrived, repeat the
         call with the same `delivery`. Failures count against the worker's circuit breaker only if `watched` is True.
         """
-        parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, len(results)]
+        parts: list[int | str] = [self._lease_ms, delivery, self.worker, MAX_STRIKES, HALF_OPEN_MS, len(results)]
         for result in results:
             failure = ""
             if result.outcome.state not in WELL:
@@ -530,7 +532,7 @@ class Quarantine:
             self._client.hdel(self._breakers, worker)
 
     def half_open(self, worker: str) -> None:
-        """Half-open a circuit breaker: allow one trial in five seconds. A success closes it, a strike opens it."""
+        """Half-open a circuit breaker: allow one trial in HALF_OPEN_MS. A success closes it, a strike opens it."""
         if self.state(worker) is not Breaker.QUARANTINED:
             self._client.hset(self._breakers, worker, "half:0")
 

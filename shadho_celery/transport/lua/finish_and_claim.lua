@@ -2,7 +2,7 @@
 --
 -- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
 -- ARGV  1 duration of a lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
---       5 number of results; then for each result its number, attempt, sealed Result, and the kind of its failure: ''
+--       5 ms for which a half-open breaker allows one trial  6 number of results; then for each result its number, attempt, sealed Result, and the kind of its failure: ''
 --       for a success, 'unwatched' for a failure that does not count against the worker; then for each attempt to claim
 --       its number, attempt and sealed Started
 -- Returns {finished, claimed}, two lists: 1 accepted, 0 refused; in `claimed` also -1 if the worker's breaker is open
@@ -72,12 +72,12 @@ local function claim(number, attempt, event)
   -- This comes last: if an earlier command fails (a key of a wrong type), a repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   -- A worker with several slots would otherwise fail several trials at once. A lost trial must not close it for ever.
-  if busy_until then redis.call('HSET', KEYS[5], worker, 'half:' .. now + 5000) end
+  if busy_until then redis.call('HSET', KEYS[5], worker, 'half:' .. now + ARGV[5]) end
   return 1
 end
 
-local finished, claimed, last = {}, {}, 5 + 4 * ARGV[5]
-for i = 6, last, 4 do finished[#finished + 1] = finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]) end
+local finished, claimed, last = {}, {}, 6 + 4 * ARGV[6]
+for i = 7, last, 4 do finished[#finished + 1] = finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]) end
 for i = last + 1, #ARGV, 3 do claimed[#claimed + 1] = claim(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 if #events > 0 then redis.call('XADD', KEYS[3], '*', 'e', table.concat(events, '\n')) end
 -- The key of the leases has no time to live when its first lease has just created it.
