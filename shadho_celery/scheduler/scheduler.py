@@ -36,6 +36,9 @@ TURN_SECONDS = 0.5
 #: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
+#: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
+MAX_AVOIDING = 30
+
 #: seconds without a live class after which trials for which no machine is started are FAILED
 ALONE_SECONDS = 60.0
 
@@ -218,7 +221,7 @@ class Scheduler:
         try:
             for place, trial in self._placed():
                 home = self.proposals.machines.pop(trial.number, None)
-                again = self._all_failed(trial)
+                again = self._may_return(trial)
                 self._unsent.append(self.study.send(trial, place.name, only_on=place.host or home, again=again))
                 self._placements.add(self._unsent[-1], self.proposals.prices(trial.subspace))
             if self._speculation is not None and not self._unsent:
@@ -554,7 +557,7 @@ class Scheduler:
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return whether a class has slots, time, probably the memory, and a worker that has not failed the trial.
 
-        The last condition is ignored if no class that fits has such a worker.
+        The last condition is ignored if the trial may return to the workers that failed it.
         """
         if not self._memory_fit.fits(trial, compute_class):
             return False
@@ -564,14 +567,14 @@ class Scheduler:
             return False
         if not trial.failed_on or not compute_class.names or compute_class.names - {*trial.failed_on}:
             return True
-        return self._all_failed(trial)
+        return self._may_return(trial)
 
-    def _all_failed(self, trial: Trial) -> bool:
-        """Return whether the trial has failed on every worker that could run it, so that one of them must try again."""
+    def _may_return(self, trial: Trial) -> bool:
+        """Return whether a trial may run on a worker that has failed it: if no other could run it, or has taken it."""
+        if not trial.failed_on or trial.attempt >= MAX_AVOIDING:
+            return bool(trial.failed_on)
         failed_on = {*trial.failed_on}
-        return bool(failed_on) and not any(
-            each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes
-        )
+        return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
         """Return the number of trials that the limit still allows to send; 0 while it is paused or stopping."""

@@ -54,9 +54,6 @@ MAX_VANISHED = 3
 #: number of attempts in a row that ended with vanished machines, after which no machine is started for a trial
 VANISHING = 2
 
-#: number of attempts after which a trial may return to a worker that has failed it, as no other worker has taken it
-MAX_AVOIDING = 30
-
 #: maximum number of trial numbers in a message
 SHOWN = 10
 
@@ -358,8 +355,7 @@ class StudyState(StudyTrials):
         a copy, `only_on` is ignored, because it must run on another machine than the first attempt. With `again`, the
         workers that failed the trial may run it too.
         """
-        failed_on = () if again or trial.attempt >= MAX_AVOIDING else trial.failed_on
-        trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
+        trial = trial.evolve(attempt=trial.attempt + 1, failed_on=() if again else trial.failed_on)
         is_copy = bool(self.live.of(trial.number))
         self.copied += is_copy
         where = {"compute_class": compute_class, "only_on": None if is_copy else only_on}

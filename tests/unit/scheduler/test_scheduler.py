@@ -30,14 +30,14 @@ from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShare
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.placements import Placements
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals, make_samplers
-from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
+from shadho_celery.scheduler.scheduler import MAX_AVOIDING, TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.recorder import Recorder
-from shadho_celery.study.state import MAX_AVOIDING, MAX_LOST, StudyState
+from shadho_celery.study.state import MAX_LOST, StudyState
 
 S = TrialState
 
@@ -606,16 +606,19 @@ def test_a_second_opinion_is_that_of_another_class_where_one_has_the_only_other_
 
 
 def test_a_trial_that_nobody_else_takes_may_return_to_the_worker_that_failed_it() -> None:
-    study = Search(trials=1).study
-    trial = study.add("all", {}, seed=1)
-    study.send(trial, "gpu")
+    search = Search(trials=1)
+    search.scheduler.classes = [ComputeClass(name="gpu", slots=2, names=frozenset({"bad", "other"}))]
+    search.study.send(search.study.add("all", {}, seed=1), "gpu")
     outcome = Outcome(state=S.FAILED, error="no", seconds=1.0)
     retry = Retry(reason="elsewhere", failed_on="bad")
-    study.tell(Result(number=0, attempt=1, outcome=outcome, at=0.0, retry=retry))
+    search.study.tell(Result(number=0, attempt=1, outcome=outcome, at=0.0, retry=retry))
     for attempt in range(2, MAX_AVOIDING + 1):
-        assert study.send(study.trial(0), "gpu").failed_on == ("bad",)
-        study.tell(Lost(number=0, attempt=attempt, reason="for another worker", claimed=False))
-    assert study.send(study.trial(0), "gpu").failed_on == ()
+        trial = search.study.trial(0)
+        assert not search.scheduler._may_return(trial)
+        assert search.study.send(trial, "gpu").failed_on == ("bad",)
+        search.study.tell(Lost(number=0, attempt=attempt, reason="for another worker", claimed=False))
+    assert search.scheduler._may_return(search.study.trial(0))
+    assert search.study.send(search.study.trial(0), "gpu", again=True).failed_on == ()
 
 
 # Hopeless studies
