@@ -127,11 +127,12 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
     """Look at the fleet every LOOK_SECONDS, and start and end workers."""
     # Imported late, because `--help` needs none of it.
     from shadho_celery.control.scaled_fleet import ScaledFleet
-    from shadho_celery.control.scaling import Scaling
+    from shadho_celery.control.scaling import LONGEST_PAUSE, Scaling
 
     fleet = ScaledFleet(lambda text: say(f"Warning: {text}", err=True))
     scaling = Scaling(spec, most, cooldown)
-    seconds = {name: each.come_seconds for name, each in spec.items()}
+    # Until the workers would be given up, and longer than any pause.
+    seconds = {name: each.come_seconds + LONGEST_PAUSE for name, each in spec.items()}
     say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
     ahead = _resume(fleet, scaling, starter, spec)
     while True:

@@ -50,7 +50,10 @@ class ScaledFleet:
         return {**self._kept}
 
     def keep(self, starting: Mapping[str, Starts], seconds: Mapping[str, float]) -> None:
-        """Record the workers of each class that start, for so many `seconds`, in place of what was kept."""
+        """Record the workers of each class that start, and its pause, in place of what was kept.
+
+        They are kept for so many `seconds` by class.
+        """
         with refusals():
             for name in [*self._kept]:
                 if name not in starting:

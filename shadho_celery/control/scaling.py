@@ -13,7 +13,7 @@ from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.units import counted, duration
 from shadho_celery.placement.wanted import Held
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
-from shadho_celery.transport.starts import Start, Starts
+from shadho_celery.transport.starts import MAX_FAILURES, Start, Starts
 
 #: seconds until the next start after a failed one, the first and the longest; each pause is twice the last
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 3600.0
@@ -35,6 +35,18 @@ class _Class:
     def starting(self) -> int:
         """Number of workers that were started and have not come yet."""
         return sum(start.missing for start in self.starts)
+
+    def record(self, known: list[str]) -> Starts:
+        """Return what another scaler needs to go on. `known` are the class's workers that have come."""
+        retry_at = self.retry_at if self.failures else None
+        return Starts(starts=[*self.starts], known=known, failures=self.failures, retry_at=retry_at)
+
+    def resume(self, record: Starts, now: float) -> None:
+        """Go on with the record of an earlier scaler. Starts that it would have given up meanwhile are left out."""
+        self.starts = [start for start in record.starts if now - start.at <= self.spec.come_seconds]
+        self.failures = record.failures
+        if record.retry_at is not None:
+            self.retry_at = min(record.retry_at, now + LONGEST_PAUSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,26 +82,31 @@ class Scaling:
 
     @property
     def starting(self) -> Mapping[str, Starts]:
-        """The workers that were started and have not come yet, by class."""
-        known: dict[str, list[str]] = {name: [] for name, each in self._classes.items() if each.starts}
+        """The workers that were started and have not come yet, and the pauses after failed starts, by class."""
+        known: dict[str, list[str]] = {name: [] for name, each in self._classes.items() if each.starts or each.failures}
         for name, (worker, _) in sorted(self._seen.items()):
             if worker.compute_class in known:
                 known[worker.compute_class].append(name)
-        return {name: Starts(starts=[*self._classes[name].starts], known=names) for name, names in known.items()}
+        return {name: self._classes[name].record(names) for name, names in known.items()}
 
     def resume(self, starting: Mapping[str, Starts], live: Mapping[str, Worker], now: float) -> list[str]:
-        """Count the workers that an earlier scaler has started. Call this first. Return a line for each class."""
+        """Count the workers that an earlier scaler has started, and go on with its pauses. Call this first.
+
+        Returns lines for the user.
+        """
         for name, record in starting.items():
-            self._classes[name].starts = [*record.starts]
+            self._classes[name].resume(record, now)
         for name, worker in live.items():
             # All others have come since.
             if worker.compute_class not in starting or name in starting[worker.compute_class].known:
                 self._seen[name] = worker, now
-        return [
-            f"class {name}: {counted(each.starting, 'worker')} started earlier"
-            for name, each in self._classes.items()
-            if each.starts
-        ]
+        lines = []
+        for name, each in self._classes.items():
+            if each.starts:
+                lines.append(f"class {name}: {counted(each.starting, 'worker')} started earlier")
+            if each.retry_at > now:
+                lines.append(f"class {name}: starts have failed; next try in {duration(each.retry_at - now)}")
+        return lines
 
     def look(
         self,
@@ -149,7 +166,7 @@ class Scaling:
     def _pause(self, name: str, now: float, reason: str) -> str:
         each = self._classes[name]
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**each.failures)
-        each.failures = min(each.failures + 1, 20)
+        each.failures = min(each.failures + 1, MAX_FAILURES)
         each.retry_at = now + pause
         return f"Warning: class {name}: {reason}; next try in {duration(pause)}"
 

@@ -1,7 +1,6 @@
-"""Workers that a scaler has started and that have not come yet, as Redis stores them for a scaler that restarts.
+"""Starts of workers that a scaler has made, as Redis stores them for a scaler that restarts.
 
-Keys: ``shadho:starts:CLASS``, a record as JSON, preceded by a signature if there is a key. It expires when the workers
-would be given up.
+Keys: ``shadho:starts:CLASS``, a record as JSON, preceded by a signature if there is a key. It expires.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ from shadho_celery.transport.signing import Sealed, Signer
 #: maximum number of characters of a sealed record, which has the names of up to 10,000 workers
 MAX_RECORD = 3_000_000
 
+#: number up to which failed starts are counted
+MAX_FAILURES = 20
+
 _Workers = Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
@@ -33,7 +35,7 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Starts(Struct, frozen=True, kw_only=True):
-    """The workers of one class that have not come yet."""
+    """The workers of one class that have not come yet, and the pause after failed starts."""
 
     #: the earliest first
     starts: Annotated[list[Start], Meta(max_length=MAX_WORKERS)]
@@ -41,6 +43,10 @@ class Starts(Struct, frozen=True, kw_only=True):
     known: Annotated[list[Name], Meta(max_length=2 * MAX_WORKERS)] = []
     #: job of SLURM of the latest start, "" without one
     job: Annotated[str, Meta(pattern=r"^[0-9]{0,20}\Z")] = ""
+    #: number of failed starts since the last worker came
+    failures: Annotated[int, Meta(ge=0, le=MAX_FAILURES)] = 0
+    #: earliest time of the next start, by the server's clock; None without a failed start
+    retry_at: Moment | None = None
 
 
 _SEALED = Sealed[Starts](Starts, MAX_RECORD)

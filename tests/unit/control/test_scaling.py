@@ -242,6 +242,32 @@ def test_a_scaler_that_resumes_starts_no_worker_twice_and_knows_those_that_came_
     assert fleet.look().starts == {"gpu": 1}
 
 
+def test_a_scaler_that_resumes_waits_for_the_rest_of_the_pause_and_then_tries_a_single_worker() -> None:
+    fleet = Played()
+    fleet.wanted = {"gpu": 8}
+    fleet.look()
+    for _ in range(3):
+        fleet.scaling.fail("gpu", fleet.now, "no room")
+    assert resumed(fleet).starts == {}
+    again = Scaling(SPEC, 10, COOLDOWN)
+    assert again.resume(fleet.scaling.starting, {}, fleet.now) == ["class gpu: starts have failed; next try in 58 s"]
+    assert fleet.look(4 * FIRST_PAUSE - 6).starts == {}
+    assert fleet.look(4).starts == {"gpu": 1}
+    fleet.come("a")
+    assert fleet.look().starts == {"gpu": 3}, "a worker has come"
+    assert resumed(fleet).starts == {}
+
+
+def test_a_scaler_that_resumes_long_after_counts_no_worker_that_has_not_come() -> None:
+    fleet = Played()
+    fleet.wanted = {"gpu": 4}
+    fleet.look()
+    fleet.now += PATIENCE + 1
+    assert resumed(fleet) == Decision(
+        starts={"gpu": 2}, ends=[], overdue=[], lines=["class gpu: 4 slots are wanted; starting 2"]
+    )
+
+
 def test_workers_of_an_earlier_scaler_that_do_not_come_are_given_up_when_it_would_have_done_so() -> None:
     fleet = Played()
     fleet.wanted = {"gpu": 2}
