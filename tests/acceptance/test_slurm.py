@@ -63,14 +63,13 @@ def note(*words):
 def objective(x, context):
     file = context.checkpoint_dir / "step"
     first = int(file.read_text()) if file.exists() else 0
-    note("began", context.trial, context.attempt)
+    note("began", context.trial, context.attempt, first)
     for step in range(first, 40):
         time.sleep(0.1)
         context.report(step + 1, x)
-        # SLURM ends the trial's process, too, at any moment.
-        file.with_suffix(".new").write_text(str(step + 1))
-        os.replace(file.with_suffix(".new"), file)
         if context.should_stop():
+            # In place: SLURM signals this process too, which leaves its end to the worker.
+            file.write_text(str(step + 1))
             return None
     note("ended", context.trial, context.attempt)
     return x
@@ -140,7 +139,7 @@ def said(desk: Desk, name: str, *words: str) -> str:
 
 
 def notes(desk: Desk, what: str) -> list[list[str]]:
-    """(trial, attempt, task, restarts) of each note."""
+    """(trial, attempt, step if it began, task, restarts) of each note."""
     path = desk.folder / "log"
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
     return [rest for word, *rest in lines if word == what]
@@ -162,6 +161,10 @@ def test_a_study_ends_on_an_array_of_workers_of_which_one_is_requeued(cluster: D
     assert study.wait(120).code == 0, told(desk)
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}, told(desk)
     assert {trial["attempt"] for trial in desk.trials()} == {1, 2}, told(desk)
+    first = {trial for trial, attempt, *_ in notes(desk, "began") if attempt == "1"}
+    again = [int(step) for trial, attempt, step, *_ in notes(desk, "began") if attempt == "2" and trial in first]
+    assert again, told(desk)
+    assert min(again) > 0, "from its checkpoint"
     ended = notes(desk, "ended")
     assert sorted(int(trial) for trial, *_ in ended) == list(range(16)), "each once"
     assert ("1", "1") in {(task, restarts) for *_, task, restarts in ended}, told(desk)
