@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,11 +39,30 @@ def _leave_to_worker(number: int, frame: object) -> None:
     """
 
 
-def _reset_handlers() -> None:
-    """In a process that a trial has forked: let the signals end it, because `multiprocessing` terminates processes."""
-    for number in IGNORED:
-        if signal.getsignal(number) is _leave_to_worker:
-            signal.signal(number, signal.SIG_DFL)
+def _leave_signals_to_worker() -> None:
+    """In a trial's process: let signals for the worker have no effect here, except on what the trial starts.
+
+    `multiprocessing` terminates the processes that a trial forks, maybe before these have reset their handlers. So the
+    signals are blocked from the fork until then.
+    """
+    for number in IGNORED[1:]:
+        # SIGINT stays ignored, also in programs that the trial starts: Ctrl-C at a terminal is for the scheduler.
+        signal.signal(number, _leave_to_worker)
+    forking = threading.local()
+
+    def block() -> None:
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def reset() -> None:
+        for number in IGNORED:
+            if signal.getsignal(number) is _leave_to_worker:
+                signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def _notice_children() -> tuple[int, int]:
@@ -59,10 +79,7 @@ def _start_session(reaper: int) -> None:
     """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in IGNORED[1:]:
-        # SIGINT stays ignored, also in programs that the trial starts: Ctrl-C at a terminal is for the scheduler.
-        signal.signal(number, _leave_to_worker)
-    os.register_at_fork(after_in_child=_reset_handlers)
+    _leave_signals_to_worker()
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != reaper:
