@@ -55,18 +55,19 @@ def test_a_worker_whose_number_of_slots_changes_has_a_session_for_each_number_on
     recorder.see({*slots}, 0.0, shared)
     recorder.follow(0.0, shared)
     recorder.clear()
-    for second in range(1, 181):
-        slots["n"] = 1 + second % 4
+    for second in range(1, 200):
+        slots["n"] = 1 + second % 7
         recorder.follow(float(second), shared)
     found = [each for each in recorder.seen if isinstance(each, SessionRecord)]
     assert {each.worker for each in found} == {"n"}, "the other one has not changed"
-    slots["n"] = 3
-    recorder.follow(240.0, shared)
-    recorder.follow(241.0, shared)
-    ended = [each for each in recorder.seen if isinstance(each, SessionRecord) and each.until is not None]
-    assert [(each.since, each.until, each.slots, each.reason) for each in ended] == [(0.0, 240.0, 1, Leaving.RESIZED)]
-    assert [(each.since, each.slots) for each in recorder.sessions if each.worker == "n"] == [(240.0, 3)]
-    assert recorder.preemptions(240.0) == {"gpu": (0, 480 / 3600)}
+    ended = [(each.since, each.until, each.slots, each.reason) for each in found if each.until is not None]
+    assert ended == [
+        (0.0, 60.0, 1, Leaving.RESIZED),
+        (60.0, 120.0, 5, Leaving.RESIZED),
+        (120.0, 180.0, 2, Leaving.RESIZED),
+    ]
+    assert [(each.since, each.slots) for each in recorder.sessions if each.worker == "n"] == [(180.0, 6)]
+    assert recorder.preemptions(180.0) == {"gpu": (0, 360 / 3600)}
 
 
 def test_preempted_and_vanished_workers_are_counted_by_class_with_the_hours_of_all_workers() -> None:
