@@ -13,56 +13,12 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from shadho_celery.runner import signals
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
-
-#: signals that are meant for the worker, which alone ends trials. A service manager or a batch system may send them to
-#: all processes of the worker. SIGXCPU is not among them: the system sends it at a trial's own limit of CPU seconds
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def ignore_signals() -> None:
-    """Ignore the signals that are meant for the worker, and unblock them. A program is started with them blocked."""
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-
-
-def _leave_to_worker(number: int, frame: object) -> None:
-    """Do nothing, as the handler of a signal that is meant for the worker.
-
-    Programs that a trial starts would inherit an ignored signal, and then could not be terminated. A handler is reset.
-    """
-
-
-def _leave_signals_to_worker() -> None:
-    """In a trial's process: let signals for the worker have no effect here, except on what the trial starts.
-
-    `multiprocessing` terminates the processes that a trial forks, maybe before these have reset their handlers. So the
-    signals are blocked from the fork until then.
-    """
-    for number in IGNORED[1:]:
-        # SIGINT stays ignored, also in programs that the trial starts: Ctrl-C at a terminal is for the scheduler.
-        signal.signal(number, _leave_to_worker)
-    forking = threading.local()
-
-    def block() -> None:
-        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
-
-    def reset() -> None:
-        for number in IGNORED:
-            if signal.getsignal(number) is _leave_to_worker:
-                signal.signal(number, signal.SIG_DFL)
-        unblock()
-
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def _notice_children() -> tuple[int, int]:
@@ -79,7 +35,7 @@ def _start_session(reaper: int) -> None:
     """In the child: start a new session, and let the kernel kill this process when the reaper ends."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _leave_signals_to_worker()
+    signals.leave_to_worker()
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != reaper:
@@ -145,7 +101,7 @@ def run(lifeline: int, module: str, arguments: Sequence[str], spare: Sequence[in
     Return the child's exit code, or the negative number of the signal that ended it; 0 if the lifeline closed. In the
     child itself, exit as a program does. `spare` are further descriptors of this process.
     """
-    ignore_signals()
+    signals.ignore()
     noticed, note = _notice_children()
     adopt_orphans()
     own = {lifeline, noticed, note, *spare}

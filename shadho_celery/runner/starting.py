@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Protocol
 
@@ -24,7 +24,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.runner import protocol
 from shadho_celery.runner.credentials import without_credentials
 from shadho_celery.runner.process_tree import MARK, UNMARKED
-from shadho_celery.runner.reaper import IGNORED
+from shadho_celery.runner.signals import shielded
 
 log = logging.getLogger(__name__)
 
@@ -99,24 +99,11 @@ class _Executed(subprocess.Popen[bytes]):
         return True
 
 
-@contextmanager
-def _shielded() -> Iterator[None]:
-    """Block the signals that are meant for the worker in programs that start in a `with` block, until they ignore them.
-
-    A new interpreter takes some time until then.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def execute(
     arguments: Sequence[str], environment: Mapping[str, str], lifeline: int, pipe: int, output: IO[bytes]
 ) -> Reaper:
     """Start a reaper in a new interpreter (`Start`)."""
-    with _shielded():
+    with shielded():
         return _Executed(
             [sys.executable, *_REAPER, str(lifeline), arguments[0], str(pipe), *arguments[1:]],
             pass_fds=[lifeline, pipe],
@@ -221,7 +208,7 @@ class _Server:
         # Packets keep their boundaries.
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
-        with control, _shielded():
+        with control, shielded():
             self._process = subprocess.Popen(
                 [sys.executable, *_SERVER, *preload],
                 stdin=control.fileno(),

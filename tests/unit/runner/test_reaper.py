@@ -14,7 +14,7 @@ import services
 
 from shadho_celery.node.stay import SIGNALS
 from shadho_celery.runner.process_tree import descendants
-from shadho_celery.runner.reaper import IGNORED
+from shadho_celery.runner.signals import FOR_WORKER
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
 
@@ -157,7 +157,7 @@ def test_the_worker_alone_ends_a_trial(start: Start) -> None:
     """Signals for the worker end neither child nor reaper, but processes that the child has started."""
     process = start("signalled")
     said(process)
-    for number in IGNORED:
+    for number in FOR_WORKER:
         process.send_signal(number)
     assert said(process) == f"{-signal.SIGTERM} {-signal.SIGTERM}"
     assert said(process) == "its own handler"
@@ -166,7 +166,7 @@ def test_the_worker_alone_ends_a_trial(start: Start) -> None:
 
 def test_a_preemption_by_signal_is_for_the_worker() -> None:
     """Except SIGXCPU, by which the system ends a process that has used its CPU seconds."""
-    assert {*SIGNALS.values()} - {signal.SIGXCPU} <= {*IGNORED}
+    assert {*SIGNALS.values()} - {signal.SIGXCPU} <= {*FOR_WORKER}
 
 
 def test_the_child_ends_with_its_reaper(start: Start) -> None:
