@@ -179,7 +179,7 @@ class Embedded:
                 workers=workers,
                 imports=list(imports),
                 cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
-                gpus=gpus,
+                gpus=dict(gpus),
                 lock=lock,
                 is_early=self._is_early,
             )
