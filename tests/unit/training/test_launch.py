@@ -43,9 +43,12 @@ def fails(context: RankContext, how: str) -> None:
     """Rank 1 fails while the others wait for it."""
     if context.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if context.rank == 1:
+    if context.rank == 1 and how == "signalled":
+        os.kill(os.getppid(), signal.SIGTERM)
+    elif context.rank == 1:
         raise RuntimeError(how)
     dist.barrier()
+    time.sleep(30)
 
 
 @pytest.mark.slow
@@ -106,6 +109,16 @@ def test_a_rank_that_raises_ends_the_trial_with_its_traceback(tmp_path: Path) ->
 def test_a_killed_rank_is_lost_and_the_others_end(tmp_path: Path) -> None:
     with pytest.raises(RankLost, match="rank 1 was ended by signal SIGKILL"):
         LocalContext(gpus=4, slots=4, checkpoints=tmp_path).launch(fails, "killed")
+
+
+@pytest.mark.slow
+def test_a_signal_that_ends_the_ranks_but_not_a_trials_process_lets_the_trial_try_again(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(RankLost, match="the ranks were ended by SIGTERM; the trial is tried again"):
+            LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(fails, "signalled")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
