@@ -110,10 +110,12 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         "first slot": [_HOUR * found.per_slot[each] for each in shown],
     }
     title = (
-        f"One more {shown[0]} worker adds {digits(gains[shown[0]])} trials an hour to the "
+        f"One more {shown[0]} worker adds {digits(gains[shown[0]])} completed trials an hour to the "
         f"{digits(_HOUR * found.rate)} of this fleet at full use"
     )
-    if (busy := busy_share(attempts)) is not None:
+    if are_short(trials):
+        title = "One more worker adds little: most trials take less time than it takes to send them"
+    elif (busy := busy_share(attempts)) is not None:
         title += f"; its slots were busy for {100 * busy:.0f} % of the time"
     return Chart(
         name=name,

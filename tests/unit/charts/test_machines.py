@@ -105,7 +105,7 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
 def test_a_pause_between_two_runs_does_not_count_in_what_a_worker_adds() -> None:
     resumed = busy() + [{**each, "started_at": 1e4, "finished_at": 1e4 + 10} for each in busy(count=1)]
     found = attempts([], [session("cpu", until=200.0), session("cpu", since=1e4, until=1e4 + 10.0)])
-    title = "One more cpu worker adds 360 trials an hour to the 360 of this fleet at full use"
+    title = "One more cpu worker adds 360 completed trials an hour to the 360 of this fleet at full use"
     assert one_more_worker(trials(resumed), found).title == title
     assert throughput(trials(resumed), found).title == "100 % of the trials that this fleet could have completed"
 
@@ -116,6 +116,12 @@ def test_the_rates_of_one_more_worker_are_at_full_use_beside_the_share_of_busy_s
     title = one_more_worker(trials(busy()), found).title
     assert title.endswith("of this fleet at full use; its slots were busy for 50 % of the time")
     assert timeline(found).title == "20 attempts; the slots were busy for 50 % of the time"
+
+
+def test_no_number_is_said_of_what_one_more_worker_adds_to_trials_that_are_sent_for_longer_than_they_run() -> None:
+    rows = [{**each, "seconds": 1e-4} for each in busy()]
+    title = one_more_worker(trials(rows), attempts([], [session("cpu", 2, until=200.0)])).title
+    assert title == "One more worker adds little: most trials take less time than it takes to send them"
 
 
 def test_bars_above_the_bound_are_explained() -> None:
