@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
+
+from msgspec.structs import replace
 
 from shadho_celery.control.reach import NO_FLEET, Reach, reaches, requester
 from shadho_celery.core.actions import Answer
@@ -155,14 +157,17 @@ class Control:
                     f"the scheduler of {what} has not read {MAX_REQUESTS} earlier requests, so this one was not sent; "
                     "see whether it hangs"
                 )
-            return _awaited(reach, client, request, entry, what)
+            answer = _awaited(reach, client, request, entry, what)
+            # A beginning of a name, or its key, does not show which study was meant.
+            return answer if name == study.name else replace(answer, text=f"{what}: {answer.text}")
 
     def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
         """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
         registries = [(reach, Registry(reach.client, StudyWants, reach.signer)) for reach in found]
         running = [(reach, key, study) for reach, each in registries for key, study in each.living().items()]
         meant = [each for each in running if name in (each[2].name, each[1])]
-        meant = meant or [each for each in running if name and each[2].name.startswith(name)]
+        if not meant and name and not self._is_stored(name):
+            meant = [each for each in running if each[2].name.startswith(name)]
         if len(meant) == 1:
             return meant[0]
         if meant:
@@ -172,6 +177,12 @@ class Control:
         raise self._absent(
             name, sorted(one_line(study.name, 80) for _, _, study in running), refused, is_reached=bool(found)
         )
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether the store has a study with exactly this name. If it does not run, no other one is meant."""
+        with suppress(ShadhoError), closing(SqlStore(self._store, read_only=True)) as store:
+            return store.find(name).name == name
+        return False
 
     def _absent(self, name: str, running: Sequence[str], refused: int, *, is_reached: bool) -> ShadhoError:
         """Return the error for a study that does not run where requests are sent, with `refused` announcements."""

@@ -313,6 +313,11 @@ class Scheduler:
         return {} if self.demand is None else self.demand.wanted
 
     @property
+    def left(self) -> float:
+        """Number of trials that the limit still allows to send."""
+        return self.limits.trials_left(self.study.counted + self.study.in_flight)
+
+    @property
     def spent(self) -> float:
         """Money that the attempts of all runs have cost so far."""
         return self.study.recorder.spending(self.study.clock.wall())
@@ -578,7 +583,7 @@ class Scheduler:
 
     def _left(self) -> float:
         """Return the number of trials that the limit still allows to send; 0 while it is paused or stopping."""
-        return 0 if self.stopping or self.paused else self.limits.trials_left(self.study.counted + self.study.in_flight)
+        return 0 if self.stopping or self.paused else self.left
 
     def _seconds_left(self) -> float:
         return self.limits.seconds_left(self._began, self.study.clock.now())

@@ -414,15 +414,20 @@ class Session:
                 raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
 
     def _refuse_other_code(self) -> None:
-        """Raise UsageError if all embedded workers have had other code for a while, and no trial has ended.
+        """Raise UsageError if all embedded workers have had other code for a while, and no trial runs or has ended.
 
-        They have the same files as this process, and no other workers can join, so the study would wait forever.
+        They have the same files as this process, unless one was edited just before they read it. No other workers can
+        join, so the study would wait forever.
         """
         if self.embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
             return
         found = self.executor.workers.with_other_code()
-        if len(found) >= len(self.embedded.workers) and not self.disk.edited(self.code):
-            raise UsageError(f"no embedded worker can run this study: {found[0]}")
+        if len(found) < len(self.embedded.workers) or self.study.count(TrialState.RUNNING):
+            return
+        if (path := self.disk.edited(self.code)) is not None:
+            then = f"--resume {self.study.name} goes on with the new code"
+            raise UsageError(f"{path} was edited after this run had read it and before a trial began; {then}")
+        raise UsageError(f"no embedded worker can run this study: {found[0]}")
 
 
 def _shipped(code: CodeVersion) -> Sources:

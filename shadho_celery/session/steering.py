@@ -119,11 +119,18 @@ class Steering:
         run = self._run
         if run.scheduler.stopping:
             return _refused("the study is stopping")
+        if len(points) > (left := max(0.0, run.scheduler.left)):
+            more = run.study.counted + run.study.in_flight + len(points)
+            starts = counted(int(left), "more trial starts", "more trials start")
+            return _refused(
+                f"only {starts} before the limit on trials is reached; raise it first: "
+                f"shadho-celery set {run.study.name} --trials {more}"
+            )
         try:
             numbers = known_points.enqueue(run.study, run.plan, points, run.scheduler)
         except (UsageError, StoreOutage) as error:
             return _refused(str(error))
-        return _done(f"enqueued {named(numbers)}, which run next")
+        return _done(f"enqueued {named(numbers)}, which {'runs' if len(numbers) == 1 else 'run'} next")
 
     def _change(self, given: Mapping[str, Any]) -> Answer:
         run = self._run

@@ -41,7 +41,7 @@ def test_a_study_on_this_machine_is_paused_unpaused_and_stopped(desk: Desk) -> N
     assert len(desk.runs()) == begun
     assert "no running study is called 'other'; running studies: mine" in told(desk, "stop", "other", code=2)
     assert "has ended: complete" in told(desk, "cancel", "mine", "0", code=2)
-    assert told(desk, "unpause", "min") == "unpaused: trials start again\n"
+    assert told(desk, "unpause", "min") == "study mine: unpaused: trials start again\n"
     desk.await_runs(begun + 1)
     assert "running on" in told(desk, "show", "mine")
     answer = desk.told("stop", "mine", "--json").json()

@@ -7,10 +7,12 @@ import math
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
 from services.controlled import SIGNER, client, control
@@ -19,6 +21,9 @@ from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.open import open_study
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.control import (
     KEPT_SECONDS,
@@ -200,12 +205,26 @@ def test_a_running_study_is_found_by_its_name_or_a_unique_beginning(client: Any,
     announced(client, "svm-other")
     with running(client):
         for name in ("svm-3f2a", "svm-3", STUDY):
-            assert control.cancel(name, 3).text.startswith("Cancel(number=3) by ")
+            named = "" if name == "svm-3f2a" else "study svm-3f2a: "
+            assert control.cancel(name, 3).text.startswith(f"{named}Cancel(number=3) by ")
         with pytest.raises(UsageError, match="2 running studies are called 'svm': svm-3f2a, svm-other"):
             control.stop("svm")
         for name in ("gp", ""):
             with pytest.raises(UsageError, match=r"no running study is called .*: svm-3f2a, svm-other"):
                 control.stop(name)
+
+
+def test_the_name_of_a_study_that_has_ended_does_not_mean_another_one_that_runs(
+    redis_url: str, client: Any, control: Control, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path}/studies.db"
+    with closing(SqlStore(store)) as opened:
+        study = open_study(opened, compile_space({"x": hp.uniform("x", 0, 1)}).describe(), name="svm-3", seed=1)
+        study.unlock()
+    with running(client):
+        assert control.stop("svm-3").is_done, "a store without it"
+        with pytest.raises(UsageError, match="study svm-3 does not run"):
+            Control(redis=redis_url, store=store).stop("svm-3")
 
 
 @cases("key, reason", [(None, "has no signing key"), ("12345678", "another signing key")])

@@ -162,7 +162,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
     session: Any = SimpleNamespace(
         executor=executor,
         embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
-        study=SimpleNamespace(counted=3),
+        study=SimpleNamespace(counted=3, count=lambda state: 0, name="s"),
         counted_before=3,
         code=CodeVersion(),
         disk=DiskWatch(),
@@ -173,10 +173,14 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
         Session._refuse_other_code(session)
     for name, value in {
         "counted_before": 2,
+        "study": SimpleNamespace(counted=3, count=lambda state: 1),
         "embedded": None,
         "executor": SimpleNamespace(has_workers=True),
     }.items():
         Session._refuse_other_code(SimpleNamespace(**{**vars(session), name: value}))  # type: ignore[arg-type]
+    session.disk = SimpleNamespace(edited=lambda code: "my_study.py")
+    with pytest.raises(UsageError, match=r"my_study\.py was edited after this run had read it.*--resume s goes on"):
+        Session._refuse_other_code(session)
 
 
 def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:

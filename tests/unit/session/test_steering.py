@@ -161,6 +161,17 @@ def test_points_that_do_not_fit_are_refused_and_none_is_added(points: list[Any],
     assert (answer.is_done, reason in answer.text, len(run.search.study)) == (False, True, count)
 
 
+def test_points_that_the_limit_leaves_no_room_for_are_refused_with_the_limit_that_has_room() -> None:
+    run = Run().until(7)
+    left = 10 - run.study.counted - run.study.in_flight
+    answer = run.ask(Enqueue([{"x": 0.5}] * (left + 1)))
+    assert not answer.is_done
+    assert answer.text.startswith(f"only {left} more trial")
+    assert answer.text.endswith(" --trials 11")
+    assert run.ask(Change({"trials": 11})).is_done
+    assert run.ask(Enqueue([{"x": 0.5}])).text.endswith(", which runs next")
+
+
 def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     run = Run().until(3)
     assert run.ask(Change({"trials": 15})) == Answer(is_done=True, text="set --trials 15")
