@@ -288,7 +288,7 @@ def play_flat(
     futures = {
         (name, how): [pool.submit(flat.run, cluster, how, seed) for seed in range(seeds)]
         for name, cluster in wanted.items()
-        for how in flat.ways(cluster)
+        for how in flat.ways(name, cluster)
     }
     shares = [pool.submit(flat.structural, "cost", seed, hours) for seed in range(seeds)] if hours else []
     results = results_of(futures, "flat spaces")
