@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
@@ -34,6 +35,9 @@ LEVEL, OWN_LEVEL = 100.0, 0.5
 FAR_OUT = 4.0
 #: number of trials before FAR_OUT is applied
 MIN_TRIALS = 30
+#: a running trial is left out until its value so far is this many standard deviations from its expectation, because it
+#: tells nothing before
+LEAST_TELLING = -4.0
 #: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
 
@@ -120,7 +124,7 @@ class Regression:
         size = functions + 1
         #: by group: the sum over trials of the products of a row with itself; a row has 1, the functions, and the value
         self._told = np.zeros((0, size + 1, size + 1))
-        #: the same for trials that are still running and have run unusually long
+        #: the same for trials that are still running
         self._open = self._told
         self._centres = np.zeros(0)
         self._shared, self._own, self._noise = SHARED, OWN, NOISE
@@ -150,18 +154,33 @@ class Regression:
     def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array) -> bool:
         """Replace what is known of n running trials, with the arguments of `tell`: their values so far.
 
-        A trial that has run much longer than expected counts as if it ended now. Return whether the next fit differs.
+        The value of a running trial is censored: it is at least the value so far, which departs from the expectation m
+        by z standard deviations s of the noise. Its likelihood has the gradient h / s and the curvature h (h - z) / s^2
+        in m, where h is the hazard of the standard normal distribution at z. An ended trial of the value
+        m + s / (h - z) and the weight h (h - z) has the same ones, so it stands for the running trial in the next fit,
+        which is a Newton step. The weight rises from 0 for a trial that has just begun to 1 for a late one. Source:
+        Tobin, "Estimation of Relationships for Limited Dependent Variables", Econometrica 26, 1958.
+
+        Return whether the next fit differs.
         """
-        late = values > self._expected(functions, groups) + math.sqrt(self._noise)
-        before, self._open = self._open, self._summed(functions[late], groups[late], values[late])
+        expected, deviation = self._expected(functions, groups), math.sqrt(self._noise)
+        z = (values - expected) / deviation
+        telling = z > LEAST_TELLING
+        z = z[telling]
+        # The density divided by the upper tail, neither of which can underflow here.
+        hazard = math.sqrt(2.0 / math.pi) / scipy.special.erfcx(z / math.sqrt(2.0))
+        beyond = hazard - z
+        before, values = self._open, expected[telling] + deviation / beyond
+        self._open = self._summed(functions[telling], groups[telling], values, hazard * beyond)
         return bool(before.any() or self._open.any())
 
     def _expected(self, functions: Array, groups: NDArray[np.intp]) -> Array:
         constant, rest = self._coefficients[groups, 0], self._coefficients[groups, 1:]
         return np.asarray(self._centres[groups] + constant + (functions * rest).sum(axis=1))
 
-    def _summed(self, functions: Array, groups: NDArray[np.intp], values: Array) -> Array:
+    def _summed(self, functions: Array, groups: NDArray[np.intp], values: Array, weights: Array | float = 1.0) -> Array:
         rows = np.column_stack([np.ones(len(functions)), functions, values])
+        rows *= np.sqrt(np.broadcast_to(weights, len(rows)))[:, None]
         found = np.zeros_like(self._told)
         for group in np.unique(groups):
             mine = rows[groups == group]
@@ -177,9 +196,8 @@ class Regression:
         """
         self._centres = centres.copy()
         table = self._told + self._open
-        products, counts = table[:, :-1, :-1], table[:, 0, 0]
+        products = table[:, :-1, :-1]
         sums = table[:, :-1, -1] - centres[:, None] * products[:, :, 0]
-        squares = table[:, -1, -1] - 2.0 * centres * table[:, 0, -1] + centres**2 * counts
         size = sums.shape[1]
         shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
         shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
@@ -194,11 +212,16 @@ class Regression:
         found = self._coefficients = left @ common + own_pull
         spread = left @ covariance @ left.transpose(0, 2, 1) + inner
         own_spread = ((taken @ covariance) * taken).sum(axis=2) + inner.diagonal(axis1=1, axis2=2)
-        explained = (found * (2.0 * sums - (products @ found[:, :, None])[:, :, 0])).sum(axis=1)
+        # Only trials that have ended show how far the seconds of single trials are from their expectation.
+        table = self._told
+        ended, counts = table[:, :-1, :-1], table[:, 0, 0]
+        sums = table[:, :-1, -1] - centres[:, None] * ended[:, :, 0]
+        squares = table[:, -1, -1] - 2.0 * centres * table[:, 0, -1] + centres**2 * counts
+        explained = (found * (2.0 * sums - (ended @ found[:, :, None])[:, :, 0])).sum(axis=1)
         self._update(
             common**2 + covariance.diagonal(),
             (own_pull - taken @ common) ** 2 + own_spread,
-            squares - explained + (spread * products).sum(axis=(1, 2)),
+            squares - explained + (spread * ended).sum(axis=(1, 2)),
             counts,
         )
 

@@ -82,7 +82,7 @@ def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> N
         found = effects.departures(functions, 2)
         return [is_due, *(found[1] - found[0]).tolist()]
 
-    assert not after([(slow, 1, centres[1])])[0], "as long as expected"
+    assert not after([(slow, 1, centres[1] - 5.0)])[0], "it has just begun"
     before = after([])
     is_due, on_other, on_own = after([(slow, 1, centres[1] + 4.0)] * 5)
     assert is_due
@@ -91,6 +91,32 @@ def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> N
     is_due, _, on_own = after([])
     assert is_due, "what was supposed is to be forgotten"
     assert on_own == pytest.approx(before[2], abs=0.3)
+
+
+def test_params_of_which_no_trial_has_ended_on_a_class_take_at_least_as_long_as_these_have_run() -> None:
+    generator = np.random.default_rng(4)
+    effects, so_far = ParamEffects(ONE), 3.5
+    running: list[tuple[Params, int, float]] = []
+    for place in range(160):
+        params, column = {"w": 0.95 if place % 2 else 0.05}, int(place % 4 > 1)
+        if place % 4 == 3:
+            running.append((params, column, so_far))
+        else:
+            effects.tell(params, column, 2.0 + float(generator.normal(0, NOISE)))
+    functions = effects.functions([{"w": 0.05}, {"w": 0.95}])
+
+    def slower(running: list[tuple[Params, int, float]], fits: int) -> float:
+        """How many log seconds more the running params are expected to take than the others on their class."""
+        for _ in range(fits):
+            effects.suppose(running, 2)
+            effects.read(np.array([2.0, 2.0]))
+        quick, slow = effects.departures(functions, 2)
+        return float((slow - quick)[1])
+
+    assert slower([], 5) < 0.5
+    found = slower(running, 30)
+    assert so_far - 2.0 - NOISE < found < so_far - 2.0 + 3 * NOISE
+    assert slower(running, 1) == pytest.approx(found, abs=0.1), "it has converged"
 
 
 def ratio_error(subspace: Subspace, law: Law, trials: int) -> tuple[float, float]:
