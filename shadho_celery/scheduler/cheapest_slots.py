@@ -112,6 +112,8 @@ class CheapestSlots:
         self.notice = None
         if all(prices.get(each.name) is None for each in classes):
             self.notice = "trials are placed by time: no worker announces a price (worker --price)"
+            # No class is closed to a trial, and the model is asked no more than in a study by time.
+            self._longest = 0.0
             return
         known = {each.name: prices.get(each.name) or 0.0 for each in classes}
         if self.model.has_learned:
