@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from shadho_celery.charts.chart import MOST_CATEGORIES, Axis, Cell, Chart, Mark, Scale, Series, cells, empty_chart
+from shadho_celery.charts.chart import (
+    MOST_CATEGORIES,
+    Array,
+    Axis,
+    Cell,
+    Chart,
+    Indices,
+    Mark,
+    Scale,
+    Series,
+    cells,
+    empty_chart,
+)
 from shadho_celery.charts.columns import TrialColumns
-from shadho_celery.charts.explained import explained, groups, interval_names
+from shadho_celery.charts.explained import groups, interval_names
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
 
+#: probability, over all places that are looked at, at which failures still count as the work of chance
+CHANCE = 0.05
 _NONE = "No trial has failed."
 
 
@@ -42,23 +56,27 @@ def failures(trials: TrialColumns) -> Chart:
 
 
 def failures_by_label(trials: TrialColumns) -> Chart:
-    """Return the share of failed trials over the values of the label that best explains the failures."""
+    """Return the share of failed trials over the values of the label that best tells failed trials from others.
+
+    It is the label with a group of values that has more failures than chance would most rarely put there. Fisher's
+    exact test gives the probability ("Statistical Methods for Research Workers", 1934), times the number of groups of
+    all labels (Bonferroni). No label is named if that is above `CHANCE`.
+    """
     name, title = "failures by label", "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
     is_ended = is_failed | trials.is_complete
     axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
     if not is_failed.any():
         return empty_chart(name, title, _NONE, *axes)
-    found = []
+    found, looked_at = [], 0
     for label in trials.labels.values():
         places = np.flatnonzero(is_ended & label.is_active)
         group = groups(label, places)
-        strength = explained(group, is_failed[places].astype(float))
-        if strength:
-            found.append((strength, label, places, group))
-    if not found:
-        return empty_chart(name, title, "No param explains the failures so far.", *axes)
-    _, label, places, group = max(found, key=lambda each: each[0])
+        looked_at += len(np.unique(group))
+        found.append((_chance(group, is_failed[places].astype(float)), label, places, group))
+    if not found or looked_at * min(chance for chance, *_ in found) > CHANCE:
+        return empty_chart(name, title, "No param clearly explains the failures so far.", *axes)
+    _, label, places, group = min(found, key=lambda each: each[0])
     sizes = np.bincount(group)
     shares = np.bincount(group, is_failed[places]) / np.maximum(sizes, 1)
     used = np.flatnonzero(sizes)[:MOST_CATEGORIES]
@@ -74,5 +92,22 @@ def failures_by_label(trials: TrialColumns) -> Chart:
         title=f"{100 * shares[worst]:.0f} % of the trials with {label.name} {names[worst]} fail",
         axes=(axes[0], Axis(name=label.name, scale=Scale.CATEGORY, categories=[names[place] for place in used])),
         series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
-        note="The label is the one that explains the most variance of failing; other params may have a part in it.",
+        note="The label is the one whose failures are least likely by chance; other params may have a part in them.",
     )
+
+
+def _chance(group: Indices, is_failed: Array) -> float:
+    """Return the least probability of the groups with which chance puts so many of the failures into the group."""
+    from scipy.special import gammaln
+
+    def ways(of: Array, taken: Array) -> Array:
+        """Return the log of the number of ways to take some of a number of trials."""
+        return np.asarray(gammaln(of + 1.0) - gammaln(taken + 1.0) - gammaln(of - taken + 1.0))
+
+    count, failed = np.float64(len(group)), np.float64(is_failed.sum())
+    least = 1.0
+    for size, own in zip(np.bincount(group), np.bincount(group, is_failed), strict=True):
+        more = np.arange(max(own, size + failed - count), min(size, failed) + 1)
+        log = ways(failed, more) + ways(count - failed, size - more) - ways(count, np.float64(size))
+        least = min(least, float(np.exp(log).sum()))
+    return least

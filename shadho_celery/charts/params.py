@@ -8,10 +8,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from shadho_celery.charts import additive, param_seconds
+from shadho_celery.charts.additive import Shares, loss_shares
 from shadho_celery.charts.chart import (
     MOST,
     MOST_CATEGORIES,
-    Array,
     Axis,
     Cell,
     Chart,
@@ -26,8 +27,8 @@ from shadho_celery.charts.chart import (
     thin_rows,
 )
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.charts.explained import LEAST_TRIALS, explained, groups
-from shadho_celery.charts.param_seconds import METHOD, NEEDED, seconds_shares
+from shadho_celery.charts.param_seconds import NEEDED, seconds_shares
+from shadho_celery.core.checks import listed
 from shadho_celery.core.units import counted
 
 #: number of best trials that parallel coordinates always keep
@@ -35,9 +36,15 @@ BEST = 50
 #: maximum number of labels of parallel coordinates
 MOST_AXES = 12
 
+#: share of the variance of the seconds below which a label is not said to matter, and above which it matters most
+#: whatever the labels explain of which nothing is known yet
+NAMED, MOST_OF_ALL = 0.1, 0.5
+#: maximum number of labels that a title names
+MOST_NAMED = 3
+
 _IMPORTANCE = (
-    "Importance is the share of the variance that a label explains by itself, among the trials in which it is active. "
-    f"For the loss it is the correlation ratio of ranks, corrected for its number of intervals (Kelley 1935). {METHOD}"
+    "Importance is the share of the variance that a label explains by itself in the trials so far, most of which an "
+    f"adaptive sampler draws near the best. {additive.METHOD}{param_seconds.METHOD}"
 )
 
 
@@ -45,7 +52,9 @@ class Importance(Struct, frozen=True, kw_only=True):
     """How much one label matters: shares of explained variance from 0 to 1; None if there are too few trials."""
 
     label: str
+    #: share among all completed trials; those of all labels sum to at most 1
     loss: float | None
+    #: share among the completed trials in which the label is active
     seconds: float | None
     #: number of trials in which it is active
     trials: int
@@ -114,14 +123,15 @@ def empty_slice(label: str, *axes: Axis) -> Chart:
 
 def importance(trials: TrialColumns) -> Chart:
     """Return two bars for each label: how much it matters for the loss, and how much for the seconds."""
-    found = [each for each in importances(trials) if each.loss is not None or each.seconds is not None]
+    by_loss = loss_shares(trials)
+    rated = _rated(trials, by_loss, seconds_shares(trials, additive.LEAST_ACTIVE))
+    found = [each for each in rated if each.loss is not None or each.seconds is not None]
     axes = (
         Axis(name="share of the variance", most=1.0),
         Axis(name="label", scale=Scale.CATEGORY, categories=[each.label for each in found[:MOST_CATEGORIES]]),
     )
     if not found:
-        least = 2 * LEAST_TRIALS
-        empty = f"This takes {least} completed trials in which a label is active."
+        empty = f"This takes {additive.LEAST} completed trials."
         return empty_chart("importance", "Which params matter", empty, *axes)
     found = found[:MOST_CATEGORIES]
     rows: list[Cell] = [*range(len(found))]
@@ -132,12 +142,13 @@ def importance(trials: TrialColumns) -> Chart:
         if any(value is not None for value in values)
     ]
     note = " ".join([*_lacking(bars), _IMPORTANCE])
-    return Chart(name="importance", title=_important(found), axes=axes, series=series, note=note)
+    return Chart(name="importance", title=_important(by_loss, rated), axes=axes, series=series, note=note)
 
 
 def _lacking(bars: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
     """Yield sentences on the bars that are not there yet."""
-    needs = {"loss": f"{2 * LEAST_TRIALS} completed trials", "seconds": f"{NEEDED} completed trials of one subspace"}
+    least = f"{additive.LEAST} completed trials, and {additive.LEAST_ACTIVE}"
+    needs = {"loss": least, "seconds": f"{NEEDED} completed trials of one subspace"}
     for name, values in bars.items():
         if lacking := sum(value is None for value in values):
             which = "Bars" if lacking == len(values) else "Missing bars"
@@ -146,26 +157,21 @@ def _lacking(bars: Mapping[str, Sequence[float | None]]) -> Iterator[str]:
 
 def importances(trials: TrialColumns, *, with_seconds: bool = True) -> list[Importance]:
     """Return how much each label matters, those that matter most for the loss first."""
-    is_rated = trials.is_complete & np.isfinite(trials.loss)
-    seconds = seconds_shares(trials, 2 * LEAST_TRIALS) if with_seconds else {}
-    found = []
-    for label in trials.labels.values():
-        by_loss = np.flatnonzero(is_rated & label.is_active)
-        found.append(
-            Importance(
-                label=label.name,
-                loss=explained(groups(label, by_loss), _ranks(trials.loss[by_loss])),
-                seconds=seconds.get(label.name),
-                trials=int(label.is_active.sum()),
-            )
+    seconds = seconds_shares(trials, additive.LEAST_ACTIVE) if with_seconds else {}
+    return _rated(trials, loss_shares(trials), seconds)
+
+
+def _rated(trials: TrialColumns, losses: Shares, seconds: Mapping[str, float]) -> list[Importance]:
+    found = [
+        Importance(
+            label=label.name,
+            loss=losses.shares.get(label.name),
+            seconds=seconds.get(label.name),
+            trials=int(label.is_active.sum()),
         )
+        for label in trials.labels.values()
+    ]
     return sorted(found, key=lambda each: (-(each.loss or 0.0), -(each.seconds or 0.0), each.label))
-
-
-def _ranks(values: Array) -> Array:
-    """Return the ranks of values; equal values have the mean of their ranks."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2.0)[group], float)
 
 
 def _axis(label: Label) -> Axis:
@@ -182,18 +188,37 @@ def _where(trials: TrialColumns, label: Label) -> str:
     return f"in {within[0]}" if len(within) == 1 else f"in {len(within)} of {len(trials.subspace.names)} subspaces"
 
 
-def _important(found: Sequence[Importance]) -> str:
-    for_loss = max(found, key=lambda each: each.loss or 0.0)
-    for_seconds = max(found, key=lambda each: each.seconds or 0.0)
-    if not for_loss.loss:
-        return "No param explains the loss by itself so far"
-    if all(each.seconds is None for each in found):
-        return f"{for_loss.label} matters most for the loss"
-    if not for_seconds.seconds:
-        return f"{for_loss.label} matters most for the loss; none matters for the seconds"
-    if for_loss.label == for_seconds.label:
-        return f"{for_loss.label} matters most, for the loss and for the seconds"
-    return f"{for_loss.label} matters most for the loss, {for_seconds.label} for the seconds"
+def _important(losses: Shares, rated: Sequence[Importance]) -> str:
+    """Return which labels matter, as far as the trials tell the labels apart."""
+    leaders, for_seconds = losses.leaders, _for_seconds(rated)
+    if not losses.shares:
+        for_loss = "Too few trials to say what matters for the loss"
+    elif not leaders:
+        for_loss = "No param clearly explains the loss by itself so far"
+    elif len(leaders) == 1:
+        for_loss = f"{leaders[0]} matters most for the loss"
+    else:
+        names = " and ".join(leaders) if len(leaders) == 2 else listed(leaders, MOST_NAMED)
+        for_loss = f"{names} matter most for the loss (which of them more is uncertain)"
+    if leaders == (for_seconds,):
+        return f"{for_seconds} matters most, for the loss and for the seconds"
+    known = [each for each in rated if each.seconds is not None]
+    if not known:
+        return for_loss
+    if for_seconds and len(leaders) == 1:
+        return f"{for_loss}, {for_seconds} for the seconds"
+    if for_seconds:
+        return f"{for_loss}; {for_seconds} matters most for the seconds"
+    if len(known) < len(rated):
+        return f"{for_loss}; too few trials to say for the seconds"
+    return f"{for_loss}; none matters much for the seconds"
+
+
+def _for_seconds(rated: Sequence[Importance]) -> str | None:
+    """Return the label that matters most for the seconds; None if none matters much, or another one may matter more."""
+    most = max(rated, key=lambda each: each.seconds or 0.0)
+    is_certain = all(each.seconds is not None for each in rated) or (most.seconds or 0.0) > MOST_OF_ALL
+    return most.label if is_certain and (most.seconds or 0.0) >= NAMED else None
 
 
 def _mask(places: Indices, count: int) -> NDArray[np.bool_]:

@@ -84,13 +84,16 @@ def progress(data: StudyData) -> Iterator[str]:
 
 def no_matter(data: StudyData) -> Iterator[str]:
     """Name the labels that explain neither the loss nor the seconds."""
+    trials = data.trials()
     idle = [
         each.label
-        for each in importances(data.trials())
+        for each in importances(trials)
         if each.trials >= ENOUGH
         and each.loss is not None
-        and each.loss < NO_MATTER
-        and (each.seconds or 0.0) < NO_MATTER
+        # The share is one of the losses of all trials, also of those in which the label is inactive.
+        and each.loss * len(trials) < NO_MATTER * each.trials
+        and each.seconds is not None
+        and each.seconds < NO_MATTER
     ]
     if len(idle) == 1:
         yield f"{idle[0]} by itself changes neither the loss nor the seconds: give it a fixed value."

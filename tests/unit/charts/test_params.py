@@ -60,7 +60,30 @@ def test_importance_says_what_is_missing_for_the_seconds_of_few_trials() -> None
     assert f"Bars for the seconds need {NEEDED} completed trials of one subspace" in chart.note
     assert "seconds" not in chart.title
     chart = importance(trials(searched()[:9]))
-    assert "10 completed trials" in chart.empty
+    assert "20 completed trials" in chart.empty
+
+
+def test_no_title_ranks_the_seconds_of_one_label_while_others_have_too_few_trials() -> None:
+    rows = searched(60)
+    by_label = {each.label: each for each in importances(trials(rows, options={"kind": ["tree", "net"]}))}
+    assert {label for label, each in by_label.items() if each.seconds is not None} == {"kind"}
+    title = importance(trials(rows, options={"kind": ["tree", "net"]})).title
+    assert title == "x matters most for the loss; too few trials to say for the seconds"
+    for row in rows:
+        row["seconds"] = 1.0
+    rows = [{**row, "subspace": "all"} for row in rows]
+    assert importance(trials(rows)).title == "x matters most for the loss; none matters much for the seconds"
+
+
+def test_labels_that_the_trials_cannot_tell_apart_are_named_together() -> None:
+    rng = np.random.default_rng(5)
+    points = rng.uniform(size=(80, 3))
+    rows = [{"loss": a + b, "params": {"a": a, "b": b, "c": c}, "seconds": 1 + c} for a, b, c in points.tolist()]
+    title = importance(trials(rows)).title
+    assert "a and b matter most" in title or "b and a matter most" in title
+    assert title.endswith("for the loss (which of them more is uncertain); c matters most for the seconds")
+    rows = [{**row, "loss": float(rng.normal())} for row in rows]
+    assert importance(trials(rows)).title.startswith("No param clearly explains the loss by itself so far")
 
 
 def test_a_class_that_is_slow_does_not_make_a_param_matter_for_the_seconds() -> None:
@@ -230,6 +253,37 @@ def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
     assert max(where.series[0].columns["x"]) == 1.0  # type: ignore[type-var]
     assert failures(trials(searched(3))).empty == "No trial has failed."
     assert failures_by_label(trials(searched(3))).empty
+
+
+def test_a_few_failures_are_blamed_on_no_label() -> None:
+    """Two failures of 90 trials may well have a value in common by chance."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, object]] = []
+    for place in range(90):
+        x, y = rng.uniform(size=2)
+        filters = 8.0 if place % 20 == 0 else float(rng.integers(9, 17))
+        params = {"x": x, "y": y, "filters": filters}
+        rows.append({"params": params, "loss": x, "state": "FAILED" if place in (20, 40) else "COMPLETE"})
+    assert failures_by_label(trials(rows)).empty == "No param clearly explains the failures so far."
+    claims = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        rows = [{**row, "state": "FAILED" if rng.uniform() < 0.05 else "COMPLETE"} for row in rows]
+        claims += not failures_by_label(trials(rows)).empty
+    assert claims <= 2
+
+
+def test_drift_of_the_sampler_gives_failures_no_cause() -> None:
+    """The late trials avoid the failures above 0.5 of `x` and share the values of `useless`."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        rows: list[dict[str, object]] = []
+        for place in range(120):
+            x, useless = rng.normal([0.2, 0.7], 0.05) if place >= 60 else rng.uniform(size=2)
+            rows.append(
+                {"loss": x, "params": {"useless": useless, "x": x}, "state": "FAILED" if x > 0.5 else "COMPLETE"}
+            )
+        assert failures_by_label(trials(rows)).axes[1].name == "x"
 
 
 def test_the_front_is_told_apart_and_a_study_of_one_loss_has_none() -> None:
