@@ -91,13 +91,20 @@ def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
 
 
 def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
-    """Return the best loss so far of several studies over their numbers of trials, by name of the study."""
+    """Return the best loss so far of several studies over their numbers of trials, by name of the study.
+
+    Each line goes on to the last trial that has ended, whether or not it has a loss.
+    """
     series, said, values = [], [], []
     for name, trials in studies.items():
         when, best = best_so_far(trials, trials.number.astype(float))
         if len(when):
-            changes = thin_steps(when, best, MOST // len(studies))
-            columns = {"x": cells(when[changes]), "y": cells(best[changes])}
+            changes = thin_steps(when, best, MOST // len(studies) - 1)
+            when, steps = when[changes], best[changes]
+            last = float(trials.number[trials.state.is_in(*COUNTED)].max())
+            if last > when[-1]:
+                when, steps = np.append(when, last), np.append(steps, best[-1])
+            columns = {"x": cells(when), "y": cells(steps)}
             series.append(Series(name=name, mark=Mark.STEPS, colour=f"study {name}", columns=columns))
             said.append(f"{digits(float(best[-1]))} in {name}")
             values.append(best)

@@ -77,10 +77,11 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
     share = completed / possible if possible else 0.0
     title = f"{100 * share:.0f} % of the trials that this fleet could have completed"
-    note = _bound_note(trials, attempts)
+    note = f"The dashed line is the bound. {_bound_note(trials, attempts)}"
     if (total > EXACT * np.array(bounds)).any():
         note += (
-            " Bars are higher than the bound where trials took less than the mean seconds, or began in the bar before."
+            " Bars are higher than the bound where trials took less than the mean seconds, as those of fast subspaces "
+            "do, where fewer were pruned or failed, or where trials began in the bar before."
         )
     return Chart(name="throughput", title=title, axes=axes, series=series, note=note)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
 from shadho_celery.core.records import Leaving
-from shadho_celery.core.units import counted, digits
+from shadho_celery.core.units import counted, took
 from shadho_celery.predictors.preemption import preemption_rate
 
 #: maximum number of rows with a row per slot, and with a row per machine; with more, there is a row per class
@@ -45,7 +45,7 @@ MEANINGS = {
 PARTS = ("class", "machine", "worker", "slot")
 
 #: reasons of the end of a session whose worker was preempted or has vanished; maximum number of classes in a note
-_PREEMPTED, MOST_NAMED = {Leaving.PREEMPTED.value, Leaving.LOST.value}, 8
+_PREEMPTED, MOST_NAMED = (Leaving.PREEMPTED.value, Leaving.LOST.value), 8
 
 # Longer numbers are not counted through.
 _NUMBER = re.compile(r"(\d{1,18})", re.ASCII)
@@ -137,6 +137,8 @@ def timeline(
         parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.keys))))
         series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
         note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
+    if (is_shown & attempts.end.is_in("lost")).any():
+        note = f"{note.strip()} Lost attempts do not count as busy time."
     note = f"{note.strip()} {_preemptions(attempts)}"
     idle = idle_shares(attempts, rows, start, end)
     columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(idle), **rows.parts}
@@ -148,15 +150,17 @@ def timeline(
 
 
 def _preemptions(attempts: AttemptColumns) -> str:
-    """Return a sentence about the preemptions an hour by class; "" without any."""
+    """Return a sentence about the preempted and lost workers by class, and how often to expect one; "" without any."""
     found = []
     for name in attempts.classes:
         own = [each for each in attempts.sessions if each.compute_class == name]
         hours = sum((attempts.now if each.until is None else each.until) - each.since for each in own) / 3600
-        count = sum(each.reason in _PREEMPTED for each in own)
-        if count:
-            found.append(f"{name} {digits(preemption_rate(count, hours))} ({count:,} in {digits(hours)} hours)")
-    return f"Preemptions of a worker an hour: {'; '.join(found[:MOST_NAMED])}." if found else ""
+        counts = {reason: sum(each.reason == reason for each in own) for reason in _PREEMPTED}
+        if any(counts.values()):
+            said = " and ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+            mean = took(3600 / preemption_rate(sum(counts.values()), hours))
+            found.append(f"{name} {said} (placement expects one in {mean} of a worker)")
+    return f"Workers that left early: {'; '.join(found[:MOST_NAMED])}." if found else ""
 
 
 def busy_share(attempts: AttemptColumns) -> float | None:
@@ -227,11 +231,12 @@ def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Ind
 def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
     """Return the share of the time between two moments in which the slots of each row were idle, shape (rows,).
 
-    The time in which a worker was live counts, if the store has sessions; else all of the time.
+    The time in which a worker was live counts, if the store has sessions; else all of the time. Attempts that were lost
+    count as idle time: how long their worker still ran is not known.
     """
     began = np.clip(attempts.started_at, start, end)
     ended = np.clip(attempts.until, start, end)
-    own = rows.of >= 0
+    own = (rows.of >= 0) & ~attempts.end.is_in("lost")
     busy = np.bincount(rows.of[own], (ended - began)[own], len(rows.keys))
     live = np.array(rows.slots, float) * (end - start)
     if attempts.sessions:

@@ -87,6 +87,7 @@ def summary(cached: CachedStudy) -> Json:
         "has_samplers": len(trials.sampler.names) > 1,
         "has_budgets": bool(np.isfinite(trials.budget).any()),
         "classes": in_order_of_colours({*trials.compute_class.names}),
+        "ran_on": [*trials.compute_class.names],
         "sampler": study.in_force.get("sampler"),
         "money": sum(study.money.values()),
         "settings": plain_json(study.settings),

@@ -135,6 +135,25 @@ def test_a_page_follows_the_study_and_a_mark_opens_its_trial(desk: Desk, browser
         until(is_opened, 60, lambda: opened.page.locator("h1").inner_text())
 
 
+def test_the_table_is_filtered_while_one_types(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", STUDY)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    _, address = started(desk)
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("Studies of this store").wait_for()
+        opened.page.goto(f"{address.partition('#')[0]}#/study/shown/trials")
+        opened.page.get_by_text("10 trials").first.wait_for()
+        field = opened.page.get_by_label("Search")
+        field.press_sequentially("no such host")
+        opened.page.get_by_text("No trial fits.").wait_for()
+        assert field.evaluate("(field) => field === document.activeElement")
+        assert "search=no+such+host" in opened.page.url
+        assert opened.page.get_by_label("Class").locator("option").all_text_contents() == ["all", "cpu"]
+        field.press("Enter")
+        assert "search=no+such+host" in opened.page.url
+        assert opened.logged == []
+
+
 def test_a_study_that_begins_while_the_list_is_open_is_listed(desk: Desk, browser: Any) -> None:
     desk.write("my_study.py", STUDY)
     make_store(desk)

@@ -8,36 +8,51 @@ import { counted } from "/pages/numbers.js";
 const STATES = ["", "COMPLETE", "PRUNED", "FAILED", "RUNNING", "QUEUED", "WAITING", "CANCELLED"];
 // Width in pixels below which rows are cards, of which a page has fewer.
 const NARROW = 640;
+// Milliseconds after the last key until the table shows what was typed.
+const TYPED = 300;
 const SORTS = { "-number": "newest first", number: "oldest first", loss: "best first", "-seconds": "longest first", seconds: "shortest first" };
 
 export async function showTrials(page, name, query) {
   const { main, signal } = page;
   const asked = Object.fromEntries(new URLSearchParams(query));
   const facts = await get(ofStudy(name));
-  const go = (changed) => {
+  const address = (changed) => {
     const next = new URLSearchParams({ ...asked, page: 0, ...changed });
     for (const [key, value] of [...next]) {
       if (value === "" || (key === "page" && value === "0")) {
         next.delete(key);
       }
     }
-    location.hash = `#/study/${encodeURIComponent(name)}/trials${next.size ? `?${next}` : ""}`;
+    return `#/study/${encodeURIComponent(name)}/trials${next.size ? `?${next}` : ""}`;
+  };
+  const go = (changed) => {
+    location.hash = address(changed);
   };
   const form = element("form", "", { class: "filters", role: "search" });
   form.append(
     chooser("State", "state", STATES.map((state) => [state, state ? state.toLowerCase() : "all"]), asked, go),
-    chooser("Class", "class", ["", ...facts.classes].map((each) => [each, each || "all"]), asked, go),
+    chooser("Class", "class", ["", ...facts.ran_on].map((each) => [each, each || "all"]), asked, go),
     chooser("Order", "sort", Object.entries(SORTS), { sort: "-number", ...asked }, go),
-    search(asked, go),
+    search(asked, async (text) => {
+      // The page is not opened anew, so that the field keeps the focus while one types.
+      history.replaceState(null, "", address({ search: text }));
+      Object.assign(asked, { search: text, page: 0 });
+      await show();
+    }, signal),
   );
+  // Enter would send the form.
+  form.addEventListener("submit", (event) => event.preventDefault());
   const body = element("div");
   main.append(element("h1", `Trials of ${name}`), form, body);
-  await follow(name, "trials", page, facts, async () => {
+  const show = async () => {
+    const text = asked.search;
     const found = await get(ofStudy(name, "/trials"), { size: innerWidth < NARROW ? 15 : 50, ...asked });
-    if (!signal.aborted) {
+    // Answers to what was typed before may come late.
+    if (!signal.aborted && text === asked.search) {
       body.replaceChildren(...rows(name, found, go, ["state", "class", "search"].some((key) => asked[key])));
     }
-  });
+  };
+  await follow(name, "trials", page, facts, show);
 }
 
 function rows(name, found, go, isFiltered) {
@@ -82,11 +97,15 @@ function chooser(label, key, options, asked, go) {
   return made;
 }
 
-function search(asked, go) {
+function search(asked, show, signal) {
   const made = element("label", "Search");
   const field = element("input", "", { type: "search", placeholder: "number, host, subspace, failure", maxlength: "200" });
+  let waiting;
   field.value = asked.search ?? "";
-  field.addEventListener("change", () => go({ search: field.value }));
+  field.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => !signal.aborted && show(field.value), TYPED);
+  });
   made.append(field);
   return made;
 }

@@ -98,6 +98,10 @@ def test_studies_are_compared_by_their_best_loss_so_far() -> None:
     assert chart.title == "The best loss is 1 in one, 0.5 in other"
     assert [series.columns["y"] for series in chart.series] == [[3.0, 1.0, 1.0], [5.0, 0.5]]
     assert comparison({"none": trials([])}).empty
+    rows = [{"loss": 2.0}, {"loss": 1.0}, {"loss": 3.0}, {"state": "FAILED"}, {"state": "PRUNED"}, {"state": "RUNNING"}]
+    columns = comparison({"one": trials(rows)}).series[0].columns
+    assert columns["x"][-1] == 4, "the line goes on to the last trial that has ended"
+    assert columns["y"][-1] == 1.0
 
 
 def test_without_a_loss_the_history_says_how_many_trials_have_failed() -> None:

@@ -130,7 +130,9 @@ def test_bars_above_the_bound_are_explained() -> None:
         for n, start in enumerate(5.0 * np.arange(40))
     ]
     found = attempts([], [session("cpu", until=200.0)])
-    assert "Bars are higher than the bound where" in throughput(trials(rows), found).note
+    note = throughput(trials(rows), found).note
+    assert "The dashed line is the bound." in note
+    assert "Bars are higher than the bound where" in note
     idle = attempts([], [session("cpu", 2, until=200.0)])
     assert "higher than the bound" not in throughput(trials(busy()), idle).note
 
@@ -229,10 +231,11 @@ def test_the_timeline_has_a_row_for_each_slot_and_tells_ends_apart() -> None:
     assert found["gpu, running"].form != found["cpu, complete"].form
     assert chart.note == (
         "Bars: filled: complete; with a point: running; hatched: lost with its worker; "
-        "outlined: a copy of a late trial, or replaced by another attempt; empty: idle."
+        "outlined: a copy of a late trial, or replaced by another attempt; empty: idle. "
+        "Lost attempts do not count as busy time."
     )
     rows_of = found["idle"].columns
-    assert rows_of["idle"] == [0.5, pytest.approx(1 - 9 / 20), pytest.approx(1 - 8 / 20)]
+    assert rows_of["idle"] == [0.5, pytest.approx(1 - 4 / 20), pytest.approx(1 - 8 / 20)]
     assert [rows_of[name] for name in PARTS] == [
         ["cpu", "cpu", "gpu"],
         ["one", "one", "two"],
@@ -260,8 +263,8 @@ def test_idle_time_counts_only_while_the_worker_lives() -> None:
     assert idle_shares(found, make_rows(found), 0.0, 100.0).tolist() == [0.0]
 
 
-def test_the_timeline_has_the_preemptions_an_hour_of_each_class() -> None:
-    """Beside them are their number and the hours of the workers, to which an hour without one is added."""
+def test_the_timeline_has_the_preempted_and_lost_workers_of_each_class() -> None:
+    """Beside them is the time to the next one, from the hours of the workers and an hour without one."""
     sessions = [
         session("spot", until=3600.0, reason="preempted"),
         session("spot", since=3600.0, until=7200.0, reason="lost"),
@@ -269,9 +272,20 @@ def test_the_timeline_has_the_preemptions_an_hour_of_each_class() -> None:
     ]
     rows = [{"started_at": 0.0, "ended_at": 50.0, "compute_class": name} for name in ("spot", "cpu")]
     assert timeline(attempts(rows, sessions)).note.endswith(
-        "Preemptions of a worker an hour: spot 0.667 (2 in 2 hours)."
+        "Workers that left early: spot 1 preempted and 1 lost (placement expects one in 1 h 30 min of a worker)."
     )
-    assert "Preemptions" not in timeline(attempts(rows, sessions[2:])).note
+    assert timeline(attempts(rows, sessions[1:])).note.endswith(
+        ": spot 1 lost (placement expects one in 2 h of a worker)."
+    )
+    assert "left early" not in timeline(attempts(rows, sessions[2:])).note
+
+
+def test_time_of_lost_attempts_is_not_busy_time() -> None:
+    rows = [{"started_at": 0.0, "ended_at": 5.0}, {"started_at": 5.0, "ended_at": 20.0, "end": "lost"}]
+    found = attempts(rows, [session("cpu", until=10.0, reason="lost")], now=20.0)
+    assert idle_shares(found, make_rows(found), 0.0, 20.0).tolist() == [0.5]
+    assert "Lost attempts do not count as busy time." in timeline(found).note
+    assert "Lost attempts" not in timeline(attempts(rows[:1])).note
 
 
 def test_a_large_fleet_has_a_row_for_each_machine_and_a_larger_one_for_each_class() -> None:

@@ -140,6 +140,9 @@ def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
     assert found["best"]["values"]["rate"] == study.best.values["rate"]
     assert found["ended"] == 30
     assert {*found["labels"]} == {"kind", "rate"}
+    assert found["ran_on"] == sorted({trial.compute_class for trial in study.trials if trial.compute_class}), (
+        "the filter has no class on which nothing ran"
+    )
 
 
 def test_a_study_whose_name_is_no_word_is_found(rig: Rig) -> None:
