@@ -203,7 +203,10 @@ def _open(sender: Any, **_: object) -> None:
             "--class, starts one worker for each kind",
             hardware.gpus_text(machine.cards),
         )
-    slots.start()
+    try:
+        slots.start()
+    except ShadhoError as error:
+        raise _refusal(str(error)) from None
     if app.shadho_metrics is not None:
         app.shadho_metrics.serve(collector(slots))
 

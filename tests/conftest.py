@@ -7,10 +7,12 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import services
@@ -181,6 +183,25 @@ def machine_time(monkeypatch: pytest.MonkeyPatch) -> MachineTime:
     for name, read in {"now": found.monotonic, "wall": found.time, "sleep": found.sleep}.items():
         monkeypatch.setattr(clock.SystemClock, name, staticmethod(read))
     return found
+
+
+@pytest.fixture
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the system refuse, from now on, the threads whose functions have this name; "" for none."""
+    refused, begin = "", threading.Thread.start
+
+    def start(thread: Any) -> None:
+        function = getattr(thread, "function", None) or thread._target
+        if refused and getattr(function, "__name__", "") == refused:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    def refuse(name: str) -> None:
+        nonlocal refused
+        refused = name
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return refuse
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ import msgspec
 from shadho_celery.core.arguments import RESUME
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.folders import LOCK, LOCK_SECONDS
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.embedded.plan import (
     CONTROL_KEY,
     KEEP,
@@ -154,7 +155,9 @@ class Embedded:
         with suppress(OSError):
             self._supervisor.stdin.close()
         if self._supervisor.poll() is None:
-            threading.Thread(target=self._reap, name="shadho-supervisor", daemon=True).start()
+            # Without the thread, the supervisor stays a zombie until this process ends or starts another one.
+            with suppress(NoThread):
+                start_thread(threading.Thread(target=self._reap, name="shadho-supervisor", daemon=True))
         else:
             # The supervisor was killed before it could remove the socket itself.
             remove_socket(self._plan)

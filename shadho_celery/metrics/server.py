@@ -64,7 +64,12 @@ class MetricsServer(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._places.acquire()
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            # The system refuses the thread. The request is then closed, and the server goes on.
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

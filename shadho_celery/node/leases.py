@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.runner.protocol import Interrupt
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, NEXT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
@@ -153,7 +154,11 @@ class Leases:
             ):
                 timer = threading.Timer(seconds, self._while_live, (lease, act))
                 timer.daemon = True
-                timer.start()
+                try:
+                    start_thread(timer)
+                except NoThread:
+                    # The trial gets no time to stop by itself, but its slot must become free.
+                    self._while_live(lease, act)
 
     def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:
         # `act` is called under the lock: once the lease has ended, the slot's process may run another trial.

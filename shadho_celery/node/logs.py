@@ -16,6 +16,7 @@ import redis
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.failures import headline
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.runner.output import log_path, read_log
@@ -56,7 +57,10 @@ class LogServer:
         if requests:
             # The caller's thread also renews the leases, so it must not wait for a disk.
             self._answering = threading.Thread(target=self._answer, args=[requests], name="shadho-logs", daemon=True)
-            self._answering.start()
+            try:
+                start_thread(self._answering)
+            except NoThread as error:
+                log.warning("requests for logs are not answered: %s", error)
         if self._logs.refused and not self._has_warned:
             self._has_warned = True
             log.warning("requests for logs are refused: they are unsigned, signed with another key, or malformed")

@@ -24,6 +24,7 @@ from celery import bootsteps
 from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.units import duration
 from shadho_celery.node.logs import tell
 from shadho_celery.node.slots import Slots
@@ -62,7 +63,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         self._idle_since = time.monotonic()
         if self._stay.seconds or self._stay.idle:
             self._slots.leaves_at = self._ends_at
-            threading.Thread(target=self._watch, name="shadho-stay", daemon=True).start()
+            start_thread(threading.Thread(target=self._watch, name="shadho-stay", daemon=True))
 
     def _handle(self, number: int, frame: object) -> None:
         is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping) or self._is_embedded
@@ -113,8 +114,14 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             tell(f"{why}; running trials: {count}" + (f", which have {grace} to write a checkpoint" if count else ""))
             limit = threading.Timer(self._stay.grace, self._end_late)
             limit.daemon = True
-            limit.start()
-            self._slots.preempt()
+            try:
+                start_thread(limit)
+            except NoThread:
+                self._slots.preempt()
+                time.sleep(self._stay.grace)
+                self._end_late()
+            else:
+                self._slots.preempt()
 
         if not self._is_preempted:
             self._is_stopping = self._is_preempted = True
@@ -128,9 +135,11 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
         # If the worker has had a SIGHUP, Celery would restart it when it ends.
         atexit.unregister(_reload_current_worker)
         state.should_stop = self._worker.exitcode = code
-        # Python starts no new threads while it exits, and nothing is left to do then.
-        with suppress(RuntimeError):
-            threading.Thread(target=work, name=THREAD, daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=work, name=THREAD, daemon=True))
+        except NoThread:
+            # Also while Python exits, when nothing is left to do.
+            self._slots.do_soon(work)
 
     def _end_late(self) -> None:
         if not self._is_ending:
@@ -140,7 +149,9 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     def _end(self) -> None:
         limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))
         limit.daemon = True
-        limit.start()
+        # Without the limit, the end only takes longer while Redis or the broker does not answer.
+        with suppress(NoThread):
+            start_thread(limit)
         running = len(self._slots.leases)
         tell("stopping at once" + (f"; running trials to give back: {running}" if running else ""))
         self._slots.close()

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -26,6 +27,7 @@ from shadho_celery.core.folders import study_folder
 from shadho_celery.core.hardware import Machine, price, thread_variables
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.records import own_versions
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import (
     WELL,
     Attempt,
@@ -41,7 +43,7 @@ from shadho_celery.core.trial import (
     digest_of,
 )
 from shadho_celery.core.units import duration
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.free_slots import FreeSlots
@@ -153,6 +155,8 @@ class Slots:
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
         self._declining = threading.Lock()
+        #: other work for the thread that renews leases
+        self._soon = deque[Callable[[], None]]()
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         self._shipped_code = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
@@ -192,11 +196,20 @@ class Slots:
             self._channel.are_refused("0", [])
 
     def start(self) -> None:
-        """Start the slots' processes and the thread that renews leases."""
+        """Start the slots' processes and the thread that renews leases. Raises ServiceError without that thread."""
         self._share_cores()
+        try:
+            start_thread(threading.Thread(target=self._beat, name="shadho-beat", daemon=True))
+        except NoThread as error:
+            raise ServiceError(f"this worker cannot renew leases: {error}") from error
         for runner in self._runners[: self._open]:
-            runner.start()
-        threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
+            # If a process cannot be started, `run` will give the error to the trial.
+            with suppress(OSError):
+                runner.start()
+
+    def do_soon(self, work: Callable[[], None]) -> None:
+        """Do `work` in the thread that renews leases, within LOOK_SECONDS. Signal handlers may call this."""
+        self._soon.append(work)
 
     @property
     def left(self) -> float:
@@ -215,15 +228,19 @@ class Slots:
         self._fork_servers.close()
         # In parallel, because each process takes a few hundredths of a second.
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
-        for killer in killers:
-            killer.start()
+        for killer, runner in zip(killers, self._runners, strict=True):
+            try:
+                start_thread(killer)
+            except NoThread:
+                runner.close()
         with suppress(redis.RedisError):
             # Otherwise the scheduler would send these attempts again only after half a minute.
             self._flush_declined()
         self.heartbeat.withdraw()
         self._file.remove()
         for killer in killers:
-            killer.join()
+            if killer.ident is not None:
+                killer.join()
 
     def run(self, payload: Payload) -> None:
         """Run a message's attempts one after another, except those that this worker declines.
@@ -609,6 +626,7 @@ class Slots:
         renewed_at = self._clock.now()
         while not self._closing.wait(LOOK_SECONDS):
             is_due = self._clock.now() - renewed_at >= BEAT_SECONDS
+            self._work()
             if is_due:
                 renewed_at = self._clock.now()
                 self._file.touch()
@@ -626,6 +644,14 @@ class Slots:
             except Exception:
                 # Without this thread all leases would run out.
                 log.exception("the beat failed and continues; this is a bug")
+
+    def _work(self) -> None:
+        """Do the other work of this thread."""
+        while self._soon:
+            try:
+                self._soon.popleft()()
+            except Exception:
+                log.exception("a part of the beat failed; this is a bug")
 
     def _share_cores(self) -> None:
         """Give each slot's next trial its share of the cores, divided with the other workers of the host."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.folders import study_folder
+from shadho_celery.core.threads import start_thread
 from shadho_celery.core.trial import MAX_LOG
 from shadho_celery.runner.protocol import NO_ORDER, boundary
 
@@ -93,12 +94,12 @@ class Output:
         self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
 
     def start(self) -> None:
-        """Start to read. Call this once the process has the writing end."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Close the pipe of a process that could not be started."""
-        self._reading.close()
+        """Start to read, until all writing ends are closed. Raises OSError if the system refuses the thread."""
+        try:
+            start_thread(self._thread)
+        except OSError:
+            self._reading.close()
+            raise
 
     def expect(self, order: int, path: str) -> None:
         """Record the path of an order's log. Call this before the order is sent."""

@@ -15,6 +15,7 @@ from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import PRINTED
 from shadho_celery.core.hardware import thread_variables
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner import protocol
 from shadho_celery.runner.output import unstamped
@@ -168,6 +169,9 @@ class Runner:
             ended = _converse(process, number, limit, on_report, note_gang, has_more=has_more)
         except BrokenRecord as error:
             reason = str(error)
+            process.kill()
+        except NoThread as error:
+            reason = f"the trial's timeout cannot be watched: {error}"
             process.kill()
         except BaseException:
             # The trial must not continue beside the next one.
@@ -349,14 +353,14 @@ class _TimeLimit:
     """Interrupts a trial when its time is up, and kills its process if that does not help."""
 
     def __init__(self, seconds: float, process: TrialProcess, number: int) -> None:
-        """Start the clock for the order with this number."""
+        """Start the clock for the order with this number. Raises NoThread."""
         #: error of the trial if its process was killed; "" if it was not
         self._reason = ""
         self._over = threading.Event()
         self._is_paused = False
         #: notified when the limit ends, pauses or continues
         self._changed = threading.Condition()
-        threading.Thread(target=self._watch, args=(seconds, process, number), daemon=True).start()
+        start_thread(threading.Thread(target=self._watch, args=(seconds, process, number), daemon=True))
 
     def pause(self, *, paused: bool) -> None:
         """Pause the clock, or continue if `paused` is False."""

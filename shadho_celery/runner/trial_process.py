@@ -74,8 +74,10 @@ class TrialProcess:
         self._mark = uuid.uuid4().hex
         with ExitStack() as ours, ExitStack() as theirs:
             self.output = Output(self._mark, complain)
-            ours.callback(self.output.close)
             theirs.callback(self.output.end.close)
+            # Before the process: if the system refuses the thread, nothing has to be killed.
+            self.output.start()
+            ours.callback(self.output.join)
             self._pipe, pipe = socket.socketpair()
             ours.callback(self._close)
             theirs.callback(pipe.close)
@@ -86,7 +88,6 @@ class TrialProcess:
             self._reaper = start(arguments, marked, lifeline, pipe.fileno(), self.output.end)
             # It has started: our ends stay open.
             ours.pop_all()
-        self.output.start()
 
     def await_start(self) -> bool:
         """Wait until the process has started. Return False if it could not be started after all."""

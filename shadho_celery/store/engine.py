@@ -31,6 +31,7 @@ from shadho_celery.core.bounds import (
     STATEMENT_SECONDS,
 )
 from shadho_celery.core.checks import mask, one_line
+from shadho_celery.core.threads import NoThread, start_thread
 from shadho_celery.errors import StoreError
 
 #: file systems on which SQLite's locks and shared memory do not work between machines
@@ -259,7 +260,11 @@ class _Watch:
             due = time.monotonic() + seconds
             self._due[dbapi] = due, seconds
             if self._wakes_at is None:
-                threading.Thread(target=self._run, name="shadho-store", daemon=True).start()
+                try:
+                    start_thread(threading.Thread(target=self._run, name="shadho-store", daemon=True))
+                except NoThread:
+                    # Until the thread can be started, statements have no limit.
+                    return
             if self._wakes_at is None or due < self._wakes_at:
                 self._wakes_at = due
                 self._changed.notify()

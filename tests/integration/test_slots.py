@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Lost, Report, Result, Started, TrialState
+from shadho_celery.errors import ServiceError
 from shadho_celery.node import slots as node_slots
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.sources import read
@@ -56,6 +57,27 @@ def slots(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         slots.start()
         yield slots
         slots.close()
+
+
+def test_a_worker_without_a_thread_for_its_leases_is_refused(
+    slots: Slots, refuse_threads: Callable[[str], None]
+) -> None:
+    """All its leases would run out."""
+    refuse_threads("_beat")
+    with pytest.raises(ServiceError, match=r"this worker cannot renew leases: .*ulimit -u"):
+        slots.start()
+
+
+def test_a_worker_ends_and_does_what_it_was_asked_though_the_system_refuses_threads(
+    slots: Slots, refuse_threads: Callable[[str], None]
+) -> None:
+    done: list[int] = []
+    slots.do_soon(lambda: done.append(1 // 0))
+    slots.do_soon(lambda: done.append(2))
+    until(lambda: done == [2], 10)
+    refuse_threads("close")
+    slots.close()
+    assert not slots._runners[0].codes()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from unittest.mock import MagicMock
 
@@ -47,6 +48,18 @@ def test_a_trial_that_has_ended_is_not_stopped_any_more_for_its_slot_may_run_ano
     assert len(leases) == 0
     held.runner.stop_trial.assert_called_once()  # type: ignore[attr-defined]
     assert held.stopped == "cancel"
+
+
+def test_where_the_system_refuses_threads_a_trial_is_stopped_without_time_to_stop_by_itself(
+    leases: Leases, refuse_threads: Callable[[str], None]
+) -> None:
+    refuse_threads("_while_live")
+    held = lease()
+    with leases.holding(held):
+        leases.stop(held, "prune")
+    runner = held.runner
+    assert isinstance(runner, MagicMock)
+    assert [call[0] for call in runner.mock_calls] == ["stop_trial", "stop_trial", "start_next", "replace"]
 
 
 def test_what_runs_is_renewed_study_by_study_and_replicas_by_their_seat(

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -70,6 +70,32 @@ def test_a_worker_that_is_asked_to_end_finishes_its_trials_first(worker: SimpleN
     await_threads()
     assert (heartbeat.drain.call_count, worker.app.shadho_slots.close.call_count) == (1, 0)
     assert state.should_stop == worker.exitcode == 0
+
+
+def test_where_the_system_refuses_threads_the_work_of_a_signal_is_left_to_the_thread_of_the_beat(
+    worker: SimpleNamespace, refuse_threads: Callable[[str], None]
+) -> None:
+    refuse_threads("work")
+    signal.raise_signal(TERM)
+    slots = worker.app.shadho_slots
+    slots.heartbeat.drain.assert_not_called()
+    [work] = slots.do_soon.call_args.args
+    work()
+    slots.heartbeat.drain.assert_called_once()
+
+
+@pytest.mark.parametrize("number", [TERM, QUIT])
+def test_a_worker_ends_though_the_system_refuses_the_limit_of_its_end(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    started(monkeypatch, worker, GRACE="0.01s")
+    timer = threading.Timer
+    assert isinstance(timer, MagicMock)
+    timer.return_value.start.side_effect = RuntimeError("can't start new thread")
+    signal.raise_signal(number)
+    await_threads()
+    slots = worker.app.shadho_slots
+    assert (slots.preempt.call_count, slots.close.call_count) == (int(number == TERM), 1)
 
 
 def await_threads() -> None:

@@ -1291,6 +1291,24 @@ def test_where_no_descriptor_is_left_the_trial_fails_and_takes_none(
     assert (open_files(), threading.active_count()) == (before, threads)
 
 
+@pytest.mark.parametrize(("refused", "timeout"), [("_read", None), ("_watch", 60.0)])
+def test_where_the_system_refuses_a_thread_the_trial_fails_with_that_and_the_slot_goes_on(
+    folder: Path, refuse_threads: Callable[[str], None], refused: str, timeout: float | None
+) -> None:
+    """As where it refuses a process: one thread reads the output, the other one watches the timeout."""
+    runner, before, threads = Runner(["deeds"], environment(folder)), open_files(), threading.active_count()
+    refuse_threads(refused)
+    outcome = run(runner, "plain", timeout=timeout)
+    runner.kill()
+    services.wait_until(lambda: threading.active_count() == threads, seconds=5)
+    assert outcome.state is TrialState.FAILED
+    assert "the system refuses another thread" in str(outcome.error)
+    assert open_files() == before
+    refuse_threads("")
+    assert run(runner, "plain", timeout=timeout).state is TrialState.COMPLETE
+    runner.kill()
+
+
 def test_the_clock_of_a_trial_that_breaks_the_pipe_stops(folder: Path) -> None:
     runner, before = Runner(["deeds"], environment(folder)), threading.active_count()
     outcome = run(runner, "garbling", timeout=300.0)
