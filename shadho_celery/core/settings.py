@@ -7,7 +7,7 @@ code that uses it. If `minimize` or `Study` accepts it, it also needs an argumen
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -26,8 +26,9 @@ from shadho_celery.errors import StudyError, UsageError, Words
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: number of slots (or GPUs) of a trial: a number, a key of the objective's values, or a function of these values
-SlotsSetting = int | str | Callable[[Any], int]
+#: number of slots (or GPUs) of a trial: a number, a key of the objective's values, or a function of these values. For
+#: GPUs also a list of numbers, among which the scheduler chooses
+SlotsSetting = int | str | Callable[[Any], int] | Sequence[int]
 #: expected seconds of a trial: by subspace, or as a function of the objective's values; only their proportions matter
 Cost = Mapping[str, float] | Callable[[Any], float]
 
@@ -307,7 +308,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about(
             "GPUs of one worker that a trial takes, or slots of a worker without GPUs: a number, a key of the params, "
-            "or a function of them"
+            "a function of them, or a list of numbers, of which each trial gets the one that costs least GPU time"
         ),
     ] = None
     preload: Annotated[
@@ -327,8 +328,14 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not (self.pruner is None or isinstance(self.pruner, (str, Mapping))):
             raise misfit_at("pruner", "give a name, or a dict")
         for name in ("slots",) if self.gpus is None else ("slots", "gpus"):
-            if not _is_width(getattr(self, name)):
+            given = getattr(self, name)
+            if isinstance(given, (list, tuple)) and name == "gpus":
+                if not given or not all(_is_width(each) and isinstance(each, int) for each in given):
+                    raise misfit_at(name, "a list needs whole numbers from 1, such as [1, 2, 4]")
+            elif not _is_width(given):
                 raise misfit_at(name, "give a number from 1, a key or a function")
+        if self.widths and self.place_by == "money":
+            raise misfit_at("gpus", "trials that are placed by money need one number of GPUs; give a number")
         if self.gpus is not None and self.slots != 1:
             raise misfit_at("gpus", "slots may be on several workers and gpus are on one; leave out one of the two")
         if isinstance(self.deadline, str):
@@ -341,6 +348,11 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def width(self) -> tuple[str, SlotsSetting]:
         """Name and value of the setting that determines the number of slots of a trial."""
         return ("slots", self.slots) if self.gpus is None else ("gpus", self.gpus)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of GPUs among which the scheduler chooses for each trial, in rising order; () if it does not."""
+        return tuple(sorted(set(self.gpus))) if isinstance(self.gpus, (list, tuple)) else ()
 
     def in_force(self) -> dict[str, Any]:
         """Return the settings that a study records as in force."""

@@ -7,9 +7,13 @@ from typing import NamedTuple, Protocol
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
+from shadho_celery.predictors.features import Array
 
 #: function that returns whether a class has the slots, and probably the memory, for a trial
 Fits = Callable[[Trial, ComputeClass], bool]
+
+#: function from some trials to log factors by which they cost more than usual
+Excess = Callable[[Sequence[Trial]], Array]
 
 
 class Load(Protocol):
@@ -30,6 +34,9 @@ class Slot(NamedTuple):
     load: Load
     #: time on the study's clock, in seconds
     now: float = 0.0
+    #: by what log factor each of some trials costs more in this slot than it would cost in the class; None if they
+    #: cost the same
+    excess: Excess | None = None
 
 
 class Offers(NamedTuple):

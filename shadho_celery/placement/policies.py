@@ -155,6 +155,8 @@ class CostPolicy:
         else:
             costs = departures + self._prices[rows]
             worth = costs.min(axis=1) - costs[:, column] + np.array(indices)[rows]
+        if slot.excess is not None:
+            worth = worth - slot.excess(trials)
         self._costs, worth = costs, worth.round(DIGITS)
         # Usually the first trial fits.
         for _ in trials:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shadho_celery.core.hardware import shortages, uses_gpus
+from shadho_celery.core.hardware import ComputeClass, shortages, uses_gpus
 from shadho_celery.core.trial import Memory, Params, Trial, TrialState
 from shadho_celery.predictors.budgets import BudgetCosts, OwnRuns, Work
 from shadho_celery.predictors.durations import Durations
@@ -73,15 +73,27 @@ class CostModel:
     covers is left out. If trials have a start-up (`BudgetCosts`), it is subtracted first. Failed and pruned trials are
     ignored, because they may end at any time.
 
+    If the number of slots of a trial is searched (`widths`), a class counts as one for each width: its *kinds*, see
+    `kind`. Their seconds are learned separately, and assumed to be in inverse proportion to the width before. For
+    placement, a trial then costs on a class the slot seconds of its best width there.
+
     The seconds by which trials are placed (`log_seconds`, `departures`, `mean_seconds`) are charged for preemption, if
     trials begin again after it. The others are those of an attempt that is not interrupted.
     """
 
-    def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
+    def __init__(
+        self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None, widths: Sequence[int] = ()
+    ) -> None:
+        #: numbers of slots among which the scheduler chooses for a trial, in rising order; () if it does not choose
+        self.widths = tuple(widths)
+        #: by class: the number of slots of its largest worker
+        self._room: dict[str, int] = {}
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
         #: by subspace: its row in `log_seconds`
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
+        #: by class: the group of its columns in `durations`
+        self._group_of: dict[str, int] = {}
         self._declared = declared or _by_complexity(subspaces)
         #: by row: sum of the logs of the trials' declared costs, and number of trials
         self._declared_logs = np.zeros((2, len(subspaces)))
@@ -146,7 +158,7 @@ class CostModel:
         if row is not None:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
-                    self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
+                    self._bounds[trial.subspace, memory].tell(trial.params, self._kind_of(trial), fits=True)
         if trial.origin is None and outcome.continued is not None:
             self._found.append(outcome.continued)
         # A negative or infinite time, by an executor's mistake, would spoil all estimates.
@@ -159,7 +171,7 @@ class CostModel:
                 self._tell_budget(trial, row, work)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
-                key = trial.subspace, compute_class, memory
+                key = trial.subspace, self._kind_of(trial), memory
                 if key not in self._memory:
                     self._memory[key] = Neighbours(len(row))
                 self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
@@ -236,7 +248,7 @@ class CostModel:
         compute_class = str(trial.compute_class)
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
         offset = self._offset(trial.subspace, trial.params, work.units)
-        row, column = self.row_of[trial.subspace], self._column_of(compute_class)
+        row, column = self.row_of[trial.subspace], self._column_of(self._kind_of(trial))
         startup = 0.0 if trial.budget is None else self.budgets.startup(trial.subspace, compute_class)
         startup += self.budgets.handover if work.is_handed_over else 0.0
         if not startup > 0:
@@ -257,7 +269,7 @@ class CostModel:
     def seconds(
         self, subspace: str, compute_class: str, params_list: Sequence[Params], *, budget: float | None = None
     ) -> Array:
-        """Return the median of the predicted seconds of n sets of params on a class, shape (n,).
+        """Return the median of the predicted seconds of n sets of params on a class, or kind of it, shape (n,).
 
         Raises KeyError for an unknown subspace. Before there are trials, the median is one second at a declared cost
         and a budget of 1.
@@ -268,7 +280,7 @@ class CostModel:
         self, subspace: str, classes: Sequence[str], params_list: Sequence[Params], *, budget: float | None = None
     ) -> Array:
         """Return what `seconds` returns for each of several classes, shape (n, classes)."""
-        row, columns, past = self.row_of[subspace], [self._column_of(n) for n in classes], self._past[subspace]
+        row, columns, past = self.row_of[subspace], self._columns_of(classes), self._past[subspace]
         estimate = self.durations.estimate()
         rows = self._rows(subspace, params_list, [budget])
         offsets = np.array([self._offset(subspace, each, budget) for each in params_list])[:, None]
@@ -329,11 +341,11 @@ class CostModel:
     def enough_gpu_memory(
         self, subspace: str, params: Params, compute_class: str, *, budget: float | None = None
     ) -> int | None:
-        """Return bytes of GPU memory that suffice for a trial on a class, or None if that is not known.
+        """Return bytes of GPU memory that suffice for a trial on one GPU of a class, or None if that is not known.
 
         They are a little more than the highest peak of the most similar trials.
         """
-        past = self._memory.get((subspace, compute_class, Memory.GPU))
+        past = self._memory.get((subspace, self.kind(compute_class, 1), Memory.GPU))
         highest = None if past is None else past.highest(self._rows(subspace, [params], [budget])[0])
         return None if highest is None else math.ceil(MEMORY_MARGIN * math.exp(highest))
 
@@ -357,9 +369,27 @@ class CostModel:
     def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
 
-        Declared cost and budget are left out, as they are the same on all classes. With `optimism`, a pair counts as
-        faster by that many standard deviations, so that pairs with little evidence are tried (a confidence bound).
+        If widths are searched, these are the slot seconds of the best width of each class. Declared cost and budget are
+        left out, as they are the same on all classes. With `optimism`, a pair counts as faster by that many standard
+        deviations, so that pairs with little evidence are tried (a confidence bound).
         """
+        if not self.widths:
+            return self._mean_log_seconds(classes, optimism, budget)
+        found = [self._log_slot_seconds(name, optimism, budget).min(axis=1) for name in classes]
+        return np.asarray(np.array(found).reshape(len(classes), len(self.row_of)).T)
+
+    def _log_slot_seconds(self, compute_class: str, optimism: float = 0.0, budget: float | None = None) -> Array:
+        """Return what `log_seconds` returns for each width on a class, shape (subspaces, widths).
+
+        Widths on which no trial of the subspace has ended are infinite, except the widest.
+        """
+        widths = self.widths_on(compute_class)
+        kinds = [self.kind(compute_class, each) for each in widths]
+        logs = self._mean_log_seconds(kinds, optimism, budget) + np.log(widths)
+        logs[:, :-1][self.durations.ended(self._columns_of(kinds[:-1])) == 0] = np.inf
+        return logs
+
+    def _mean_log_seconds(self, classes: Sequence[str], optimism: float, budget: float | None) -> Array:
         logs = self._log_seconds(classes, optimism, budget)
         if not self._preemptions:
             return logs
@@ -370,13 +400,13 @@ class CostModel:
         """Return the log seconds of whole trials, shape (n, classes), charged for preemption."""
         if not self._preemptions:
             return log_seconds
-        return charged(log_seconds, np.array([self._preemptions.get(name, 0.0) for name in classes]))
+        return charged(log_seconds, np.array([self._preemptions.get(self.split(name)[0], 0.0) for name in classes]))
 
     def _charged_seconds(self, seconds: Array, classes: Sequence[str]) -> Array:
         return np.exp(self._charged(np.log(seconds), classes)) if self._preemptions else seconds
 
     def _log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
-        columns = [self._column_of(name) for name in classes]
+        columns = self._columns_of(classes)
         estimate = self.durations.estimate()
         logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
         if not budget or not self.budgets:
@@ -395,7 +425,8 @@ class CostModel:
         return np.asarray(total / np.maximum(count, 1.0) + math.log(budget))[:, None]
 
     def _log_startups(self, classes: Sequence[str]) -> Array:
-        seconds = [[self.budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
+        names = [self.split(name)[0] for name in classes]
+        seconds = [[self.budgets.startup(subspace, name) for name in names] for subspace in self._subspaces]
         # The logarithm of 0 is undefined. No real start-up is as short as this minimum.
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
@@ -406,7 +437,7 @@ class CostModel:
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
-        columns = [self._column_of(name) for name in classes]
+        columns = self._columns_of([self.kind(name, trial.slots) for name in classes])
         known = self._rates(trial)
         rates = known[columns]
         if trial.origin is not None:
@@ -443,8 +474,23 @@ class CostModel:
     def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
         """Return the departures of n sets of params from `log_seconds` on classes, shape (n, classes).
 
-        They are as of the last use of `effects_version`, which updates them.
+        They are as of the last use of `effects_version`, which updates them. If widths are searched, they are those of
+        the slot seconds of the best width.
         """
+        if not self.widths:
+            return self._mean_departures(subspace, functions, classes, budget)
+        row = self.row_of[subspace]
+        found = np.empty((len(functions), len(classes)))
+        for column, name in enumerate(classes):
+            logs = self._log_slot_seconds(name, 0.0, budget)[row]
+            kinds = [self.kind(name, each) for each in self.widths_on(name)]
+            own = logs + self._mean_departures(subspace, functions, kinds, budget)
+            found[:, column] = own.min(axis=1) - logs.min()
+        return found
+
+    def _mean_departures(
+        self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None
+    ) -> Array:
         found = self._departures(subspace, functions, classes, budget)
         if not self._preemptions:
             return found
@@ -455,7 +501,7 @@ class CostModel:
     def _departures(
         self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None
     ) -> Array:
-        columns = [self._column_of(name) for name in classes]
+        columns = self._columns_of(classes)
         found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
         if not budget or not self.budgets:
             return found
@@ -465,18 +511,77 @@ class CostModel:
         return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
 
     def slowness(self, compute_class: str) -> float:
-        """Return how slow a class is in all subspaces: its log seconds minus the mean of all classes."""
-        column = self._column_of(compute_class)
-        return float(self.durations.estimate().by_class[column])
+        """Return how slow a class is in all subspaces: its log seconds minus the mean of all classes.
+
+        If widths are searched, these are slot seconds, on average over the class's trials.
+        """
+        widths = self.widths_on(compute_class)
+        columns = self._columns_of([self.kind(compute_class, each) for each in widths])
+        number = [max(1, self.durations.by_column[column]) for column in columns]
+        return float(np.average(self.durations.estimate().by_class[columns] + np.log(widths), weights=number))
 
     def timed(self, compute_class: str) -> int:
         """Return the number of a class's trials from which the model has learned."""
-        return self.durations.by_column[self._column_of(compute_class)]
+        kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
+        return sum(self.durations.by_column[column] for column in self._columns_of(kinds))
+
+    # Widths
+
+    def see(self, classes: Iterable[ComputeClass]) -> None:
+        """Update the live classes, whose workers have room for some of the widths."""
+        if self.widths:
+            self._room |= {each.name: each.room for each in classes}
+
+    def widths_on(self, compute_class: str) -> Sequence[int]:
+        """Return the widths for which a class has room; (1,) if widths are not searched."""
+        widths = self.widths or (1,)
+        return [each for each in widths if each <= self._room.get(compute_class, widths[-1])] or widths[:1]
+
+    def kind(self, compute_class: str, slots: int) -> str:
+        """Return the name under which trials are learned that take this many slots of a class."""
+        return f"{compute_class}*{slots}" if self.widths else compute_class
+
+    def slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float = 0.0) -> Array:
+        """Return the expected slot seconds of new trials for each of `widths_on` a class, shape (trials, widths).
+
+        `optimism` is as in `log_seconds`.
+        """
+        widths = self.widths_on(compute_class)
+        kinds = [self.kind(compute_class, each) for each in widths]
+        _ = self.effects_version
+        found = np.empty((len(trials), len(widths)))
+        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
+        for place, trial in enumerate(trials):
+            alike[trial.subspace, trial.budget].append(place)
+        for (subspace, budget), places in alike.items():
+            params = [trials[place].params for place in places]
+            logs = self._mean_log_seconds(kinds, optimism, budget)[self.row_of[subspace]]
+            departures = self._mean_departures(subspace, self.functions(subspace, params), kinds, budget)
+            offsets = np.array([self._offset(subspace, each, budget) for each in params])[:, None]
+            found[places] = np.exp(logs + departures + offsets) * widths
+        return found
+
+    def ended(self, subspace: str, compute_class: str) -> Sequence[int]:
+        """Return for each of `widths_on` a class how many trials of a subspace the model has learned from."""
+        kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
+        return [*map(int, self.durations.ended(self._columns_of(kinds))[self.row_of[subspace]])]
+
+    def _kind_of(self, trial: Trial) -> str:
+        return self.kind(str(trial.compute_class), trial.slots)
+
+    def split(self, kind: str) -> tuple[str, int]:
+        """Return the class and the width of a kind."""
+        name, _, slots = kind.rpartition("*")
+        return (name, int(slots)) if self.widths else (kind, 1)
+
+    def _columns_of(self, classes: Sequence[str]) -> list[int]:
+        return [self._column_of(name) for name in classes]
 
     def _column_of(self, compute_class: str) -> int:
         if compute_class not in self._column:
             self._column[compute_class] = len(self._column)
-            self.durations.add_column()
+            name, width = self.split(compute_class)
+            self.durations.add_column(self._group_of.setdefault(name, len(self._group_of)), -math.log(width))
         return self._column[compute_class]
 
     def _rows(self, subspace: str, params_list: Sequence[Params], budgets: Sequence[float | None]) -> Array:

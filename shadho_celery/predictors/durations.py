@@ -1,10 +1,11 @@
 """Durations of trials by subspace and compute class, learned from noisy measurements.
 
 The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: an effect of the
-subspace, an effect of the class, and the departure of their pair, u_jc ~ N(0, tau^2). Effects and variances are
-estimated from the trials (empirical Bayes). The estimate of a pair with few trials is close to a_j + b_c, and that of a
-pair with many trials is close to its measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78,
-1983, in its two-way form.
+subspace, an effect of the class, and the departure of their pair, u_jc ~ N(0, tau^2). Columns may form groups, such as
+the widths of one class: a column without trials then has the effect of its group. Effects and variances are estimated
+from the trials (empirical Bayes). The estimate of a pair with few trials is close to a_j + b_c, and that of a pair with
+many trials is close to its measurements. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its
+two-way form.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Durations:
         self._open = np.zeros((4, rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
+        #: by column: its group, and the effect that it is assumed to have beside others of the group
+        self._group_of: list[int] = []
+        self._usual = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
         #: by column: number of trials, as plain ints, because they are read in every turn
         self.by_column: list[int] = []
@@ -66,8 +70,13 @@ class Durations:
         #: number of changes of the estimate
         self.version = 0
 
-    def add_column(self) -> None:
-        """Add the column of a class without trials."""
+    def add_column(self, group: int | None = None, usual: float = 0.0) -> None:
+        """Add the column of a class without trials.
+
+        Columns with the same `group` are assumed to differ by their `usual` log seconds. By default, a column is alone.
+        """
+        self._group_of.append(-1 - len(self._group_of) if group is None else group)
+        self._usual = np.append(self._usual, usual)
         blank = np.zeros((4, len(self._row_part), 1))
         self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
         self._column_part = np.append(self._column_part, 0.0)
@@ -133,6 +142,10 @@ class Durations:
             self._open = supposed
             self._estimate = None
 
+    def ended(self, columns: Sequence[int]) -> Array:
+        """Return the number of trials of some columns from which was learned, shape (subspaces, columns)."""
+        return np.asarray(self._told[0][:, columns])
+
     def estimate(self) -> Estimate:
         """Return the current estimate. It is one second for all pairs before there are trials."""
         due = self._trials >= self._estimated_at + max(1, int(GROWTH * self._estimated_at))
@@ -161,13 +174,22 @@ class Durations:
             rest = scaled * (measured - self._column_part)
             self._row_part = (rest.sum(axis=1) + RIDGE * common) / by_row
             rest = scaled * (measured - self._row_part[:, None])
-            self._column_part = rest.sum(axis=0) / by_column
+            self._column_part = (rest.sum(axis=0) + RIDGE * self._group_part(by_column - RIDGE)) / by_column
         prior = self._row_part[:, None] + self._column_part
         own = (measured - prior) * self._pair_variance * weight
         variance = self._pair_variance * (1.0 - self._pair_variance * weight)
         # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
         return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
+
+    def _group_part(self, weights: Array) -> Array:
+        """Return the effect of each column by the weighted mean of its group; 0 for a column that is alone."""
+        if len(set(self._group_of)) == len(self._group_of):
+            return np.zeros(len(self._group_of))
+        groups, places, sizes = np.unique(self._group_of, return_inverse=True, return_counts=True)
+        total = np.bincount(places, weights * (self._column_part - self._usual), len(groups))
+        means = (total / (np.bincount(places, weights, len(groups)) + RIDGE))[places]
+        return np.where(sizes[places] > 1, means + self._usual, 0.0)
 
 
 def filled(

@@ -80,7 +80,9 @@ class Demand:
         budget = sum(budgets) / len(budgets) if budgets else None
         width = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
         # A trial of twice the mean number of slots takes as many slot seconds as two of the mean number.
-        relative = np.array([[self._width(name, sent, width) / width] for name in row_of]).reshape(-1, 1)
+        # With searched widths, the model predicts slot seconds, whatever the width.
+        own = [1.0 if self._cost_model.widths else self._width(name, sent, width) for name in row_of]
+        relative = np.array(own).reshape(-1, 1) / width
         typical = np.maximum(self._cost_model.typical_seconds(names, budget) * relative, LEAST_SECONDS).tolist()
         return wanted_slots(
             {kind: dict(zip(names, typical[row], strict=True)) for kind, row in row_of.items()},

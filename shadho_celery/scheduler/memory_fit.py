@@ -3,11 +3,15 @@
 Classes are ordered separately for each kind of memory: a trial that has run out of GPU memory needs a class with larger
 GPUs, and the RAM of that class does not matter. As a last resort, if no class with larger GPUs is left, a class without
 GPUs takes the trial.
+
+If the number of GPUs of a trial is searched, a class counts as one for each width: on more GPUs of the same size, a
+trial has more memory (`CostModel.kind`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_class
 
 from msgspec.structs import replace
 
@@ -34,15 +38,18 @@ class MemoryFit:
         self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
         #: the live classes that were sorted last, with their memories
         self._sorted: list[tuple[str, int, int]] | None = None
+        #: by name and room of a live class or machine: what `_kinds` returns
+        self._known_kinds: dict[tuple[str, int], dict[int, ComputeClass]] = {}
         #: a sentence for each decision to try a class without GPUs as the last resort (keys; the values are None)
         self.notices: dict[str, None] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Replace the live classes."""
-        self._live = classes
-        self._seen |= {known.name: known for known in classes}
+        self._known_kinds.clear()
+        self._live = kinds = [kind for known in classes for kind in self._kinds(known).values()]
+        self._seen |= {known.name: known for known in kinds}
         # The memories are the same in most turns.
-        if self._sorted == (memories := [(known.name, known.memory, known.gpu_memory) for known in classes]):
+        if self._sorted == (memories := [(known.name, known.memory, known.gpu_memory) for known in kinds]):
             return
         self._sorted = memories
         with_gpus = [name for name, known in self._seen.items() if known.gpu_memory]
@@ -55,7 +62,14 @@ class MemoryFit:
         """Return False if the class has too few slots for the trial, or probably too little memory while another class
         has enough slots and more memory.
         """
-        if trial.slots > compute_class.room:
+        return any(self._fits(trial, kind) for kind in self._kinds(compute_class).values())
+
+    def widths(self, trial: Trial, compute_class: ComputeClass) -> list[int]:
+        """Return those of the searched widths for which the class has slots, and probably the memory."""
+        return [width for width, kind in self._kinds(compute_class).items() if self._fits(trial, kind)]
+
+    def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        if not self._is_wide_enough(trial, compute_class):
             return False
         if len(self._live) == 1:
             # It is the only class, so no class has more memory.
@@ -76,7 +90,7 @@ class MemoryFit:
         """Return the reason to try a trial on another class if it ran out of memory and a class is left, else None."""
         if result.outcome.out_of_memory is None or result.compute_class is None:
             return None
-        name = result.compute_class
+        name = self._model.kind(result.compute_class, trial.slots)
         memory = self._kind(name, result.outcome.out_of_memory)
         self._model.tell_out_of_memory(trial, name, memory)
         told = [*self._shortages(trial), (name, memory)]
@@ -92,7 +106,7 @@ class MemoryFit:
 
     def warned(self, result: Result, trial: Trial) -> Result:
         """Return the result. It gets a warning if its trial ended well on a class that was the last resort."""
-        seen = self._seen.get(str(result.compute_class))
+        seen = self._seen.get(self._model.kind(str(result.compute_class), trial.slots))
         if result.outcome.state not in WELL or not trial.outgrown or seen is None or seen.gpu_memory:
             return result
         lacking = [name for name, memory in self._shortages(trial) if memory is Memory.GPU]
@@ -128,12 +142,36 @@ class MemoryFit:
         if not has or all(each.bytes_of(memory) <= has for each in larger):
             return False
         # With a GPU a trial takes less RAM than without.
-        alike = [each.name for each in self._live if bool(each.gpu_memory) == bool(compute_class.gpu_memory)]
+        width = self._model.split(compute_class.name)[1]
+        alike = [
+            each.name
+            for each in self._live
+            if bool(each.gpu_memory) == bool(compute_class.gpu_memory) and self._model.split(each.name)[1] == width
+        ]
         needed = self._model.memory(trial.subspace, [trial.params], alike, memory, budget=trial.budget)
         return needed is not None and float(needed[0]) > has
 
     def _wide_enough(self, trial: Trial) -> list[ComputeClass]:
-        return [each for each in self._live if each.room >= trial.slots]
+        return [each for each in self._live if self._is_wide_enough(trial, each)]
+
+    def _is_wide_enough(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        return bool(self._model.widths) or trial.slots <= compute_class.room
+
+    def _kinds(self, compute_class: ComputeClass) -> dict[int, ComputeClass]:
+        """Return a class by width, under the names of its kinds; the class itself if no widths are searched.
+
+        Widths for which it has no room are left out.
+        """
+        if not self._model.widths:
+            return {1: compute_class}
+        name, room = key = compute_class.name, compute_class.room
+        if key not in self._known_kinds:
+            self._known_kinds[key] = {
+                width: replace_class(compute_class, name=self._model.kind(name, width))
+                for width in self._model.widths
+                if width <= room
+            }
+        return self._known_kinds[key]
 
     def _larger(
         self, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
@@ -165,5 +203,8 @@ class MemoryFit:
         """Return the kind of memory that ran out on a class. If the class has no GPU, it can only be the host's."""
         return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
 
-    def _size(self, name: str, memory: Memory) -> tuple[int, int, str]:
-        return self._seen[name].bytes_of(memory), -self._strength.get(name, len(self._strength)), name
+    def _size(self, name: str, memory: Memory) -> tuple[int, int, str, int]:
+        known, width = self._model.split(name)
+        # Wider trials have more GPU memory, and take more RAM.
+        width = width if memory is Memory.GPU else -width
+        return self._seen[name].bytes_of(memory), -self._strength.get(known, len(self._strength)), known, width

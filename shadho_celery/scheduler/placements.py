@@ -70,15 +70,16 @@ class Placements:
             for name in subspaces
             if (row := row_of.get(name)) is not None and typical[row].max() < SHORT_SECONDS
         }
-        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
+        alike: defaultdict[tuple[str, float | None, int], list[int]] = defaultdict(list)
         for place, attempt in enumerate(attempts):
             if attempt.subspace in short and attempt.budget is None:
                 found[place] = short[attempt.subspace]
             elif attempt.subspace in row_of:
-                alike[attempt.subspace, attempt.budget].append(place)
-        for (subspace, budget), places in alike.items():
+                alike[attempt.subspace, attempt.budget, attempt.slots].append(place)
+        for (subspace, budget, slots), places in alike.items():
             params = [attempts[place].params for place in places]
-            seconds = self.cost_model.seconds_on(subspace, classes, params, budget=budget)
+            kinds = [self.cost_model.kind(name, slots) for name in classes]
+            seconds = self.cost_model.seconds_on(subspace, kinds, params, budget=budget)
             for place, each in zip(places, seconds.tolist(), strict=True):
                 found[place] = each
         return found

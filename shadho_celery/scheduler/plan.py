@@ -206,7 +206,7 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
     """
     settings, subspaces = plan.settings, plan.subspaces
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)
-    cost_model = CostModel(subspaces, declared)
+    cost_model = CostModel(subspaces, declared, settings.widths)
     generator = np.random.default_rng([study.record.seed, _POLICY_STREAM])
     samplers = make_samplers(plan.make_sampler, subspaces, (study.record.seed,))
     policy = make_policy(

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import NO_OUTCOME, WELL, Params, Trial, TrialState
 from shadho_celery.fidelity.rounds import ENDLESS, Endless, Replay, Rounds, Wanted
-from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
+from shadho_celery.placement.base import Choice, Excess, Fits, Offers, Policy, Slot
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
@@ -180,13 +180,13 @@ class Proposals:
             return self.policy.prices(subspace)
         return {}
 
-    def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
+    def ask(self, compute_class: ComputeClass, fits: Fits, left: float, excess: Excess | None = None) -> Trial | None:
         """Return a new trial that `fits` a class, or None if none is wanted now.
 
         New trials that do not fit wait in the study. `left` is the maximum number of trials that may still be sent,
-        including the waiting ones.
+        including the waiting ones. `excess` is as in `Slot`.
         """
-        slot = Slot(compute_class, self.study, self.study.clock.now())
+        slot = Slot(compute_class, self.study, self.study.clock.now(), excess)
         if wants := self.policy.wants():
             self._draw_ahead(wants, left)
         for _ in range(DRAWS):

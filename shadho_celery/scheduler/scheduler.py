@@ -26,6 +26,7 @@ from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.placements import Placements
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
+from shadho_celery.scheduler.widths import Widths
 from shadho_celery.study.failures import Hopelessness
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
@@ -82,6 +83,7 @@ class Scheduler:
         self.paused = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
         self._reservations = Reservations(self.study)
+        self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations.reserved)
         self._declined = Declined()
         self._placements = Placements(self.study.recorder, self.cost_model)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
@@ -203,8 +205,10 @@ class Scheduler:
             counts = self.study.recorder.preemptions(self.study.clock.wall())
             self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()
+        self.cost_model.see(classes)
         self.classes = self._in_order(classes) if len(classes) > 1 else [*classes]
         self._memory_fit.see(self.classes)
+        self._widths.see(self.classes)
         if self._reservations.reserved:
             self._reservations.see(self.classes)
         if self.cheapest is not None:
@@ -461,9 +465,15 @@ class Scheduler:
                     trial = trial or (None if self.cheapest is None else self._left_over(compute_class))
                 if trial is None:
                     continue
+                if self.cost_model.widths and trial.number not in self._reservations.reserved.values():
+                    trial = self.study.widen(trial, self._widths.choose(trial, compute_class))
                 place = compute_class
                 if place.host is not None and place.place not in self._reservations.reserved:
-                    alike = [each for each in places if each.name == place.name and self._fits(trial, each)]
+                    alike = [
+                        each
+                        for each in places
+                        if each.name == place.name and trial.slots <= each.room and self._fits(trial, each)
+                    ]
                     place = self._reservations.best(trial, alike, self.proposals.machines.get(trial.number))
                 if self._reservations.may_start(trial, place):
                     self._reservations.reserved.pop(place.place, None)
@@ -486,7 +496,8 @@ class Scheduler:
         )
         if waiting is not None or compute_class.place in self._reservations.reserved:
             return waiting
-        return self.proposals.ask(compute_class, self._fits, self._left())
+        excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
+        return self.proposals.ask(compute_class, self._fits, self._left(), excess)
 
     @property
     def _used(self) -> list[ComputeClass]:

@@ -142,6 +142,8 @@ class Speculation:
         for (subspace, budget), group in groupby(sorted(trials, key=alike), alike):
             # Predicting many takes hardly longer than predicting one.
             params = {trial.number: trial.params for trial in group}
-            medians = self._model.seconds(subspace, compute_class, list(params.values()), budget=budget or None)
+            # Only trials of one slot are copied.
+            kind = self._model.kind(compute_class, 1)
+            medians = self._model.seconds(subspace, kind, list(params.values()), budget=budget or None)
             found.update(zip(params, medians.tolist(), strict=True))
         return found

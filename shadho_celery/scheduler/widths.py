@@ -1,16 +1,24 @@
-"""Width of a trial: its number of slots of one class, as set in the study file."""
+"""Width of a trial: its number of slots of one class, as set in the study file or chosen where the trial is placed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import short
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import SlotsSetting
-from shadho_celery.core.trial import MAX_SLOTS, Params
+from shadho_celery.core.trial import MAX_SLOTS, Params, Trial
 from shadho_celery.errors import UsageError
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.features import Array
+from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.space.split import Subspace
+from shadho_celery.study.state import StudyState
 
 #: function from drawn params to the number of slots
 Width = Callable[[Params], int]
@@ -18,12 +26,23 @@ Width = Callable[[Params], int]
 #: number of draws from each subspace with which the setting is tested before the study starts
 SAMPLES = 8
 
+#: standard deviations by which a width counts as faster than estimated, so that widths with few trials are tried
+OPTIMISM = 1.0
+#: trials of a subspace that may run at a time on a width of a class, for each that has ended there
+MORE = 4
+#: part of the seconds that a late trial has run for which it is expected to run on
+OVERDUE = 0.1
+#: decimal places of a log cost that count; of widths that differ only by rounding, one that was not tried is chosen
+DIGITS = 6
+
 
 def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "slots") -> Width:
     """Return the setting called `name`, slots or gpus, as a function of drawn params. Raises UsageError unless it gives
     whole numbers from 1 to MAX_SLOTS.
     """
     space = subspaces[0].space
+    if isinstance(slots, (list, tuple)):
+        slots = min(_count(each, name) for each in slots)
     if isinstance(slots, int):
         width = _count(slots, name)
         return lambda params: width
@@ -65,3 +84,104 @@ def _count(value: object, name: str) -> int:
             f"STUDY['{name}'] gives {short(value, 60)}; a trial takes a whole number of {name} from 1 to {MAX_SLOTS}"
         )
     return number
+
+
+class Widths:
+    """Chooses among the searched widths for each trial, where it is placed: the one that costs least there.
+
+    A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
+    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. A width on which no trial of the
+    subspace has ended gets one trial at a time, because it may take very long there.
+    """
+
+    def __init__(
+        self,
+        study: StudyState,
+        cost_model: CostModel,
+        memory_fit: MemoryFit,
+        reserved: Container[tuple[str, str | None]],
+    ) -> None:
+        """`reserved` has the places that are reserved for a trial, see `ComputeClass.place`."""
+        self._study = study
+        self._model = cost_model
+        self._memory_fit = memory_fit
+        self._reserved = reserved
+        self._classes: Mapping[str, ComputeClass] = {}
+        #: by number and attempt: expected seconds of a live attempt
+        self._expected: dict[tuple[int, int], float] = {}
+
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        """Update the live classes."""
+        self._classes = {each.name: each for each in classes}
+        if len(self._expected) > 2 * len(self._study.live):
+            live = {sent.key for sent in self._study.live}
+            self._expected = {key: seconds for key, seconds in self._expected.items() if key in live}
+
+    def choose(self, trial: Trial, compute_class: ComputeClass) -> int:
+        """Return the number of slots that a trial takes of a class, or of its machines if this is one of them."""
+        name = compute_class.name
+        widths, idle = self._model.widths_on(name), self._idle(name)
+        fitting = self._memory_fit.widths(trial, self._classes[name])
+        able = [w for w, each in zip(widths, idle, strict=True) if w in fitting and each < math.inf]
+        if not able:
+            return min(compute_class.room, max(fitting, default=widths[0]))
+        ended = dict(zip(widths, self._model.ended(trial.subspace, name), strict=True))
+        running = Counter(
+            attempt.slots
+            for attempt in self._study.attempts
+            if attempt.compute_class == name and attempt.subspace == trial.subspace
+        )
+        costs = np.log(self._model.slot_seconds([trial], name, OPTIMISM)[0] + idle).round(DIGITS)
+        known = [
+            (cost, bool(running[width] or ended[width]), -width)
+            for width, cost in zip(widths, costs.tolist(), strict=True)
+            if width in able and (width == max(able) or running[width] <= MORE * ended[width])
+        ]
+        return -min(known)[2]
+
+    def excess(self, trials: Sequence[Trial], compute_class: ComputeClass) -> Array:
+        """Return the log factors by which trials cost more on a class now than if all of its slots were free."""
+        name = compute_class.name
+        costs = self._model.slot_seconds(trials, name)
+        for subspace in {trial.subspace for trial in trials}:
+            rows = [trial.subspace == subspace for trial in trials]
+            unknown = [number == 0 for number in self._model.ended(subspace, name)[:-1]]
+            costs[np.ix_(rows, [*unknown, False])] = math.inf
+        now = (costs + self._idle(name)).min(axis=1)
+        return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
+
+    def _idle(self, compute_class: str) -> Array:
+        """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
+
+        They are infinite for a width that no machine has which is not reserved.
+        """
+        left: defaultdict[str | None, list[float]] = defaultdict(list)
+        live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
+        for sent in live:
+            left[sent.attempt.only_on or sent.attempt.host] += [self._left(sent)] * sent.attempt.slots
+        widths = self._model.widths_on(compute_class)
+        least = np.full(len(widths), math.inf)
+        for place in self._classes[compute_class].places:
+            if place.place in self._reserved:
+                continue
+            taken = sorted(left[place.host])
+            free = max(0, place.slots - max(len(taken), place.busy))
+            ends = [0.0] * free + taken
+            # A trial wider than the study's share of the class would wait until the study uses none of it.
+            most = min(len(ends), place.room, max(place.limit, widths[0]))
+            for row, width in enumerate(widths):
+                if width <= most and ends[width - 1] < math.inf:
+                    least[row] = min(least[row], width * ends[width - 1] - sum(ends[:width]))
+        return least
+
+    def _left(self, sent: Sent) -> float:
+        """Return the expected seconds until an attempt ends; inf before any trial has ended."""
+        attempt = sent.attempt
+        if not self._model.has_learned or attempt.subspace not in self._model.row_of:
+            return math.inf
+        if sent.key not in self._expected:
+            kind = self._model.kind(str(attempt.compute_class), attempt.slots)
+            found = self._model.seconds(attempt.subspace, kind, [attempt.params], budget=attempt.budget)
+            self._expected[sent.key] = float(found[0])
+        ran = max(0.0, self._study.clock.now() - min(sent.began, self._study.clock.now()))
+        return max(self._expected[sent.key] - ran, ran * OVERDUE)

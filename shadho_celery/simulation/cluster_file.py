@@ -20,7 +20,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.executor import LEASE_SECONDS, Change, Stay
-from shadho_celery.simulation.params import PARAMS, Expression, Param, Value, by_name
+from shadho_celery.simulation.params import PARAMS, Choice, Expression, Param, Value, by_name
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):
@@ -154,14 +154,16 @@ class Family(_Loss, frozen=True, kw_only=True):
     failure_rate: float = 0.0
     #: peak bytes of a trial; 0 to ignore memory
     memory: int = 0
-    #: number of slots of one worker that a trial takes; an expression computes it from the trial's params
-    gpus: int | Expression = 1
+    #: number of slots of one worker that a trial takes; an expression computes it from the trial's params. A list has
+    #: the numbers among which the study chooses
+    gpus: int | Expression | Sequence[int] = 1
 
     def width(self, values: Mapping[str, Value]) -> float:
         """Return the slots of a trial with these values of its params. Raises ValueError for an impossible expression.
 
         A scheduler refuses what is not a whole number.
         """
+        assert isinstance(self.gpus, (Expression, int))
         return self.gpus(values) if isinstance(self.gpus, Expression) else self.gpus
 
     def seconds_on(self, compute_class: str, values: Mapping[str, Value]) -> float:
@@ -217,6 +219,12 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     def shares(self) -> dict[str, float]:
         """Shares of the trials by family, relative to each other."""
         return {name: family.share for name, family in self.families.items()}
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of slots among which the study chooses for a trial; [] if it does not."""
+        gpus = next(iter(self.families.values())).gpus
+        return [*gpus] if isinstance(gpus, Sequence) else []
 
     @property
     def takes_gpus(self) -> bool:
@@ -319,6 +327,8 @@ def parse(description: Mapping[str, object]) -> Cluster:
     if not sum(slots.values()) and not any(change.slots > 0 for change in changes):
         raise UsageError("classes: there are no workers; give a class workers = 1 or more")
     families = {name: _family(name, value, per_worker, top.failure_rate) for name, value in top.families.items()}
+    if len({tuple(each.gpus) if isinstance(each.gpus, list) else None for each in families.values()}) > 1:
+        raise UsageError("families: with a list, gpus is that of the whole study; give all families the same list")
     if not families:
         raise UsageError(f"families: at least one is needed; {_FORM}")
     if len(families) > DEFAULT_MAX_SUBSPACES:
@@ -366,13 +376,18 @@ def _family(name: str, value: object, classes: Mapping[str, int], rate: float) -
     if missing := [key for key in classes if key not in table.seconds]:
         raise UsageError(f"{where}.{missing[0]}: it is missing; {_FORM}")
     params = {key: _param(f"families.{name}.params.{key}", key, law) for key, law in table.params.items()}
+    gpus = _gpus(f"families.{name}.gpus", table.gpus, params, max(classes.values(), default=1))
+    named: Mapping[str, Param] = params
+    if isinstance(gpus, list):
+        # Expressions may name the chosen number.
+        named = {"gpus": Choice(options=[*map(float, gpus)]), **params}
     return Family(
-        seconds={key: _seconds(f"{where}.{key}", table.seconds[key], params) for key in classes},
+        seconds={key: _seconds(f"{where}.{key}", table.seconds[key], named) for key in classes},
         params=params,
         share=table.share,
         failure_rate=rate if table.failure_rate is None else table.failure_rate,
         memory=int(table.memory_gib * GIB),
-        gpus=_gpus(f"families.{name}.gpus", table.gpus, params, max(classes.values(), default=1)),
+        gpus=gpus,
         **asdict(as_record(table.loss, _Loss, f"families.{name}.loss", _FORM)),
     )
 
@@ -390,21 +405,31 @@ def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | 
     return _expression(where, value, params, _computed)
 
 
-def _gpus(where: str, value: object, params: Mapping[str, Param], most: int) -> int | Expression:
-    """Return a number of slots, from 1 to `most`, or an expression that gives one for random draws of the params."""
+def _gpus(where: str, value: object, params: Mapping[str, Param], most: int) -> int | Expression | list[int]:
+    """Return a number of slots, from 1 to `most`, or an expression that gives one for random draws of the params, or a
+    list of such numbers.
+    """
+    if isinstance(value, list) and value:
+        return sorted({_number_of_slots(f"{where}.{place}", each, most) for place, each in enumerate(value)})
+    if not isinstance(value, str) or not params:
+        return _number_of_slots(where, value, most)
 
     def check(expression: Callable[[Mapping[str, Value]], float], values: Mapping[str, Value]) -> None:
         if not (gpus := expression(values)).is_integer() or not 1 <= gpus <= most:
-            raise ValueError(f"it gives {gpus:g}, but a trial takes 1 to {most} slots, those of the largest worker")
+            raise ValueError(_no_slots(gpus, most))
 
-    if isinstance(value, str) and params:
-        return _expression(where, value, params, check)
+    return _expression(where, value, params, check)
+
+
+def _number_of_slots(where: str, value: object, most: int) -> int:
     number = as_record(value, _Count, where, _FORM)
-    try:
-        check(lambda _: float(number), {})
-    except ValueError as error:
-        raise UsageError(f"{where}: {number} is refused: {error}; {_FORM}") from None
+    if number > most:
+        raise UsageError(f"{where}: {number} is refused: {_no_slots(number, most)}; {_FORM}")
     return number
+
+
+def _no_slots(gpus: float, most: int) -> str:
+    return f"it gives {gpus:g}, but a trial takes 1 to {most} slots, those of the largest worker"
 
 
 def _expression(where: str, text: str, params: Mapping[str, Param], check: Callable[..., object]) -> Expression:

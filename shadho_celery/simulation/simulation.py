@@ -147,7 +147,7 @@ def simulate(
         speculate=speculate,
         place_by=place_by,
         deadline=deadline,
-        gpus=make_gpus(cluster) if cluster.takes_gpus else None,
+        gpus=cluster.widths or (make_gpus(cluster) if cluster.takes_gpus else None),
     )
     settings = replace(choice, classes=tuple(cluster.slots), fidelity=cluster.fidelity)
     began = time.process_time()
@@ -361,6 +361,8 @@ def make_play(cluster: Cluster, seed: int, progress: Progress | None = None) -> 
         delay = delays[(draw + (attempt.attempt - 1) * NEXT_ATTEMPT) % DRAWS]
         units, handover, continued = checkpoints.begin(attempt)
         values = {param: law.value(attempt.params[_label(param, name)]) for param, law in family.params.items()}
+        if cluster.widths:
+            values = {"gpus": float(attempt.slots), **values}
         kept = progress.kept(attempt)
         if kept:
             handover = cluster.handover_seconds

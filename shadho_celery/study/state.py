@@ -332,6 +332,10 @@ class StudyState(StudyTrials):
         """Put a trial into the queue from which `next_waiting` takes: at the end, or with `first` at the front."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
+    def widen(self, trial: Trial, slots: int) -> Trial:
+        """Set the number of slots of a WAITING trial, which the scheduler has chosen. Return the trial."""
+        return trial if trial.slots == slots else self._note(replace(trial, slots=slots))
+
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
         """Remove the first trial that `fits` from the queue of waiting trials, and return it; None if no trial fits."""
         passed_over = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +73,36 @@ def test_a_trial_gets_all_its_slots_on_one_machine_or_none(
     assert {trial["attempt"] for trial in desk.trials()} == {1}, desk.said()
 
 
+#: Each trial returns its number of slots, which the scheduler chooses.
+CHOSEN = """
+import time
+from hyperopt import hp
+
+SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"gpus": [1, 2, 4], "sampler": "random"}
+
+def objective(params, context):
+    time.sleep(0.2)
+    return {"loss": params["x"], "gpus": context.gpus}
+"""
+
+
+def test_of_a_list_each_number_is_tried_and_the_objective_gets_what_is_recorded(
+    desk: Desk, redis_url: str, unique: Callable[[str], str]
+) -> None:
+    name = unique("cpu")
+    desk.write("chosen.py", CHOSEN)
+    desk.worker(name, "-c", "4", SHADHO_CORES="4", SHADHO_HOST="a", SHADHO_IMPORTS="chosen")
+    with redis.Redis.from_url(redis_url) as client:
+        until(lambda: len([*client.scan_iter("shadho:worker:*")]) == 1, 40, desk.said)
+    command = desk.launch("chosen", "--trials", "20", "--seed", "1", "--json").wait(90)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"]["complete"] == 20
+    trials = desk.trials()
+    assert [json.loads(trial["metrics"])["gpus"] for trial in trials] == [trial["slots"] for trial in trials]
+    assert {trial["slots"] for trial in trials} == {1, 2, 4}
+
+
 def test_several_workers_of_one_machine_share_its_trials_and_none_is_sent_twice(
     desk: Desk, redis_url: str, unique: Callable[[str], str]
 ) -> None:
@@ -110,6 +141,7 @@ def test_several_workers_of_one_machine_share_its_trials_and_none_is_sent_twice(
             "STUDY['gpus'] gives a trial 3 slots of one class, and no class has that many here; give --workers",
         ),
         ("-1", 'STUDY["gpus"]: -1 is not allowed; give a number from 1, a key or a function'),
+        ("[1, 0]", 'STUDY["gpus"]: [1, 0] is not allowed; a list needs whole numbers from 1, such as [1, 2, 4]'),
         ("2, 'slots': 2", "slots may be on several workers and gpus are on one; leave out one of the two"),
     ],
 )

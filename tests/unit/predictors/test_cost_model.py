@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Memory, Outcome, Trial, TrialState
 from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, CostModel
@@ -586,3 +587,19 @@ def test_the_seconds_of_an_attempt_that_continued_an_interrupted_one_are_not_lea
     for continued, learned in ((True, 0), (False, 1), (None, 1)):
         model = told([measured(trial, continued=continued)])
         assert model.timed(CLASSES[0]) == learned
+
+
+def test_with_searched_widths_a_class_costs_the_slot_seconds_of_its_best_width() -> None:
+    costs = CostModel(SUBSPACES, declared_cost(lambda params: 1.0, SPACE, SUBSPACES), widths=[1, 2, 4])
+    costs.see([ComputeClass(name="gpu", slots=4), ComputeClass(name="cpu", slots=2)])
+    assert (costs.widths_on("gpu"), costs.widths_on("cpu")) == ([1, 2, 4], [1, 2])
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        for slots, seconds in ((1, 400.0), (2, 100.0), (4, 90.0)):
+            costs.tell(fresh(NET, "gpu", generator, slots=slots, seconds=seconds))
+    logs = costs.log_seconds(["gpu"])[costs.row_of[NET]]
+    assert logs == pytest.approx(math.log(200.0), abs=0.1)
+    params = drawn(NET, generator, 3)
+    waiting = [Trial(number=place, subspace=NET, params=each) for place, each in enumerate(params)]
+    assert costs.slot_seconds(waiting, "gpu") == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
+    assert costs.ended(NET, "gpu") == [30, 30, 30]

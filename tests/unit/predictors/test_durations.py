@@ -340,3 +340,17 @@ def test_trials_that_run_as_long_as_expected_tell_nothing() -> None:
     before = table.estimate()
     table.suppose([(0, 0, 1.0, 1.0), (0, 0, -3.0, 1.0)])
     assert table.estimate() is before
+
+
+def test_a_column_of_a_group_is_believed_to_be_like_the_others_before_it_is_tried() -> None:
+    """It is as slow as they are beside the other classes, up to its usual difference."""
+    table = Durations(2)
+    for group, usual in ((0, 0.0), (0, -1.0), (1, 0.0), (1, -1.0)):
+        table.add_column(group, usual)
+    for row in range(2):
+        for _ in range(20):
+            table.tell(row, 0, 5.0 + row)
+            table.tell(row, 2, 1.0 + row)
+    mean = table.estimate().mean
+    assert mean[:, 1] == pytest.approx([4.0, 5.0], abs=0.3)
+    assert mean[:, 3] == pytest.approx([0.0, 1.0], abs=0.3)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hyperopt import hp
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.settings import SlotsSetting, StudySettings
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.settings import SlotsSetting, StudySettings, read_settings
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.plan import Plan, make_scheduler
@@ -183,3 +185,115 @@ def test_no_trial_goes_back_and_forth_between_queues_while_a_class_is_reserved(
     study, _ = search(GANGS, slots, replicas, 150, ahead=ahead)
     assert study.count(TrialState.COMPLETE) == 150
     assert max(trial.attempt for trial in study) <= 2
+
+
+# Searched widths
+
+
+class OnGpus(SimulatedExecutor):
+    """Its classes have GPUs of 8 GiB."""
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [
+            replace(
+                each, gpu_memory=2**33, machines=tuple(replace(machine, gpu_memory=2**33) for machine in each.machines)
+            )
+            for each in super().classes()
+        ]
+
+
+def chosen(
+    seconds: Mapping[int, float],
+    trials: int = 60,
+    workers: int = 2,
+    play: Play | None = None,
+    gpus: Any = (1, 2, 4),
+) -> StudyState:
+    """A study on `workers` of four slots whose trials take these seconds by their number of slots."""
+    record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
+    clock = ManualClock()
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
+
+    def lasts(trial: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds[trial.slots])
+
+    executor = OnGpus({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4})
+    space = compile_space({"x": hp.uniform("x", 0, 1)})
+    settings = StudySettings(sampler="random", gpus=[*gpus])
+    scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
+    scheduler.turn_seconds = max(20.0, min(seconds.values(), default=20.0) / 2)
+    for _ in range(10_000):
+        if scheduler.done:
+            return study
+        scheduler.turn()
+    raise AssertionError("it does not end")
+
+
+def widths_of(study: StudyState) -> list[int]:
+    """The numbers of slots of the trials in the order of their starts."""
+    begun = [trial for trial in study.trials if trial.started_at is not None]
+    return [trial.slots for trial in sorted(begun, key=lambda trial: (trial.started_at or 0.0, trial.number))]
+
+
+def test_trials_that_gain_nothing_from_a_second_gpu_get_one() -> None:
+    assert widths_of(chosen({1: 100, 2: 100, 4: 100}))[-30:].count(1) >= 28
+
+
+@pytest.mark.parametrize("second", [0.001, 1.0, 3600.0])
+def test_each_width_is_tried_whatever_the_unit_of_time(second: float) -> None:
+    """Also on a single machine, where one trial of the widest ends before another is begun."""
+    study = chosen({1: 3 * second, 2: 2 * second, 4: second}, trials=12, workers=1)
+    assert {*widths_of(study)} == {1, 2, 4}
+
+
+def test_trials_that_are_slow_on_few_gpus_get_many() -> None:
+    """On fewer than four, they take more slot seconds than on four."""
+    assert widths_of(chosen({1: 1000, 2: 400, 4: 100}))[-30:].count(4) >= 28
+
+
+def test_the_widest_is_tried_first_and_few_trials_at_a_time_on_other_widths() -> None:
+    """One of each, and one more in the slot that these leave free on their machine."""
+    study = chosen({1: 5000, 2: 2500, 4: 100}, trials=100, workers=8)
+    assert widths_of(study)[0] == 4
+    early = Counter(trial.slots for trial in study.trials if (trial.started_at or 0.0) < 2500.0)
+    assert early[1] + early[2] <= 3
+    assert early[4] > 50
+
+
+def test_a_width_that_runs_out_of_memory_gives_way_to_the_next() -> None:
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        if trial.slots < 4:
+            return Outcome(state=TrialState.FAILED, error="out", out_of_memory=Memory.GPU, seconds=10.0)
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=100.0)
+
+    study = chosen({}, play=play)
+    assert study.count(TrialState.COMPLETE) == 60
+    assert {trial.slots for trial in study.trials} == {4}
+    tried = [trial for trial in study.trials if trial.outgrown]
+    assert 1 <= len(tried) < 20
+    assert {name for trial in tried for name in str(trial.outgrown).split(",")} <= {"gpu*1", "gpu*2"}
+
+
+def test_a_width_that_no_worker_has_is_not_chosen() -> None:
+    assert {*widths_of(chosen({2: 100, 4: 60}, gpus=[2, 4, 8]))} == {2, 4}
+
+
+def test_a_machine_does_not_wait_for_a_width_that_gains_little() -> None:
+    """Four GPUs cost 5 % less than one. To wait until four are free at a time would cost more."""
+    study = chosen({1: 100, 2: 50, 4: 24}, trials=200, workers=1)
+    took = sum(trial.slots * (trial.outcome.seconds or 0.0) for trial in study.trials)
+    ends = max(trial.finished_at or 0.0 for trial in study.trials)
+    assert took / (4 * ends) > 0.9
+
+
+@pytest.mark.parametrize("gpus", [[], [0], [1, "two"], [1.5], [True], [-2, 4]], ids=str)
+def test_a_list_without_whole_numbers_is_refused(gpus: Any) -> None:
+    with pytest.raises(UsageError, match="gpus"):
+        read_settings({"gpus": gpus})
+
+
+def test_a_list_for_slots_or_by_money_is_refused() -> None:
+    with pytest.raises(UsageError, match="slots"):
+        read_settings({"slots": [1, 2]})
+    with pytest.raises(UsageError, match="one number of GPUs"):
+        read_settings({"gpus": [1, 2], "place_by": "money", "deadline": "4h", "trials": 10})

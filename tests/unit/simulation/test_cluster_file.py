@@ -634,3 +634,21 @@ def test_the_largest_numbers_of_every_law_are_still_numbers() -> None:
         ("slow", {"probability": 1.0, "factor": LARGEST}),
     ):
         assert np.isfinite(law(name, values).draw(np.random.default_rng(3), 1000)).all()
+
+
+def test_a_list_of_slots_is_searched_and_expressions_of_seconds_may_name_the_number() -> None:
+    text = WIDE.replace("cpu = 10", 'cpu = "8 / gpus"')
+    assert text != WIDE
+    cluster = understood(with_("gpus = [4, 1, 2]", text=text))
+    assert (cluster.widths, cluster.takes_gpus, understood(WIDE).widths) == ([1, 2, 4], True, [])
+    assert cluster.families["net"].seconds_on("cpu", {"gpus": 4.0}) == 2.0
+
+
+@cases("gpus", ["[]", "[0]", "[1, 5]", "[1.5]", '["gpus"]', "[[1]]", "[true]"])
+def test_a_list_with_a_number_that_no_worker_has_is_refused(gpus: str, tmp_path: Path) -> None:
+    assert refusal(with_(f"gpus = {gpus}", text=WIDE), tmp_path).startswith("families.net.gpus")
+
+
+def test_families_with_unlike_lists_are_refused(tmp_path: Path) -> None:
+    more = "gpus = [1, 2]\n[families.other]\nseconds = { cpu = 1 }"
+    assert "give all families the same list" in refusal(with_(more, text=WIDE), tmp_path)

@@ -762,3 +762,17 @@ def test_a_trial_takes_all_its_slots_of_one_worker_and_none_starves() -> None:
     assert min(complete[1], complete[2], complete[4]) > 10
     assert max(complete.values()) < 2 * min(complete.values()), complete
     assert {trial.slots for trial in found.study.trials if trial.compute_class == "little"} == {1, 2}
+
+
+def test_each_family_gets_the_number_of_slots_that_costs_least() -> None:
+    """One gains nothing from more slots; the other takes eight times as long on one as on four."""
+    families = {
+        "small": Family(seconds={"big": 60.0}, gpus=[1, 2, 4]),
+        "large": Family(seconds={"big": Expression("480 / gpus ** 1.5", ["gpus"])}, gpus=[1, 2, 4]),
+    }
+    slots = {"big": 16}
+    described = cluster(slots=slots, per_worker={"big": 4}, memory={"big": 0}, families=families, seconds=4 * 3600.0)
+    late = [t for t in play(described).study.trials if t.state is S.COMPLETE and (t.started_at or 0.0) > 7200.0]
+    chosen = Counter((t.subspace, t.slots) for t in late)
+    assert chosen["family=small", 1] > 0.9 * sum(t.subspace == "family=small" for t in late) > 10
+    assert chosen["family=large", 4] > 0.9 * sum(t.subspace == "family=large" for t in late) > 10
