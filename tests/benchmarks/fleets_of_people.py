@@ -1,8 +1,10 @@
 """Fleets as people have them, on simulated machines: ``python tests/benchmarks/fleets_of_people.py [--quick]``.
 
-- width: the fleet of keras-tuner#825 (8 A100, 8 V100, a hundred small cards), with the number of GPUs of a trial
-  searched, beside each fixed number. Seconds are Gavel's measurements. The models need 3, 5 and 8 GB, of which 2 are on
-  each GPU and the rest is divided. A small card has 4: a trial that needs more takes five times as long there.
+- width: the fleet of keras-tuner#825 (8 A100, 8 V100, a hundred small cards), where the study chooses the number of
+  GPUs of each trial, beside each fixed number. Seconds are Gavel's measurements. The models need 3, 5 and 8 GB, of
+  which 2 are on each GPU and the rest is divided. A small card has 4: a trial that needs more takes five times as long
+  there. The bound with the best number for each trial stands beside that with the best fixed number: what the choice
+  could gain in the long run if all seconds were known.
 - spot: machines that are preempted every 20 minutes on average. No trial may fail by that. The time is compared with
   the bound of a fleet whose trials only read their checkpoints again, on the machines that were there. Beside it stands
   the share of the trials that were interrupted three times: where each interruption is a lost attempt, these fail.
@@ -116,19 +118,30 @@ def seconds_on(model: str, card: str, gpus: int) -> float:
 
 
 def width_cluster(widths: Sequence[int]) -> Cluster:
-    """The fleet of keras-tuner#825, and trials that take one of these numbers of GPUs."""
-    families = {
+    """The fleet of keras-tuner#825, and trials that take one of these numbers of GPUs, as the study chooses."""
+
+    def family(model: str) -> dict[str, Any]:
+        seconds = {card: {gpus: seconds_on(model, card, gpus) for gpus in widths} for card in CARDS}
+        if len(widths) == 1:
+            return {"gpus": widths[0], "seconds": {card: by_gpus[widths[0]] for card, by_gpus in seconds.items()}}
+        return {"gpus": [*widths], "seconds": {card: f"{by_gpus}[gpus]" for card, by_gpus in seconds.items()}}
+
+    families = {model: family(model) for model in MODELS}
+    classes = {card: {"workers": workers, "slots": slots} for card, (slots, workers) in CARDS.items()}
+    return parse({"classes": classes, "families": families, "seconds": WIDTH_SECONDS, **VARIED})
+
+
+def width_rate(widths: Sequence[int]) -> float:
+    """Trials a second that the fleet of keras-tuner#825 can complete, each with the best of these numbers of GPUs."""
+    slots = {card: number * workers for card, (number, workers) in CARDS.items()}
+    needed = {
         model: {
-            "params": {"gpus": {"law": "choice", "options": [*widths]}},
-            "gpus": "gpus",
-            "seconds": {
-                card: str({gpus: seconds_on(model, card, gpus) for gpus in widths}) + "[gpus]" for card in CARDS
-            },
+            card: min(gpus * seconds_on(model, card, gpus) for gpus in widths if gpus <= most)
+            for card, (most, _) in CARDS.items()
         }
         for model in MODELS
     }
-    classes = {card: {"workers": workers, "slots": slots} for card, (slots, workers) in CARDS.items()}
-    return parse({"classes": classes, "families": families, "seconds": WIDTH_SECONDS, **VARIED})
+    return throughput_bound(needed, slots).rate
 
 
 def seconds_to_loss(found: Simulation) -> float:
@@ -142,23 +155,17 @@ def seconds_to_loss(found: Simulation) -> float:
 
 
 def width(seed: int) -> Figures:
-    """A search of the number of GPUs beside each fixed number."""
+    """A study that chooses the numbers of GPUs beside each fixed number."""
     found = simulate(width_cluster(WIDTHS), seed=seed)
     # No small machine has eight.
     fixed = {gpus: seconds_to_loss(simulate(width_cluster([gpus]), seed=seed)) for gpus in WIDTHS[:-1]}
-    slots = {card: number * workers for card, (number, workers) in CARDS.items()}
-    needed = {
-        model: {
-            card: min(gpus * seconds_on(model, card, gpus) for gpus in WIDTHS if gpus <= most)
-            for card, (most, _) in CARDS.items()
-        }
-        for model in MODELS
-    }
-    bound = throughput_bound(needed, slots).rate * found.seconds
+    rate = width_rate(WIDTHS)
+    bound = rate * found.seconds
     best, searched = min(fixed.values()), seconds_to_loss(found)
     return {
         "times sooner than the best fixed": best / searched,
         "part of the bound": found.balanced(dict.fromkeys(MODELS, 1.0)) * found.seconds / 3600 / bound,
+        "bound beside that of the best fixed": rate / max(width_rate([gpus]) for gpus in fixed),
         "hours to the loss": searched / 3600,
         **{f"hours to the loss with {gpus}": each / 3600 for gpus, each in fixed.items()},
     }
