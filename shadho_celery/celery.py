@@ -38,7 +38,7 @@ from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
 from shadho_celery.transport.redis_queues import AMQP
 from shadho_celery.transport.signing import Signer
-from shadho_celery.transport.urls import prefer_own
+from shadho_celery.transport.urls import default_broker, prefer_own
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,10 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     if len(names) > 1:
         raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
     name = names[0] if names else machine.compute_class
+    try:
+        hardware.check_class_name(name, "-Q")
+    except ShadhoError as error:
+        raise _refusal(str(error)) from None
     conf.task_default_queue = name
     conf.task_queues = [broker.queue(name)]
     if not conf.worker_concurrency:
@@ -171,10 +175,13 @@ def _open(sender: Any, **_: object) -> None:
     queues.default_exchange = None
     for each in names:
         queues.select_add(broker.queue(each))
+    if (line := default_broker(str(conf.broker_url))) is not None:
+        log.warning("%s", line)
     try:
         client = connect(conf.get("shadho_redis_url"))
         connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
-        broker.check_access(connection, names, str(conf.broker_url))
+        if (silent := broker.check_access(connection, names, str(conf.broker_url))) is not None:
+            log.warning("%s", silent)
         sender.app.shadho_slots = slots = Slots(
             client,
             machine=machine,

@@ -121,6 +121,8 @@ def main(
         os.environ["SHADHO_IMPORTS"] = ",".join(modules)
     if accept_code:
         os.environ["SHADHO_ACCEPT_CODE"] = "1"
+    if compute_class is not None:
+        hardware.check_class_name(compute_class, "--class")
     durations = {stay.FOR: seconds, stay.IDLE: idle, stay.GRACE: grace}
     os.environ.update({variable: f"{value:f}" for variable, value in durations.items() if value is not None})
     if preempt_signal:

@@ -19,7 +19,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import one_line, printable, short
-from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.units import duration
 from shadho_celery.errors import UsageError
 from shadho_celery.node import stay
@@ -111,8 +111,7 @@ def slurm(
 
     Running trials are told before a job ends, or when it is preempted, so that they write a checkpoint.
     """
-    if re.match(CLASS_NAME, compute_class) is None:
-        raise UsageError(f"--class {short(compute_class, 80)}: give a name of up to 60 characters, without commas")
+    check_class_name(compute_class, "--class")
     files = connection_options.environment(None, None, url_file, signing_key_file)
     if not (url_file or urls.is_fleet({})):
         problem = f"no fleet is named; give --url-file, or set {urls.BROKER} and {urls.REDIS} where sbatch is called"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, plain, short
-from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.trial import Price
 from shadho_celery.errors import UsageError
 
@@ -86,7 +85,6 @@ def parse(content: Mapping[str, object]) -> dict[str, ClassSpec]:
     """Return the classes that the content of a file describes. Raises UsageError with the key of an invalid value."""
     found = {}
     for name, table in as_record(plain(content), _File, form=_FORM).classes.items():
-        if re.match(CLASS_NAME, name) is None:
-            raise UsageError(f"classes: {short(name, 80)} is no class; use up to 60 characters, without commas")
+        check_class_name(name, "classes")
         found[name] = as_record(table, ClassSpec, f"classes.{short(name, 60)[1:-1]}", _FORM)
     return found

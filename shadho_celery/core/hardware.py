@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -27,8 +28,10 @@ from shadho_celery.errors import UsageError
 #: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: format of a compute class's name, which is also that of a queue, and is used in lists with commas
-CLASS_NAME = r"\A[^,\x00-\x1f\x7f\ud800-\udfff]{1,60}\Z"
+#: format of a compute class's name, which is also that of a queue, and is used in lists with commas and in commands
+CLASS_NAME = r"\A\w[\w.+-]{0,59}\Z"
+#: the same in words
+CLASS_NAME_FORM = "up to 60 letters, digits and the characters _ . - +, the first one a letter, a digit or _"
 
 #: GPU memory above which a machine is `gpu_large`
 LARGE_GPU_BYTES = 16 * 2**30
@@ -51,6 +54,12 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 
 _Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+def check_class_name(name: object, where: str) -> None:
+    """Raise UsageError unless `name` can be that of a compute class. `where` says where the name is written."""
+    if not isinstance(name, str) or re.match(CLASS_NAME, name) is None:
+        raise UsageError(f"{where}: {short(name, 80)} is no name of a compute class; use {CLASS_NAME_FORM}")
 
 
 def uses_gpus(compute_class: str) -> bool:

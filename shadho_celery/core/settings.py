@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import guess, misfit, misfit_at, one_line, plain, short
-from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.hardware import CLASS_NAME, CLASS_NAME_FORM
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
@@ -294,10 +294,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cost: Annotated[Any, _about("seconds by subspace, or a function of params; only their proportions matter")] = None
     classes: Annotated[
         tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
-        _about(
-            "compute classes the study expects, the strongest first: a list of names of up to 60 characters, without "
-            "commas"
-        ),
+        _about(f"compute classes the study expects, the strongest first: a list of names, each of {CLASS_NAME_FORM}"),
     ] = ()
     cores: Annotated[Count, _about("cores that one trial uses, a whole number from 1")] = 1
     slots: Annotated[

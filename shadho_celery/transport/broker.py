@@ -167,12 +167,12 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
     return payload
 
 
-def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> None:
+def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> str | None:
     """Raise ServiceError if the broker refuses the connection, or refuses to let it consume these queues.
 
-    Call this before a worker starts. Celery reconnects for ever. That is right while a broker is down, but hides the
-    reason for a permanent refusal. `connection` is Celery's and not open yet; it is closed afterwards. `url` is shown
-    in error messages.
+    Return a line with the remedy if the broker does not answer, else None. Call this before a worker starts. Celery
+    reconnects for ever. That is right while a broker is down, but hides the reason for a permanent refusal.
+    `connection` is Celery's and not open yet; it is closed afterwards. `url` is shown in error messages.
     """
     url = url or connection.as_uri()
     name = names[0]
@@ -194,6 +194,8 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
                 f"the broker at {mask(url)} does not let this worker serve {name} ({cause}); "
                 "check user and password in CELERY_BROKER_URL, and the user's permissions"
             ) from error
+        return f"{unusable(url, error)}; this worker tries again until the broker answers"
+    return None
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:

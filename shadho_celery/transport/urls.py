@@ -48,6 +48,13 @@ def is_fleet(given: Mapping[str, str]) -> bool:
     return any(variable in given or os.environ.get(variable) for variable in DEFAULTS)
 
 
+def default_broker(used: str) -> str | None:
+    """Return a line that names the broker `used` and the remedy if it is the default one and none is named, or None."""
+    if os.environ.get(BROKER) or used != DEFAULTS[BROKER]:
+        return None
+    return f"no broker is named, so the default {used} is used; to name another one, give --broker or set {BROKER}"
+
+
 def check(variable: str, url: str) -> None:
     """Raise UsageError unless a URL can be parsed. Several URLs may be joined by semicolons.
 

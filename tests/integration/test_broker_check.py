@@ -9,13 +9,23 @@ import pytest
 import redis
 import services
 
+from shadho_celery.core.checks import mask
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import check_access, depths, machine_queue, queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
-def test_a_broker_that_does_not_answer_is_no_reason(scheme: str) -> None:
-    check_access(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), ["cpu"])
+def test_a_broker_that_does_not_answer_is_no_reason_to_end_but_named_with_its_remedy(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{scheme}://me:secret@127.0.0.1:{services.free_port()}"
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    said = check_access(kombu.Connection(url, connect_timeout=1), ["cpu"], url)
+    assert said is not None
+    assert said.startswith(f"the broker at {mask(url)} cannot be used (")
+    assert "start it, or check CELERY_BROKER_URL; this worker tries again" in said
+    assert "secret" not in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize("fixture", ["redis_url", "amqp_url"])
@@ -27,7 +37,7 @@ def test_a_queue_that_may_be_served_keeps_its_messages_in_their_order(
         waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
         for number in range(3):
             waiting.put({"number": number})
-        check_access(kombu.Connection(url), [name, machine_queue(name, "here")])
+        assert check_access(kombu.Connection(url), [name, machine_queue(name, "here")]) is None
         assert [waiting.get(timeout=5).payload["number"] for _ in range(3)] == [0, 1, 2]
         waiting.close()
         queue(name)(connection.default_channel).delete()

@@ -51,3 +51,10 @@ def test_a_message_that_cannot_be_acknowledged_has_one_line_and_no_traceback() -
     )
     message.ack_log_error(logger, (ConnectionError,))
     assert written.getvalue() == "Couldn't ack 7, reason:ConnectionError('it is closed')\n"
+
+
+def test_a_worker_of_a_class_with_no_plain_name_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        celeryd_init.send(sender="celery@node", instance=MagicMock(), conf=MagicMock(), options={"queues": "a b"})
+    assert ended.value.code == 2
+    assert "-Q: 'a b' is no name of a compute class" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from shadho_celery.core.hardware import (
     Gpu,
     Machine,
     by_strength,
+    check_class_name,
     detect,
     gpus_text,
     kinds_of,
@@ -407,3 +408,14 @@ def test_a_price_is_a_number_from_0_or_refused(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("SHADHO_PRICE", told)
         with pytest.raises(UsageError, match="give the money that a slot costs an hour"):
             price()
+
+
+@pytest.mark.parametrize("name", ["gpu_large", "größte", "a100-80.2+", "x" * 60])
+def test_a_plain_name_is_one_of_a_class(name: str) -> None:
+    check_class_name(name, "--class")
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b", "-a", ".", "a=1", "a@b", "a/b", "", "a\n", "\u200bcpu", "x" * 61, 7])
+def test_another_name_is_refused_with_a_line_that_says_where_it_is_and_what_is_allowed(name: object) -> None:
+    with pytest.raises(UsageError, match=r"^--class: .* is no name of a compute class; use up to 60 letters"):
+        check_class_name(name, "--class")
