@@ -1,8 +1,20 @@
-"""Names of a run's arguments that are not settings, for messages: options of the command, or arguments in Python."""
+"""Names of a run's arguments that are not settings, for messages: options of the command, or arguments in Python.
+
+Also refuses unknown arguments in Python.
+"""
 
 from __future__ import annotations
 
-from shadho_celery.errors import Words
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from shadho_celery.core.checks import guess
+from shadho_celery.errors import UsageError, Words
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RESUME = Words("--resume", "resume=True")
 STUDY = Words("--study", "study=")
@@ -11,6 +23,23 @@ SEED = Words("--seed", "seed=")
 WARM_START = Words("--warm-start", "warm_start=")
 #: the arguments that say where a study is kept and how it begins, by their names in Python
 ARGUMENTS = {"store": STORE, "study": STUDY, "resume": Words("--resume", "resume="), "seed": SEED}
+
+
+def refuse_unknown(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function raise UsageError, which names a similar argument, for one that it does not have. A decorator."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        for name in named:
+            if name not in known:
+                called = function.__qualname__.removesuffix(".__init__")
+                raise UsageError(
+                    f"{called} has no argument {name}; {guess(name, known)}its arguments are {', '.join(known)}"
+                )
+        return function(*args, **named)
+
+    return checked
 
 
 def resume(name: str) -> Words:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.objective.call import Objective, check_objective
@@ -21,6 +22,7 @@ BOUNDS = ("trials", "seconds", "target", "max_failures", "early_stop")
 
 
 @with_settings
+@refuse_unknown
 @told(Surface.PYTHON)
 def minimize(
     objective: Objective | str,

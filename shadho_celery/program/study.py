@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
@@ -78,6 +79,7 @@ class Study(ShownStudy):
     """
 
     @with_settings
+    @refuse_unknown
     @told(Surface.PYTHON)
     def __init__(
         self,
@@ -270,6 +272,7 @@ class Study(ShownStudy):
                 self._scheduler().turn()
             return self.trial(number)
 
+    @refuse_unknown
     @told(Surface.PYTHON)
     def run(
         self,

@@ -14,7 +14,9 @@ from shadho_celery.core.checks import listed, short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.folders import new_key
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.settings import words
+from shadho_celery.core.trial import COUNTED, Trial
+from shadho_celery.core.units import counted
 from shadho_celery.errors import (
     ShadhoError,
     SpaceChanged,
@@ -68,7 +70,7 @@ def open_study(
     samplers learn from them in every run.
 
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another version), UsageError (another
-    seed) or StoreError.
+    seed, or a new limit on trials that has been passed) or StoreError.
     """
     clock = clock or SystemClock()
     if name is not None:
@@ -87,6 +89,8 @@ def open_study(
     try:
         if repaired is not None:
             repaired(store.repair(record.key, fence, clock.wall()))
+        if resume:
+            _refuse_fewer_trials(store, before, record)
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
         moved = store.moved(record.key) if resume else set()
@@ -113,6 +117,23 @@ def _settled(
     if settle is None:
         return replace(record, settings=settings)
     return replace(record, settings=settings, in_force=dict(settle(settings, in_force)))
+
+
+def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord) -> None:
+    """Raise UsageError if a study gets a new limit on trials, and more trials have ended."""
+    limit = (now.in_force or {}).get("trials")
+    if limit is None or limit == (before.in_force or {}).get("trials"):
+        return
+    ended = sum(count for state, count in store.tally(now.key, "state").items() if state in COUNTED)
+    if limit < ended:
+        raise UsageError(
+            "%s: %s is too few, because %s of study %r have ended; give a number above %s to continue it",
+            words("trials"),
+            limit,
+            counted(ended, "trial", "trials"),
+            now.name,
+            ended,
+        )
 
 
 def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:

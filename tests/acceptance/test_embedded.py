@@ -122,7 +122,8 @@ def test_a_trial_does_not_find_the_password_of_the_store_that_was_given_as_an_op
     desk: Desk, postgres_url: str
 ) -> None:
     """As from `run --store "$DATABASE_URL"`; SHADHO_PASS passes it on."""
-    desk.write("my_study.py", "import os\nSPACE = {}\ndef objective(params): return {'loss': 0, **os.environ}\n")
+    space = "import os\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
+    desk.write("my_study.py", f"{space}def objective(params): return {{'loss': 0, **os.environ}}\n")
     url = sa.make_url(postgres_url).set(password="of-the-store").render_as_string(hide_password=False)
     variables = {"DATABASE_URL": url, "DB_PASS": "of-the-store", "OWN": "own"}
     for passed, seen in (("", {"OWN"}), ("DB_PASS", {"OWN", "DB_PASS"})):

@@ -440,6 +440,24 @@ def test_what_was_in_force_and_is_unknown_here_is_refused(study_file: str, monke
     assert settled(monkeypatch, study_file, "--resume", "--sampler", "tpe")[0].sampler == "tpe"
 
 
+def test_a_study_file_with_nothing_to_search_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "constant_study.py").write_text("SPACE = {'a': 1}\n\n\ndef objective(values):\n    return 0.0\n")
+    assert "There is nothing to search: the space has no hyperparameter" in refused("constant_study")
+
+
+def test_a_limit_below_the_trials_that_have_ended_is_refused_and_not_kept(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = settled(monkeypatch, study_file, "--trials", "12")
+    # As if trials had ended.
+    monkeypatch.setattr(SqlStore, "tally", lambda *_: {"COMPLETE": 5, "FAILED": 1, "CANCELLED": 9, "RUNNING": 2})
+    said = refused(study_file, "--resume", "--trials", "5")
+    assert "--trials: 5 is too few, because 6 trials of study" in said
+    assert "give a number above 6" in said
+    assert settled(monkeypatch, study_file, "--resume")[0] == settings
+    assert settled(monkeypatch, study_file, "--resume", "--trials", "6")[0].trials == 6
+
+
 def test_a_resumption_that_is_refused_changes_nothing_of_what_is_kept(
     study_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
