@@ -189,7 +189,7 @@ def why_here(
         columns={
             "x": [*parts["predicted seconds"]],
             "y": rows,
-            "price": [placed[each].price for each in shown],
+            "shadow price": [placed[each].price for each in shown],
             "chosen": [int(each == chosen) for each in shown],
         },
     )
@@ -199,23 +199,38 @@ def why_here(
     own = placed.get(str(chosen))
     if own is not None and own.seconds is not None:
         title += f", where it was expected to take {took(own.seconds)}"
+    why, *more = [*reasons(placed, chosen, free), ""]
+    if why:
+        title += f", because {why}"
     return Chart(
         name=name,
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=series,
-        note=" ".join(_reasons(placed, str(chosen), free)),
+        note=" ".join(f"{each[0].upper()}{each[1:]}." for each in more if each),
     )
 
 
-def _reasons(placed: Mapping[str, Placed], chosen: str, free: Mapping[str, int]) -> Iterator[str]:
-    """Yield sentences on why a class was chosen."""
-    own = placed[chosen].seconds if chosen in placed else None
-    faster = [name for name, each in placed.items() if own is not None and _key(each.seconds) < own]
-    if full := sorted(name for name in faster if name in free and not free[name]):
-        yield f"No slot was free on {listed(full, 5)}."
-    if len({each.price for each in placed.values()} - {None}) > 1:
-        yield "A class with a high price is kept for trials that it runs comparatively fast."
+def reasons(placed: Mapping[str, Placed], chosen: str | None, free: Mapping[str, int]) -> Iterator[str]:
+    """Yield clauses on why a class was chosen, which may follow "because". The arguments are those of `why_here`."""
+    own = None if chosen is None or chosen not in placed else placed[chosen].seconds
+    if own is None:
+        return
+    if len(placed) == 1:
+        yield "no other class was live"
+        return
+    faster = [name for name, each in placed.items() if _key(each.seconds) < own]
+    if not faster:
+        yield "no class was expected to be faster"
+    elif full := sorted(name for name in faster if name in free and not free[name]):
+        yield f"no slot was free on {listed(full, 5)}"
+    if faster and has_shadow_prices(placed):
+        yield "a class with a high shadow price is kept for trials that it runs comparatively fast"
+
+
+def has_shadow_prices(placed: Mapping[str, Placed]) -> bool:
+    """Return whether a second counts more on one class than on another; equal prices tell nothing."""
+    return len({each.price for each in placed.values()} - {None}) > 1
 
 
 def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str, int]:

@@ -391,7 +391,7 @@ def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
     attempts = study.records.of_trial(found.number)
     yield from map(_attempt, attempts)
     if attempts:
-        yield from _why_here(attempts[-1])
+        yield from _why_here(study, attempts[-1])
         return
     # An earlier version has recorded only the live attempts.
     for each in found.live:
@@ -414,19 +414,26 @@ def _attempt(each: Mapping[str, Any]) -> str:
     return f"  attempt {each['attempt']} on {each['compute_class']}{where}{copy}: {state}{after}{cost}"
 
 
-def _why_here(each: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line on what was known of the compute classes when an attempt was placed, if anything was."""
+def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines on what was known of the compute classes when an attempt was placed, and on why it went there."""
+    from shadho_celery.charts.machines import free_slots, has_shadow_prices, reasons
     from shadho_celery.core.units import took
+    from shadho_celery.pages.reading import StudyData
 
     known = {name: placed for name, placed in each["placed"].items() if placed.seconds is not None}
     if not known:
         return
-    words = []
+    words, has_prices = [], has_shadow_prices(known)
     for name, placed in sorted(known.items(), key=lambda item: item[1].seconds):
-        price = f", price {placed.price:.3g}" if placed.price is not None and len(known) > 1 else ""
+        price = f", shadow price {placed.price:.3g}" if placed.price is not None and has_prices else ""
         queue = f", queue {took(placed.backlog)}" if placed.backlog else ""
         words.append(f"{name} {took(placed.seconds)}{queue}{price}")
     yield f"  predicted when it was placed: {'; '.join(words)}"
+    if has_prices:
+        yield "  (shadow price: what a second of a class is worth to other trials, for the placement; not money)"
+    free = free_slots(StudyData(study).attempts(), each["number"], each["attempt"])
+    if why := [*reasons(known, each["compute_class"], free)]:
+        yield f"  it went to {each['compute_class']} because {', and '.join(why)}"
 
 
 def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator[str]:

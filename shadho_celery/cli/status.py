@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 #: seconds for which a study that starts or ends is waited for
 PASSING_SECONDS = 3.0
 
+#: heading of the ages of announcements; what a row shows was true then
+AS_OF = "as of"
+
 #: number of trials shown for a worker; --json has more
 TRIALS = 8
 
@@ -143,6 +146,8 @@ class FleetState:
     drained: Mapping[str, Drain]
     #: number of messages that wait in each queue, by compute class and by the queue's name; None without such a queue
     depths: Mapping[str, Mapping[str, int | None]]
+    #: seconds since the latest announcement of each worker and each study, by name and by key
+    ages: Mapping[str, float]
 
     @property
     def wanted(self) -> Mapping[str, int | None]:
@@ -176,6 +181,7 @@ def read_fleet(control: Signer | None = None) -> FleetState:
     registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
     with refusals():
         workers, studies = registry.living(), wanting.living()
+        ages = {**registry.ages(workers), **wanting.ages(studies)}
         drained = drains.all({place_of(name): worker.drain_sequence for name, worker in workers.items()})
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in {**study.wants, **study.wanted_slots}}
@@ -189,6 +195,7 @@ def read_fleet(control: Signer | None = None) -> FleetState:
         refused=registry.refused + wanting.refused,
         drained=drained,
         depths={name: {each: waiting[each] for each in names} for name, names in queues.items()},
+        ages=ages,
     )
 
 
@@ -208,10 +215,11 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
                 "trials": None if study.progress is None else _numbers(study.progress),
                 "wants": study.wants,
                 "wanted_slots": study.wanted_slots,
+                "age": fleet.ages.get(key),
             }
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
-        "workers": [_worker(name, worker) for name, worker in sorted(fleet.workers.items())],
+        "workers": [_worker(name, worker, fleet.ages.get(name)) for name, worker in sorted(fleet.workers.items())],
         "refused": fleet.refused,
         "codes": {module: found for module, found in codes(fleet.workers).items() if len(found) > 1},
         "classes": {
@@ -238,15 +246,18 @@ def _numbers(progress: Progress) -> dict[str, int | None]:
     return {name: fact for name, fact in asdict(progress).items() if name != "state"}
 
 
-def _worker(name: str, worker: Worker) -> dict[str, Any]:
-    """Return the facts of a worker, with the trials in its slots in order of their start."""
-    now = time.time()
+def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:
+    """Return the facts of a worker, with the trials in its slots in order of their start.
+
+    They are those of its latest announcement, `age` seconds ago. Its trials may have ended since.
+    """
+    told_at = time.time() - (age or 0.0)
     runs = [
         {
             "study": one_line(share.name or key, 255),
             "trial": trial.number,
             "replica": trial.rank,
-            "seconds": round(max(0.0, now - trial.started_at), 1),
+            "seconds": round(max(0.0, told_at - trial.started_at), 1),
         }
         for key, share in worker.studies.items()
         for trial in share.trials
@@ -263,6 +274,7 @@ def _worker(name: str, worker: Worker) -> dict[str, Any]:
             for gpu in worker.machine.gpus_for(worker.compute_class)
         ],
         "ended": worker.ended,
+        "age": age,
         "runs": sorted(runs, key=lambda run: -run["seconds"]),
     }
 
@@ -320,11 +332,12 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
     if not studies:
         say("no study runs")
         return
-    table = Table("study", "state", *map(right, ("weight", "trials", "running", "waiting")))
+    table = Table("study", "state", *map(right, ("weight", "trials", "running", "waiting", AS_OF)))
     for study in studies:
         trials = study["trials"]
         cells = ("-", "-", "-") if trials is None else (_of(trials), trials["running"], trials["waiting"])
-        table.add_row(Text(study["name"]), Text(study["state"]), f"{study['weight']:.6g}", *map(str, cells))
+        words = [f"{study['weight']:.6g}", *map(str, cells), _ago(study["age"])]
+        table.add_row(Text(study["name"]), Text(study["state"]), *words)
     make_console().print(table)
 
 
@@ -341,7 +354,8 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
     has_gpus = any(worker["gpus"] for worker in workers)
     facts = ["state", *(["GPUs"] if has_gpus else [])]
-    table = Table("worker", *map(right, ("slots", "busy", "ended")), *facts, last("trials in its slots, by study"))
+    numbers = map(right, ("slots", "busy", "ended", AS_OF))
+    table = Table("worker", *numbers, *facts, last("trials in its slots, by study"))
     for worker in workers:
         figures = ("-" if worker[figure] is None else str(worker[figure]) for figure in ("slots", "busy", "ended"))
         texts = [
@@ -349,8 +363,15 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
             *([gpus_text(Gpu(**gpu) for gpu in worker["gpus"])] if has_gpus else []),
             _in_slots(worker["runs"]),
         ]
-        table.add_row(Text(one_line(worker["name"])), *figures, *map(Text, texts))
+        table.add_row(Text(one_line(worker["name"])), *figures, _ago(worker["age"]), *map(Text, texts))
     make_console().print(table)
+
+
+def _ago(age: float | None) -> str:
+    """Return text with how old an announcement is; "-" if it has expired meanwhile."""
+    from shadho_celery.core.units import duration
+
+    return "-" if age is None else f"{duration(age)} ago"
 
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -137,9 +137,7 @@ def summary(
         console.print(placement_table(report))
     if rungs := report.rungs:
         console.print(rung_table(rungs))
-    # Only failures of this run, if it has any, because the code may have been fixed since earlier runs.
-    failures = (run.failures if run is not None else ()) or report.failures
-    wrong = failure_lines(failures, "failed" if run is None or run.failures else "failed before this run")
+    failures, wrong = wrong_lines(report, run)
     name = shlex.quote(report.name)
     notices = [*report.notices, *(() if run is None else run.notices)]
     lines = [
@@ -177,6 +175,22 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
         for each in actions[-ACTIONS:]
     ]
     return lines + [f"and {len(actions) - ACTIONS} earlier requests; all: show --json"] * (len(actions) > ACTIONS)
+
+
+def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:
+    """Return the failures to show, and lines about them.
+
+    They are those of this run, if it has any, because the code may have been fixed since earlier runs. If there were
+    others, the lines say which ones they count.
+    """
+    ours = () if run is None else run.failures
+    before = 0 if run is None else report.counts[_S.FAILED] - sum(each.trials for each in ours)
+    if not before:
+        return report.failures, failure_lines(report.failures)
+    if not ours:
+        return report.failures, failure_lines(report.failures, "failed before this run")
+    more = f"failed before this run: {counted(before, 'trial')}; all: shadho-celery show {shlex.quote(report.name)}"
+    return ours, [*failure_lines(ours, "failed in this run"), more]
 
 
 def failure_lines(failures: Sequence[FailureCount], when: str = "failed") -> list[str]:

@@ -9,7 +9,7 @@ of the workers that share the cores of one host; it expires unless one of these 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -201,6 +201,19 @@ class Registry(Generic[T]):
     def clear(self) -> None:
         """Remove all announcements. Live processes announce themselves again."""
         self._client.delete(self._index)
+
+    def ages(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the seconds since the latest announcement of each of these names that is still live."""
+        names = [*names]
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.pttl(self._name.format(name))
+            left = pipe.execute()
+        return {
+            name: max(0.0, ANNOUNCE_SECONDS - milliseconds / 1000)
+            for name, milliseconds in zip(names, left, strict=True)
+            if milliseconds >= 0
+        }
 
     def living(self) -> dict[str, T]:
         """Return the announcements by name. Unsigned and malformed announcements are left out and counted."""

@@ -16,6 +16,7 @@ from shadho_celery.charts.machines import (
     live_slots,
     one_more_worker,
     predictions,
+    reasons,
     throughput,
     waiting,
     why_here,
@@ -164,10 +165,11 @@ def test_predictions_stand_beside_actual_seconds() -> None:
 
 def test_why_here_shows_each_class_and_the_one_that_was_chosen() -> None:
     chart = why_here({"cpu": Placed(90.0, 5.0, 0.5), "gpu": Placed(10.0, 30.0, 2.0)}, "gpu", (0, 1), 12.5, {})
-    assert chart.title == "Trial 0, attempt 1, went to gpu, where it was expected to take 10 s"
+    expected = "expected to take 10 s, because no class was expected to be faster"
+    assert chart.title == f"Trial 0, attempt 1, went to gpu, where it was {expected}"
     assert chart.axes[1].categories == ["gpu", "cpu"]
     first, backlog, actual = chart.series
-    assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "price": [2.0, 0.5], "chosen": [1, 0]}
+    assert first.columns == {"x": [10.0, 90.0], "y": [0, 1], "shadow price": [2.0, 0.5], "chosen": [1, 0]}
     assert backlog.columns["x"] == [30.0, 5.0]
     assert actual.columns == {"x": [12.5], "y": [0]}
     assert why_here({}, "cpu", (0, 1), None, {}).empty
@@ -184,10 +186,16 @@ def test_a_faster_class_without_a_free_slot_is_named_as_the_reason() -> None:
     placed = {"cpu": Placed(90.0, 0.0, None), "gpu": Placed(10.0, 0.0, None)}
     free = free_slots(found, 2, 1)
     assert free == {"gpu": 0, "cpu": 2}
-    assert why_here(placed, "cpu", (2, 1), None, free).note == "No slot was free on gpu."
+    chart = why_here(placed, "cpu", (2, 1), None, free)
+    assert chart.title.endswith("expected to take 90 s, because no slot was free on gpu")
+    assert chart.note == ""
     later = free_slots(found, 3, 1)
     assert later == {"gpu": 1, "cpu": 1}
-    assert why_here(placed, "cpu", (3, 1), None, later).note == ""
+    assert why_here(placed, "cpu", (3, 1), None, later).title.endswith("expected to take 90 s")
+    priced = {"cpu": Placed(90.0, 0.0, 1.0), "gpu": Placed(10.0, 0.0, 2.0)}
+    assert "a class with a high shadow price is kept" in why_here(priced, "cpu", (3, 1), None, later).title
+    assert why_here(priced, "cpu", (2, 1), None, free).note.startswith("A class with a high shadow price is kept")
+    assert [*reasons({"cpu": Placed(9.0, 0.0, None)}, "cpu", {})] == ["no other class was live"]
     assert free_slots(found, 4, 1) == free_slots(attempts(rows), 2, 1) == {}, "not recorded"
 
 

@@ -9,10 +9,12 @@ import os
 import re
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click.testing import CliRunner
@@ -20,17 +22,21 @@ from hyperopt import hp, space_eval
 from services.cases import cases
 
 import shadho_celery
+from shadho_celery.charts import machines
 from shadho_celery.cli.group import commands
-from shadho_celery.cli.status import _state
+from shadho_celery.cli.results import _why_here
+from shadho_celery.cli.status import _ago, _state, _worker
 from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.errors import StudyNotFound
+from shadho_celery.pages import reading
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
-from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.registry import RunningTrial, Share, Worker
 
 SPACE = hp.choice(
     "model",
@@ -276,6 +282,23 @@ def test_failures_of_code_that_was_changed_since_are_told_by_its_version(here: P
         store.execute("UPDATE trials SET code = 'a1b2c3d4e5f6' WHERE number = 7")
     shown = answer("trials", "svm-1a", "--failed")
     assert [line.count("a1b2c3d4e5f6") for line in shown.splitlines() if "ValueError" in line] == [0, 1, 0]
+
+
+def test_a_trial_says_what_was_predicted_and_why_it_went_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "free_slots", lambda *_: {"big": 0, "cpu": 1})
+    monkeypatch.setattr(reading, "StudyData", MagicMock())
+    placed = {"big": Placed(0.3, 0.2, 1.0), "cpu": Placed(0.5, 0.0, 1.0)}
+    each = {"placed": placed, "compute_class": "cpu", "number": 51, "attempt": 1}
+    assert [*_why_here(MagicMock(), each)] == [
+        "  predicted when it was placed: big 300 ms, queue 200 ms; cpu 500 ms",
+        "  it went to cpu because no slot was free on big",
+    ]
+    assert [*_why_here(MagicMock(), each | {"compute_class": "big"})][-1] == (
+        "  it went to big because no class was expected to be faster"
+    )
+    first, second, _ = _why_here(MagicMock(), each | {"placed": placed | {"cpu": Placed(0.5, 0.0, 0.5)}})
+    assert first.endswith("cpu 500 ms, shadow price 0.5")
+    assert "not money" in second
 
 
 def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
@@ -677,3 +700,12 @@ def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: 
 )
 def test_a_worker_has_one_state(facts: dict[str, Any], state: str) -> None:
     assert _state(Worker(**facts)) == state
+
+
+def test_what_a_worker_runs_is_told_with_its_age_and_as_of_then() -> None:
+    """A trial that ran for a second when the worker announced it, 4 s ago, does not seem to run for 5 s."""
+    share = Share(name="slow", slots=1, trials=[RunningTrial(number=44, started_at=time.time() - 5.0)])
+    shown = _worker("cpu@h.1.a", Worker(studies={"k": share}), 4.0)
+    assert shown["age"] == 4.0
+    assert 0.9 <= shown["runs"][0]["seconds"] < 4.0
+    assert (_ago(4.0), _ago(0.0), _ago(None)) == ("4 s ago", "0 s ago", "-")

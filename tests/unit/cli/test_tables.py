@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hyperopt import hp
@@ -26,14 +26,16 @@ from shadho_celery.cli.live import (
     class_table,
     progress_line,
 )
+from shadho_celery.core.failures import Failure
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
-from shadho_celery.results.report import BEST, StudyReport, overview_of, placed_by_params, report_of, run_of
+from shadho_celery.results.report import BEST, Run, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.failures import FailureCount
 from shadho_celery.study.rungs import OnClass
 from shadho_celery.study.state import StudyState
 
@@ -463,6 +465,23 @@ def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
     line = progress_line(scheduler)
     assert "[/cpu] 0/2 busy" in line
     assert "gpu: no worker" in line
+
+
+def test_the_failures_of_a_resumed_run_say_which_ones_they_count() -> None:
+    def failed(trials: int, first: int) -> FailureCount:
+        return FailureCount(failure=Failure(kind="E", headline="ValueError: no"), first=first, trials=trials)
+
+    def lines(before: int, ours: int) -> list[str]:
+        earlier, later = [failed(before + ours, 2)], [failed(ours, 71)] if ours else []
+        report = SimpleNamespace(name="s", failures=earlier, counts={S.FAILED: before + ours})
+        return tables.wrong_lines(cast(StudyReport, report), Run(seconds=1.0, trials=9, failures=later))[1]
+
+    assert lines(before=2, ours=2) == [
+        "failed in this run: 2 x ValueError: no; the first is trial 71",
+        "failed before this run: 2 trials; all: shadho-celery show s",
+    ]
+    assert lines(before=2, ours=0) == ["failed before this run: 2 x ValueError: no; the first is trial 2"]
+    assert lines(before=0, ours=2) == ["failed: 2 x ValueError: no; the first is trial 2"]
 
 
 def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
