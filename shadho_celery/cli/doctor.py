@@ -246,7 +246,7 @@ def clocks(site: Site) -> Finding:
     offsets |= {
         worker.machine.host: float(worker.clock_offset)
         for worker in needed(site.fleet).workers.values()
-        if worker.clock_offset is not None
+        if worker.clock_offset is not None and worker.machine.host != site.machine.host
     }
     # Compared with one another: the Redis server's own clock matters only as the measure.
     first, last = min(offsets, key=offsets.__getitem__), max(offsets, key=offsets.__getitem__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, below
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.inline import HOST as IN_PROCESS
 from shadho_celery.runner.output import log_path, read_log, replica_logs
@@ -71,7 +71,9 @@ class TrialLogs:
                 self._fleet = self._fleet or self._make_fleet()
             return self._fleet.read(study, number, attempt, host, after=after, source=source)
         if host in {None, socket.gethostname()}:
-            return NoLog(f"trial {number} has printed nothing, or ran in another folder")
+            # An embedded study keeps its state in the folder in which all of its trials run.
+            is_here = below(EMBEDDED, study).is_dir()
+            return NoLog(f"trial {number} has printed nothing{'' if is_here else ', or ran in another folder'}")
         return NoLog(
             f"the log of trial {number} is on {host}; give --redis to ask the workers there, or run this command there "
             "in the workers' folder",

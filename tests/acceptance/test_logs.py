@@ -92,7 +92,7 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
     assert re.fullmatch(r"output of another replica or rank: \.shadho/\S+/logs/3\.1\.replica1\.log\n", named)
     silent = desk.told("logs", "s", "0")
     assert (silent.code, silent.out) == (0, "")
-    assert silent.err == "trial 0 has printed nothing, or ran in another folder\n"
+    assert silent.err == "trial 0 has printed nothing\n"
     for words, says in {
         ("s", "7"): "has no trial 7",
         ("s", "3", "--attempt", "2"): "trial 3 has 1 attempt;",

@@ -32,7 +32,9 @@ from shadho_celery.transport.registry import StudyWants, Worker
 
 DAY = 86400.0
 WORKER = Worker(protocol=PROTOCOL, compute_class="cpu", slots=2, imports=["m"], machine=Machine(host="a"), storage="s")
-FLEET = FleetState(workers={"cpu@a.1.x": WORKER}, studies={}, refused=0, drained={}, depths={"cpu": {"cpu": 3}})
+FLEET = FleetState(
+    workers={"cpu@a.1.x": WORKER}, studies={}, refused=0, drained={}, depths={"cpu": {"cpu": 3}}, ages={}
+)
 RABBITMQ = BrokerFacts(product="RabbitMQ 3.12", seconds=0.01, accepts=True)
 REDIS = RedisFacts(version="7.0", policy="noeviction", used=2**20, most=0, appends=True, is_saved=True)
 
@@ -288,3 +290,9 @@ def test_what_the_system_refuses_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(shutil, "disk_usage", refused)
     [found] = [each for each in examine(site()) if each.name == "disks"]
     assert (found.state, "Permission denied" in found.text) == (State.UNKNOWN, True)
+
+
+def test_workers_on_this_machine_are_no_further_machine() -> None:
+    fleet_here = workers(changed(WORKER, clock_offset=0))
+    assert doctor.clocks(site(fleet=fleet_here, machine=Machine(host="a"))).text.startswith("1 machine, at most 0.0 s")
+    assert doctor.clocks(site(fleet=fleet_here, machine=Machine(host="c"))).text.startswith("2 machines")

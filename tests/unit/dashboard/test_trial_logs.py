@@ -11,7 +11,7 @@ import shadho_celery
 from shadho_celery import hp, load_study
 from shadho_celery.control.logs import LogPart, NoLog, TrialLogs
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED
 from shadho_celery.dashboard.trial_logs import FRESH_SECONDS, MOST_BYTES, MOST_LOGS, LogEnds
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.results.study import StudyResults
@@ -80,6 +80,10 @@ def test_without_a_log_the_answer_says_where_it_may_be(rig: Rig) -> None:
         found = TrialLogs().read(rig.study.key, 0, 1, host)
         assert isinstance(found, NoLog)
         assert why in found.reason
+    (EMBEDDED / rig.study.key).mkdir(parents=True)
+    found = TrialLogs().read(rig.study.key, 0, 1, None)
+    assert isinstance(found, NoLog)
+    assert found.reason == "trial 0 has printed nothing", "an embedded study runs in this folder alone"
     with pytest.raises(UsageError, match="has 1 attempt;"):
         rig.read(attempt="2")
     with pytest.raises(UsageError, match="no trial 999"):
