@@ -186,8 +186,9 @@ class LiveView(_View):
         below += running_lines(study, self._fleet)
         failed = failure_lines(study.failures.common())
         table = class_table(self._scheduler, self._fleet)
+        warnings = [*self._lost.lines, known.still_words]
         return Group(
-            self._progress, *_lines(lines), table, *_lines(below), *_lines(self._lost.lines, WARN), *_lines(failed, BAD)
+            self._progress, *_lines(lines), table, *_lines(below), *_lines(warnings, WARN), *_lines(failed, BAD)
         )
 
     def _values(self, known: Overview) -> str:
@@ -225,7 +226,8 @@ class PlainView(_View):
             pace = pace_line(self._scheduler, self._pace, self._began)
             waiting = [*waiting_lines(self._scheduler), *waiting_gangs(self._scheduler.study, self._fleet)]
             cheapest = cheapest_lines(self._scheduler)
-            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest]))
+            still = filter(None, [overview_of(self._scheduler.study).still_words])
+            self.note("; ".join([progress_line(self._scheduler, self._fleet), *waiting, pace, *cheapest, *still]))
 
     def note(self, text: str) -> None:
         """Print a line on standard error, because standard output is for results."""

@@ -139,7 +139,7 @@ def summary(
         console.print(rung_table(rungs))
     failures, wrong = wrong_lines(report, run)
     name = shlex.quote(report.name)
-    notices = [*report.notices, *(() if run is None else run.notices)]
+    notices = [*report.notices, *(() if run is None else run.notices), *filter(None, [report.still_words])]
     lines = [
         *preference_lines(report.placed_by_params, len(report.subspaces)),
         *choice_lines(report),

@@ -24,8 +24,6 @@ MANY_FAILED = 0.1
 NO_MATTER, ENOUGH = 0.02, 100
 #: share of the latest trials: a best trial among them means that the search still makes progress
 LATEST = 0.2
-#: share of the first trials: if the best of at least `ENOUGH` trials is among them, the search has made no progress
-FIRST = 0.1
 
 
 def advice(data: StudyData) -> list[str]:
@@ -63,7 +61,7 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
 
 
 def progress(data: StudyData) -> Iterator[str]:
-    """Say if the best trial is one of the latest, so that more trials may find a better one, or one of the first."""
+    """Say if the best trial is one of the latest, so that more trials may find a better one, or if nothing gets on."""
     trials = data.trials()
     rated = np.flatnonzero(trials.is_rated)
     if len(rated) < LEAST_TRIALS:
@@ -75,11 +73,8 @@ def progress(data: StudyData) -> Iterator[str]:
             f"The best trial, {trials.number[best]}, is one of the latest: more trials may find a better one"
             f"{'' if data.study.is_simulated else how}."
         )
-    elif len(rated) >= ENOUGH and best < FIRST * len(trials):
-        yield (
-            f"None of the {len(trials) - best - 1:,} trials after trial {trials.number[best]} was better: more trials "
-            "in this space promise little."
-        )
+    elif still := data.report.still_words:
+        yield f"{still[:1].upper()}{still[1:]}."
 
 
 def no_matter(data: StudyData) -> Iterator[str]:

@@ -18,6 +18,7 @@ from shadho_celery import __version__
 from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
+from shadho_celery.core.settings import words
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.coverage import Coverage, coverage
@@ -34,6 +35,9 @@ from shadho_celery.study.trials import FinishedTrials, StudyTrials
 BEST, WARNINGS = 5, 3
 #: number of latest trials whose placement is examined
 LATEST = 2000
+#: number of ended trials from which on a study without progress in the last half of them is said to stand still, and
+#: number of trials without progress after which it is proposed to end one
+STILL, ENOUGH = 60, 30
 
 _S = TrialState
 
@@ -79,6 +83,10 @@ class Overview:
     on_front: int
     #: number of complete trials by budget
     budgets: Mapping[float, int]
+    #: number of trials that have ended since the best feasible one, or the last change of the front; and since the last
+    #: complete one. Not compared, because the store does not have the order of trials that ended at the same moment
+    without_gain: int = field(compare=False)
+    without_complete: int = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -105,6 +113,28 @@ class Overview:
     def ended(self) -> int:
         """Number of ended trials that count against the limit `asked`."""
         return sum(self.counts[state] for state in COUNTED)
+
+    @property
+    def still_words(self) -> str:
+        """Text if no trial has completed, or none was better, in the last half of the trials; "" if there was progress.
+
+        A study that ends by itself without progress needs no such text, and neither has one without a complete trial.
+        """
+        if self.best is None or self.ended < STILL or self.in_force.get("early_stop"):
+            return ""
+        option = words("early_stop")
+        remedy = f"{option.command} {ENOUGH} ({option.python}{ENOUGH} in Python) ends a search that makes no progress"
+        if 2 * self.without_complete >= self.ended:
+            why = (
+                "all were pruned or failed, as when a search has converged" if self.counts[_S.PRUNED] else "all failed"
+            )
+            return f"no trial has completed in the last {self.without_complete:,} of {self.ended:,}: {why}; {remedy}"
+        if 2 * self.without_gain < self.ended:
+            return ""
+        gain = (
+            "no change of the front" if self.on_front else "no feasible trial" if self.violation else "no better loss"
+        )
+        return f"{gain} in the last {self.without_gain:,} of {self.ended:,} trials; {remedy}"
 
     @property
     def violation(self) -> float:
@@ -310,6 +340,8 @@ def _overview(known: StudyTrials, values: Values) -> dict[str, Any]:
         "best": None if best is None else _result(best, known, values),
         "on_front": known.trials.on_front,
         "budgets": dict(known.trials.by_budget),
+        "without_gain": known.trials.without_gain,
+        "without_complete": known.trials.without_complete,
     }
 
 

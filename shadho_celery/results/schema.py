@@ -72,7 +72,7 @@ def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
         "failures": [
             {"failure": str(each.failure), "trials": each.trials, "first": each.first} for each in report.failures
         ],
-        "notices": [*report.notices, *(() if run is None else run.notices)],
+        "notices": [*report.notices, *(() if run is None else run.notices), *filter(None, [report.still_words])],
         "hosts": dict(report.hosts),
         "codes": dict(report.codes),
         "actions": [*map(to_builtins, report.actions)],

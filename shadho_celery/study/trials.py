@@ -166,6 +166,8 @@ class FinishedTrials:
         #: number of trials, without cancelled ones, that have ended since the best feasible trial, or since the front
         #: changed
         self.without_gain = 0
+        #: number of trials, without cancelled ones, that have ended since the last COMPLETE one
+        self.without_complete = 0
         #: counts of the finished trials, to which a study adds its unfinished trials and its live attempts
         self.counts = Counts()
         self.count = self.counts.count
@@ -212,14 +214,17 @@ class FinishedTrials:
         self.counts.add(trial)
         self.counts.add_placed(trial)
         self.without_gain += trial.state in COUNTED
+        self.without_complete += trial.state in COUNTED
         seconds = trial.outcome.seconds
         if seconds is not None and trial.compute_class is not None and trial.state in COUNTED:
             key = trial.subspace, trial.compute_class
             complete, ended, total, wide = self.timed.get(key, Timed())
             complete += trial.state is TrialState.COMPLETE
             self.timed[key] = Timed(complete, ended + 1, total + seconds, wide + seconds * trial.slots)
-        if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
-            self._rank(trial)
+        if trial.state is TrialState.COMPLETE:
+            self.without_complete = 0
+            if trial.outcome.loss is not None:
+                self._rank(trial)
 
     def _rank(self, trial: Trial) -> None:
         """Update the best trial, the best of each subspace and the front by a COMPLETE trial."""
@@ -462,6 +467,8 @@ class FinishedTrials:
         for one in self._recalled(ranked[firsts], unread):
             self._merits[one.subspace] = merit(one)
         ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
+        is_complete = np.flatnonzero(ended["state"] == _PLACES[TrialState.COMPLETE])
+        self.without_complete = len(ended) - 1 - int(is_complete[-1] if len(is_complete) else -1)
         self.without_gain = len(ended)
         # Of equally good trials, the first that ended was a gain.
         equal = ranked[["violation", "loss"]] == ranked[["violation", "loss"]][:1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,35 @@ def test_of_a_study_that_has_ended_the_reports_from_state_and_store_are_equal(
     assert bool(ours.front) == ("objectives" in in_force)
     assert bool(ours.placed_by_params) == (played is slow_where_large)
     assert {each.failure.headline for each in ours.failures} >= ({"A: no", "B: no"} if played is failing else set())
+
+
+def stalled(state: S, since: int) -> Callable[..., Outcome]:
+    """Trials that get better until one, and from then on end in this state without a better loss."""
+
+    def played(attempt: Attempt, compute_class: str) -> Outcome:
+        late = attempt.number >= since
+        return Outcome(state=state if late else S.COMPLETE, loss=1.0 if late else -float(attempt.number), seconds=1.0)
+
+    return played
+
+
+def test_a_search_without_progress_in_its_last_half_says_so_with_the_remedy() -> None:
+    def said(play: Callable[..., Outcome], trials: int = 80, **in_force: Any) -> str:
+        study, _, _ = searched(SPACE, trials, play=play)
+        study.record = replace(study.record, in_force=in_force)
+        return overview_of(study).still_words
+
+    pruned = said(stalled(S.PRUNED, 20))
+    assert re.match("no trial has completed in the last (58|59|60) of 80: all were pruned or failed, as when", pruned)
+    assert pruned.endswith("--early-stop 30 (early_stop=30 in Python) ends a search that makes no progress")
+    assert re.match(
+        "no better loss in the last (58|59|60) of 80 trials; --early-stop 30", said(stalled(S.COMPLETE, 20))
+    )
+    assert " of 80: all failed; --early-stop" in said(stalled(S.FAILED, 20))
+    assert said(stalled(S.COMPLETE, 60)) == "", "the last half has a better loss"
+    assert said(stalled(S.COMPLETE, 10), trials=50) == "", "too few trials to say"
+    assert said(stalled(S.PRUNED, 20), early_stop=100) == "", "it ends by itself"
+    assert said(stalled(S.FAILED, 0)) == "", "no trial has a loss"
 
 
 def test_a_report_of_a_study_that_runs_names_its_scheduler_and_counts_its_open_trials() -> None:

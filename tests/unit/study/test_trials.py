@@ -161,6 +161,15 @@ def test_the_best_is_feasible_if_any_is_and_else_the_nearest() -> None:
         assert [one.number for one in found.best_few(4)] == [3, 4, 5, 2]
 
 
+def test_trials_since_the_last_complete_one_are_counted() -> None:
+    states = S.FAILED, S.COMPLETE, S.COMPLETE, S.PRUNED, S.CANCELLED
+    made = [trial(number, state, loss=1.0, finished_at=float(number)) for number, state in enumerate(states)]
+    for found in (added(made), FinishedTrials(made)):
+        assert found.without_complete == 1, "a cancelled trial does not count"
+    assert [FinishedTrials(made[:count]).without_complete for count in range(4)] == [0, 1, 0, 0]
+    assert added(made[:1]).without_complete == 1
+
+
 def test_a_front_has_the_feasible_trials_that_nothing_is_better_than_by_their_first_loss() -> None:
     points = [(5.0, 5.0), (1.0, 9.0), (5.0, 4.0), (0.0, 0.0), (1.0, 8.0), (6.0, 9.0), (1.0, 8.0)]
     made = [with_numbers(number, losses, 1.0 if number == 3 else None) for number, losses in enumerate(points)]
