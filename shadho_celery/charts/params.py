@@ -37,8 +37,8 @@ BEST = 50
 MOST_AXES = 12
 
 #: share of the variance of the seconds below which a label is not said to matter, and above which it matters most
-#: whatever the labels explain of which nothing is known yet
-NAMED, MOST_OF_ALL = 0.1, 0.5
+#: whatever the labels explain of which nothing is known yet; and factor of two shares from which on one is greater
+NAMED, MOST_OF_ALL, GREATER = 0.1, 0.8, 1.25
 #: maximum number of labels that a title names
 MOST_NAMED = 3
 
@@ -198,27 +198,35 @@ def _important(losses: Shares, rated: Sequence[Importance]) -> str:
     elif len(leaders) == 1:
         for_loss = f"{leaders[0]} matters most for the loss"
     else:
-        names = " and ".join(leaders) if len(leaders) == 2 else listed(leaders, MOST_NAMED)
-        for_loss = f"{names} matter most for the loss (which of them more is uncertain)"
-    if leaders == (for_seconds,):
-        return f"{for_seconds} matters most, for the loss and for the seconds"
+        for_loss = f"{_named(leaders)} matter most for the loss (which of them more is uncertain)"
+    if len(leaders) == 1 and leaders == for_seconds:
+        return f"{leaders[0]} matters most, for the loss and for the seconds"
     known = [each for each in rated if each.seconds is not None]
     if not known:
         return for_loss
     if for_seconds and len(leaders) == 1:
-        return f"{for_loss}, {for_seconds} for the seconds"
+        return f"{for_loss}, {_named(for_seconds)} for the seconds"
     if for_seconds:
-        return f"{for_loss}; {for_seconds} matters most for the seconds"
+        return (
+            f"{for_loss}; {_named(for_seconds)} {'matters' if len(for_seconds) == 1 else 'matter'} most for the seconds"
+        )
     if len(known) < len(rated):
         return f"{for_loss}; too few trials to say for the seconds"
     return f"{for_loss}; none matters much for the seconds"
 
 
-def _for_seconds(rated: Sequence[Importance]) -> str | None:
-    """Return the label that matters most for the seconds; None if none matters much, or another one may matter more."""
-    most = max(rated, key=lambda each: each.seconds or 0.0)
-    is_certain = all(each.seconds is not None for each in rated) or (most.seconds or 0.0) > MOST_OF_ALL
-    return most.label if is_certain and (most.seconds or 0.0) >= NAMED else None
+def _for_seconds(rated: Sequence[Importance]) -> tuple[str, ...]:
+    """Return the labels that matter most for the seconds, if they matter much and no other one may matter more."""
+    shares = {each.label: each.seconds for each in rated if each.seconds is not None}
+    most = max(shares.values(), default=0.0)
+    if most < NAMED or (len(shares) < len(rated) and most <= MOST_OF_ALL):
+        return ()
+    # Labels of two subspaces may both explain nearly all in their own.
+    return tuple(sorted((name for name, share in shares.items() if GREATER * share > most), key=lambda n: -shares[n]))
+
+
+def _named(labels: Sequence[str]) -> str:
+    return " and ".join(labels) if len(labels) <= 2 else listed(labels, MOST_NAMED)
 
 
 def _mask(places: Indices, count: int) -> NDArray[np.bool_]:

@@ -75,6 +75,19 @@ def test_no_title_ranks_the_seconds_of_one_label_while_others_have_too_few_trial
     assert importance(trials(rows)).title == "x matters most for the loss; none matters much for the seconds"
 
 
+def test_labels_of_two_subspaces_that_both_decide_the_seconds_are_named_together() -> None:
+    rng = np.random.default_rng(8)
+    rows: list[dict[str, object]] = []
+    for place in range(160):
+        u, x = rng.uniform(size=2).tolist()
+        kind = place % 2
+        params = {"kind": float(kind), "x": x, ("depth" if kind else "width"): u}
+        rows.append({"loss": x, "seconds": float(np.exp(2 * u)), "params": params, "subspace": f"kind={kind}"})
+    title = importance(trials(rows, options={"kind": ["tree", "net"]})).title
+    assert title.startswith("x matters most for the loss, ")
+    assert title.endswith(("depth and width for the seconds", "width and depth for the seconds"))
+
+
 def test_labels_that_the_trials_cannot_tell_apart_are_named_together() -> None:
     rng = np.random.default_rng(5)
     points = rng.uniform(size=(80, 3))
