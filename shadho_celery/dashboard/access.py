@@ -13,9 +13,10 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,6 +32,7 @@ MOST_URL, MOST_BODY = 4096, 1_000_000
 HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 #: beginning of the cookie's name
 COOKIE = "shadho_celery_"
+_TOO_LARGE = f"send at most {MOST_BODY} bytes"
 #: names that a URL's query must not have
 _SECRETS = {"token", "code", "key", "password"}
 #: answers to requests without a session
@@ -65,6 +67,11 @@ class Access:
         self._codes = {code}
         return code
 
+    @property
+    def has_code(self) -> bool:
+        """Whether there is a code that was not used."""
+        return bool(self._codes)
+
     def log_in(self, secret: str) -> str | None:
         """Return a new session for a code or the token; None for anything else."""
         is_code = _is_one_of(secret, self._codes)
@@ -81,6 +88,11 @@ class Access:
     def knows(self, session: str) -> bool:
         """Return whether a browser is logged in."""
         return _is_one_of(session, self._sessions)
+
+    def is_secret(self, text: str) -> bool:
+        """Return whether a text is the token or the code that was not used."""
+        # Shorter texts, of which a URL may have many, are not compared.
+        return len(text) >= RANDOM_BYTES and _is_one_of(text, [self._token, *self._codes])
 
 
 def _is_one_of(secret: str, known: Iterable[str]) -> bool:
@@ -144,21 +156,32 @@ class Guard:
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason if a request is refused."""
         headers, path = Headers(scope=scope), scope["path"]
-        found = _size_refusal(scope, headers) or _origin_refusal(scope["method"], path, headers)
+        found = (
+            _size_refusal(scope, headers)
+            or self._secret_refusal(scope["query_string"].decode("latin-1"))
+            or _origin_refusal(scope["method"], path, headers)
+        )
         if found or path == "/" or path.startswith(_FREE) or self._access.knows(session_of(headers)):
             return found
         return 401, "not logged in: open the URL that was printed, or restart the dashboard for a new one"
 
+    def _secret_refusal(self, query: str) -> tuple[int, str] | None:
+        """Return why a query is refused that has a secret by its name or its value, or None."""
+        # Some programs separate the parts with semicolons.
+        parts = [unquote_plus(part).partition("=") for part in re.split("[&;]", query)]
+        if any(name.lower() in _SECRETS for name, _, _ in parts) or any(
+            self._access.is_secret(text) for name, _, value in parts for text in (name, value)
+        ):
+            return 400, "a secret in a URL's query is refused: it would stay in logs; open the URL that was printed"
+        return None
+
 
 def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:
-    query = scope["query_string"].decode("latin-1")
-    if len(scope["path"]) + len(query) > MOST_URL:
+    if len(scope["path"]) + len(scope["query_string"]) > MOST_URL:
         return 414, "this URL is too long"
-    if _SECRETS & {name.lower() for name, _ in parse_qsl(query, keep_blank_values=True)}:
-        return 400, "a secret in a URL's query is refused: it would stay in logs; open the URL that was printed"
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BODY:
-        return 413, f"send at most {MOST_BODY} bytes"
+        return 413, _TOO_LARGE
     return None
 
 
@@ -191,7 +214,7 @@ def cookie_name(headers: Mapping[str, str]) -> str:
 
 
 def _limited(receive: Receive) -> Receive:
-    """Return a `receive` that ends a body without a stated length after MOST_BODY bytes."""
+    """Return a `receive` that refuses a body without a stated length after MOST_BODY bytes."""
     received = 0
 
     async def limited() -> Message:
@@ -199,7 +222,8 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MOST_BODY:
-            return {"type": "http.disconnect"}
+            # Starlette answers with it while the route waits for the body.
+            raise HTTPException(413, _TOO_LARGE)
         return message
 
     return limited

@@ -58,7 +58,7 @@ class Server:
     def __init__(
         self, cache: Cache, access: Access, fleet: Fleet, *, control: Control, logs: LogEnds, say: Callable[[str], None]
     ) -> None:
-        """`say` is called with the code for a further browser when one has logged in."""
+        """`say` is called with the code for a further browser when one has used the code before."""
         self._cache, self._access, self._fleet, self._say = cache, access, fleet, say
         self._control, self._logs = control, logs
         #: held while servers are asked, because the addresses of embedded ones are in the environment meanwhile
@@ -106,7 +106,8 @@ class Server:
             return answer({"error": "this address was used before or is old; use the one that was printed last"}, 401)
         response = answer({})
         response.set_cookie(cookie_name(request.headers), session, httponly=True, samesite="strict")
-        self._say(self._access.new_code())
+        if not self._access.has_code:
+            self._say(self._access.new_code())
         return response
 
     def studies(self, request: Request) -> Response:

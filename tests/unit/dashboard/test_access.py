@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from shadho_celery.dashboard.access import MOST_BODY, MOST_SESSIONS, Access, Guard, read_token
 from shadho_celery.errors import UsageError
 
+TOKEN = "t" * 32
 HOST = "http://127.0.0.1:8420"
 JSON = {"origin": HOST, "content-type": "application/json"}
 
@@ -26,7 +28,7 @@ async def echo(request: Request) -> Response:
 
 @pytest.fixture
 def access() -> Access:
-    return Access("t" * 32)
+    return Access(TOKEN)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def client(access: Access) -> TestClient:
     """A browser that has logged in."""
     routes = [Route(path, echo, methods=["GET", "POST"]) for path in ("/", "/login", "/api/studies")]
     client = TestClient(Starlette(routes=routes, middleware=[Middleware(Guard, access=access)]), base_url=HOST)
-    client.cookies.set("shadho_celery_8420", access.log_in("t" * 32) or "")
+    client.cookies.set("shadho_celery_8420", access.log_in(TOKEN) or "")
     return client
 
 
@@ -45,14 +47,14 @@ def test_a_code_logs_in_once_and_a_new_one_replaces_it(access: Access) -> None:
     assert session is not None
     assert access.knows(session)
     assert access.log_in(code) is None
-    assert access.log_in("t" * 32), "the token logs in any number of browsers"
+    assert access.log_in(TOKEN), "the token logs in any number of browsers"
     for nothing in ("", "x", "\ud800", code[:-1]):
         assert access.log_in(nothing) is None
         assert not access.knows(nothing)
 
 
 def test_the_oldest_browser_is_logged_out_when_there_are_many(access: Access) -> None:
-    sessions = [access.log_in("t" * 32) or "" for _ in range(MOST_SESSIONS + 1)]
+    sessions = [access.log_in(TOKEN) or "" for _ in range(MOST_SESSIONS + 1)]
     assert [access.knows(session) for session in sessions] == [False] + [True] * MOST_SESSIONS
 
 
@@ -66,11 +68,25 @@ def test_a_browser_without_a_session_gets_only_the_empty_page(client: TestClient
     assert client.get("/api/studies", headers={"cookie": "shadho_celery_1=x; shadho_celery_8420=y"}).status_code == 401
 
 
-@pytest.mark.parametrize("query", ["token=x", "code=x", "a=1&TOKEN=x", "key", "password="])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("token=x", "code=x", "a=1&TOKEN=x", "key", "password=", "a=1;token=x"),
+        *(f"auth={TOKEN}", f"a=1;t={TOKEN}", TOKEN, f"t=%74{TOKEN[1:]}"),
+    ],
+)
 def test_a_secret_in_a_query_is_refused(client: TestClient, query: str) -> None:
     refused = client.get(f"/api/studies?{query}")
     assert refused.status_code == 400
     assert "stay in logs" in refused.text
+
+
+def test_a_code_in_a_query_is_refused_until_it_is_used(client: TestClient, access: Access) -> None:
+    code = access.new_code()
+    assert client.get(f"/?c={code}").status_code == 400
+    access.log_in(code)
+    assert client.get(f"/?c={code}").status_code == 200
+    assert client.get(f"/?search={'x' * len(TOKEN)}").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8420", "", "10.0.0.1:8420"])
@@ -123,10 +139,14 @@ def test_long_requests_are_refused(client: TestClient) -> None:
     assert client.post("/api/studies", content=b"x" * MOST_BODY, headers=JSON).text == str(MOST_BODY)
 
 
-def test_a_body_without_a_length_ends_at_the_limit(client: TestClient) -> None:
-    parts = (b"x" * 100_000 for _ in range(1000))
-    with pytest.raises(ClientDisconnect):
-        client.post("/api/studies", content=parts, headers=JSON)
+def test_a_body_without_a_length_is_refused_at_the_limit(client: TestClient) -> None:
+    def sent(count: int) -> Any:
+        return client.post("/api/studies", content=(b"x" * 100_000 for _ in range(count)), headers=JSON)
+
+    assert sent(MOST_BODY // 100_000).text == str(MOST_BODY)
+    refused = sent(1000)
+    assert (refused.status_code, refused.text) == (413, "send at most 1000000 bytes")
+    assert "default-src 'none'" in refused.headers["content-security-policy"]
 
 
 def test_a_token_file_is_made_for_its_owner_only_and_read_again(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shadho_celery.control.control import Control
 
 JSON = {"origin": HOST, "content-type": "application/json"}
+TOKEN = "t" * 32
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SPACE = {"rate": hp.uniform("rate", 0, 1), "kind": hp.choice("kind", ["tree", HOSTILE])}
 
@@ -81,7 +82,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clock = ManualClock(1000.0)
-        self.access = Access()
+        self.access = Access(TOKEN)
         self.said: list[str] = []
         self.fleet: Callable[[], list[dict[str, Any]]] = list
         store = SqlStore(f"sqlite:///{path}", read_only=True)
@@ -122,6 +123,15 @@ def test_a_code_is_exchanged_for_a_cookie_that_scripts_cannot_read(rig: Rig) -> 
     assert rig.log_in(next_code).status_code == 401
     for body in (b"", b"[]", b'{"code": 1}', b'{"code": "\xff"}', b"{" * 1000):
         assert rig.client.post("/login", content=body, headers=JSON).status_code == 401
+
+
+def test_a_login_with_the_token_leaves_the_printed_code(recorded: Path) -> None:
+    rig = Rig(recorded)
+    [code] = rig.said
+    rig.log_in(TOKEN)
+    assert rig.said == [code]
+    assert rig.log_in(code).status_code == 200
+    assert len(rig.said) == 2
 
 
 def test_the_studies_are_listed_with_their_counts_and_best_losses(rig: Rig) -> None:
