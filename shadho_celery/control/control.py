@@ -189,7 +189,8 @@ class Control:
         shown = one_line(name, 80)
         with suppress(ShadhoError):
             store = SqlStore(self._store, read_only=True)
-            record = store.find(name)
+            by_key = (each for each in store.records() if each.key == name)
+            record = next(by_key, None) or store.find(name)
             holder = store.holder(record.key, time.time())
             where = "name its fleet's Redis, or run this command in its folder"
             if holder is not None:

@@ -1,0 +1,26 @@
+"""What is said of a study that cannot be steered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hyperopt import hp
+
+import shadho_celery
+from shadho_celery import Control, load_study
+from shadho_celery.errors import UsageError
+from shadho_celery.transport import urls
+
+
+def test_an_ended_study_is_named_where_no_fleet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is asked for by its name or, as by the dashboard, by its key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(urls.BROKER, raising=False)
+    monkeypatch.delenv(urls.REDIS, raising=False)
+    store = f"sqlite:///{tmp_path}/shadho.db"
+    space = {"rate": hp.uniform("rate", 0, 1)}
+    shadho_celery.minimize(lambda values: values["rate"], space, trials=1, seed=0, store=store, study="mine")
+    for name in ("mine", load_study(store, "mine").key):
+        with pytest.raises(UsageError, match="study mine does not run: it has ended or was interrupted"):
+            Control(store=store).pause(name)
