@@ -89,6 +89,7 @@ def dashboard(
             lambda: places_of(named),
             control=Control(store=store),
             logs=LogEnds(logs, SystemClock()),
+            clock=SystemClock(),
             say=say_used,
         )
         say(f"dashboard: {url}")

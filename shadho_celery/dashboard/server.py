@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from shadho_celery.charts.study import chart_by_name
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.clock import Clock
 from shadho_celery.dashboard import actions, answers
 from shadho_celery.dashboard.access import HEADERS, Access, Guard, cookie_name
 from shadho_celery.dashboard.assets import Assets
 from shadho_celery.dashboard.cache import Cache
+from shadho_celery.dashboard.shared import Shared
 from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound
 from shadho_celery.pages.payload import packed
@@ -56,13 +58,23 @@ class Server:
     """The routes, with the studies that they are about."""
 
     def __init__(
-        self, cache: Cache, access: Access, fleet: Fleet, *, control: Control, logs: LogEnds, say: Callable[[str], None]
+        self,
+        cache: Cache,
+        access: Access,
+        fleet: Fleet,
+        *,
+        control: Control,
+        logs: LogEnds,
+        clock: Clock,
+        say: Callable[[str], None],
     ) -> None:
         """`say` is called with the code for a further browser when one has used the code before."""
-        self._cache, self._access, self._fleet, self._say = cache, access, fleet, say
+        self._cache, self._access, self._say = cache, access, say
         self._control, self._logs = control, logs
-        #: held while servers are asked, because the addresses of embedded ones are in the environment meanwhile
-        self._asking = threading.Lock()
+        #: asks Redis and brokers, which may be silent, so that other requests do not wait for a thread. It is one
+        #: thread, because the addresses of embedded servers are in the environment meanwhile.
+        self._asking = ThreadPoolExecutor(1, "asking")
+        self._fleet = Shared(partial(places, fleet), self._asking, clock)
         self._streams = 0
 
     @property
@@ -119,13 +131,9 @@ class Server:
         names = request.query_params.get("names", "").split("/")[:MOST_COMPARED]
         return answer(packed(comparison({name: self._cache.study(name).trials(Depth.LOSSES) for name in names})))
 
-    def fleet(self, request: Request) -> Response:
+    async def fleet(self, request: Request) -> Response:
         """Return what runs on the fleet, or in this folder."""
-        try:
-            with self._asking:
-                return answer(answers.fleet(self._fleet()))
-        except ServiceError as error:
-            return answer({"places": [], "trouble": str(error)})
+        return answer(await self._fleet.get())
 
     def study(self, request: Request) -> Response:
         """Return the facts at the top of a study's page."""
@@ -159,16 +167,18 @@ class Server:
         """Steer a running study. The answer says whether it was done, and what has become of it."""
         body = await request.body()
         cached = await run_in_threadpool(self._cache.study, request.path_params["name"])
-        return await run_in_threadpool(self._acted, partial(actions.on_study, self._control, cached.study.key, body))
+        return await self._acted(partial(actions.on_study, self._control, cached.study.key, body))
 
     async def act_on_worker(self, request: Request) -> Response:
         """Drain a worker, or undrain it."""
         body = await request.body()
-        return await run_in_threadpool(self._acted, partial(actions.on_worker, self._control, body))
+        return await self._acted(partial(actions.on_worker, self._control, body))
 
-    def _acted(self, act: Callable[[], Answer]) -> Response:
-        with self._asking:
-            return answer(act())
+    async def _acted(self, act: Callable[[], Answer]) -> Response:
+        try:
+            return answer(await asyncio.get_running_loop().run_in_executor(self._asking, act))
+        finally:
+            self._fleet.forget()
 
     async def events(self, request: Request) -> Response:
         """Return a stream with an event each time that the study has changed, and when the store cannot be read."""
@@ -200,6 +210,14 @@ class Server:
                 self._streams -= 1
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def places(fleet: Fleet) -> dict[str, Any]:
+    """Return what runs on the fleet, or why that is not known."""
+    try:
+        return answers.fleet(fleet())
+    except ServiceError as error:
+        return {"places": [], "trouble": str(error)}
 
 
 def answer(found: object, status: int = 200) -> Response:

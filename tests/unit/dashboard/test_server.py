@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import httpx2
 import pytest
 from hyperopt import hp
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import AttemptRecord
-from shadho_celery.dashboard import server
+from shadho_celery.dashboard import server, shared
 from shadho_celery.dashboard.access import Access
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
@@ -90,7 +91,8 @@ class Rig:
         self.control = Told()
         control = cast("Control", self.control)
         logs = LogEnds(TrialLogs(), self.clock)
-        self.server = Server(self.cache, self.access, self.places, control=control, logs=logs, say=self.said.append)
+        parts = {"control": control, "logs": logs, "clock": self.clock, "say": self.said.append}
+        self.server = Server(self.cache, self.access, self.places, **parts)  # type: ignore[arg-type]
         self.client = TestClient(self.server.app, base_url=HOST)
         self.log_in(self.access.new_code())
 
@@ -259,7 +261,43 @@ def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: R
         raise ServiceError("Redis does not answer")
 
     rig.fleet = silent
+    rig.clock.sleep(shared.FRESH_SECONDS)
     assert rig.get("/api/fleet") == {"places": [], "trouble": "Redis does not answer"}
+
+
+def test_many_requests_share_one_question_to_a_silent_fleet_and_others_do_not_wait(rig: Rig) -> None:
+    slow = Slow(lambda: [{"folder": "here"}])
+    count, asked = 100, 0
+
+    def ask() -> Any:
+        nonlocal asked
+        asked += 1
+        return slow()
+
+    async def read() -> None:
+        transport = httpx2.ASGITransport(app=rig.server.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=HOST, cookies=rig.client.cookies) as client:
+            waiting = [asyncio.create_task(client.get("/api/fleet")) for _ in range(count)]
+            assert await asyncio.to_thread(slow.called.wait, 60)
+            waiting[0].cancel()
+            assert (await client.get("/api/studies")).json()["studies"]
+            slow.go.set()
+            found = [each.json() for each in await asyncio.gather(*waiting[1:])]
+            assert found == [{"places": [{"folder": "here"}]}] * (count - 1)
+            await client.get("/api/fleet")
+            assert asked == 1
+            rig.clock.sleep(shared.FRESH_SECONDS)
+            await client.get("/api/fleet")
+            assert asked == 2
+            await client.post("/api/worker/action", json={"action": "drain", "worker": "w"}, headers=JSON)
+            await client.get("/api/fleet")
+            assert asked == 3, "what an action has changed is seen at once"
+
+    rig.fleet = ask
+    try:
+        asyncio.run(asyncio.wait_for(read(), 60))
+    finally:
+        slow.go.set()
 
 
 def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
