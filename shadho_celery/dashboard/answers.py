@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
-from shadho_celery.core.checks import short
+from shadho_celery.charts.study import chart_by_name
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
+from shadho_celery.pages.payload import MOST_CHARACTERS, packed
 from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
 from shadho_celery.results.study import StudyResults
@@ -83,7 +86,7 @@ def summary(cached: CachedStudy) -> Json:
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
         "best": None if best is None else plain_json(trial_json(best)),
         "objectives": dict(study.objectives),
-        "labels": [*study.space],
+        "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
         "has_samplers": len(trials.sampler.names) > 1,
         "has_budgets": bool(np.isfinite(trials.budget).any()),
         "classes": in_order_of_colours({*trials.compute_class.names}),
@@ -93,6 +96,23 @@ def summary(cached: CachedStudy) -> Json:
         "settings": plain_json(study.settings),
         "change": change,
     }
+
+
+def label_key(label: str) -> str:
+    """Return a text that stands for a label in a URL, which has a limit on its length: a digest of 16 digits."""
+    return hashlib.blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
+    """Return a chart by its name. A label among its arguments may also be the label's key.
+
+    Raises UsageError for an unknown chart or a bad argument.
+    """
+    texts = dict(asked)
+    if "label" in texts and texts["label"] not in cached.study.space:
+        keys = {label_key(label): label for label in cached.study.space}
+        texts["label"] = keys.get(texts["label"], texts["label"])
+    return packed(chart_by_name(cached.charts, name, texts))
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:

@@ -23,7 +23,6 @@ from starlette.routing import Route
 from shadho_celery import pages
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.losses import comparison
-from shadho_celery.charts.study import chart_by_name
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import one_line, short
@@ -144,9 +143,7 @@ class Server:
         """Return a chart by its name, with its arguments in the query."""
         cached, name = self._cache.study(request.path_params["name"]), request.path_params["chart"]
         asked = dict(request.query_params)
-        return answer(
-            cached.answer((name, *sorted(asked.items())), lambda: packed(chart_by_name(cached.charts, name, asked)))
-        )
+        return answer(cached.answer((name, *sorted(asked.items())), partial(answers.chart, cached, name, asked)))
 
     def trials(self, request: Request) -> Response:
         """Return a page of the table of trials."""

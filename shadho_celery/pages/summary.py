@@ -21,9 +21,9 @@ _NO_ADVICE = "Nothing stands out so far."
 
 
 def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[str]]]:
-    """Return pairs of a question and the sentences that answer it."""
+    """Return pairs of a question and the sentences that answer it. Long labels are short in them."""
     titles = {chart.name: chart.title for chart in _charts(figures) if not chart.empty}
-    return [
+    answers = [
         ("What was searched", [*_searched(data)]),
         ("On what", [*_on_what(data)]),
         ("What was found", [*_found(data, titles.get("importance"))]),
@@ -34,6 +34,15 @@ def summary(data: StudyData, figures: Sequence[Figure]) -> list[tuple[str, list[
         ),
         ("What to try next", advice(data) or [_NO_ADVICE]),
     ]
+    # The longest first, because a label may be a part of another one.
+    long = sorted((label for label in data.study.space if len(label) > VALUE), key=len, reverse=True)
+    return [(question, [_with_short(long, sentence) for sentence in sentences]) for question, sentences in answers]
+
+
+def _with_short(labels: Iterable[str], sentence: str) -> str:
+    for label in labels:
+        sentence = sentence.replace(label, one_line(label, VALUE))
+    return sentence
 
 
 def params_of(data: StudyData, trial: TrialResult) -> str:

@@ -84,11 +84,11 @@ function headlines(name, facts) {
 function slices(parent, name, labels, options) {
   const labelled = element("label", "param ", { class: "choice" });
   const choose = element("select");
-  for (const label of labels) {
-    choose.append(element("option", label, { value: label }));
+  for (const { key, text } of labels) {
+    choose.append(element("option", text, { value: key }));
   }
   labelled.append(choose);
-  const renew = chartPlace(parent, name, "slice", { ...options, query: { label: labels[0] }, controls: [labelled] });
+  const renew = chartPlace(parent, name, "slice", { ...options, query: { label: labels[0].key }, controls: [labelled] });
   choose.addEventListener("change", async () => {
     await renew({ label: choose.value });
     choose.focus();

@@ -25,12 +25,13 @@ from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import AttemptRecord
-from shadho_celery.dashboard import server, shared
+from shadho_celery.dashboard import answers, server, shared
 from shadho_celery.dashboard.access import Access
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
 from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
+from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.store.sql import SqlStore
 
 HOST = "http://127.0.0.1:8420"
@@ -151,7 +152,7 @@ def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
     assert found["best"]["number"] == study.best.number
     assert found["best"]["values"]["rate"] == study.best.values["rate"]
     assert found["ended"] == 30
-    assert {*found["labels"]} == {"kind", "rate"}
+    assert {label["text"] for label in found["labels"]} == {"kind", "rate"}
     assert found["ran_on"] == sorted({trial.compute_class for trial in study.trials if trial.compute_class}), (
         "the filter has no class on which nothing ran"
     )
@@ -167,6 +168,21 @@ def test_a_chart_is_a_record_whose_texts_are_data(rig: Rig) -> None:
     assert rig.client.get("/api/study/first/chart/slice?label=kind").headers["content-type"] == "application/json"
     failures = rig.get("/api/study/first/chart/failures")
     assert HOSTILE in failures["title"]
+
+
+def test_a_label_of_any_length_has_a_chart(tmp_path: Path) -> None:
+    long = "\u202e l" * 3000
+    space = {label: hp.uniform(label, 0, 1) for label in (long, f"{long}2")}
+    options = {"trials": 5, "seed": 0, "store": f"sqlite:///{tmp_path}/shadho.db", "study": "first"}
+    shadho_celery.minimize(lambda values: values[long], space, **options)
+    rig = Rig(tmp_path / "shadho.db")
+    labels = rig.get("/api/study/first")["labels"]
+    assert len({label["key"] for label in labels}) == 2
+    for label in labels:
+        assert len(label["text"]) == MOST_CHARACTERS
+        assert label["text"].startswith("\\u202e l")
+        chart = rig.get(f"/api/study/first/chart/slice?label={label['key']}")
+        assert len(chart["series"][0]["columns"]["x"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -391,7 +407,7 @@ def test_a_fault_of_one_answer_is_one_line_and_hides_no_other(rig: Rig, monkeypa
     def fails(*_: object) -> None:
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr(server, "chart_by_name", fails)
+    monkeypatch.setattr(answers, "chart_by_name", fails)
     client = TestClient(rig.server.app, base_url=HOST, cookies=rig.client.cookies, raise_server_exceptions=False)
     found = client.get("/api/study/first/chart/history")
     assert found.status_code == 500

@@ -14,6 +14,7 @@ from shadho_celery import Study
 from shadho_celery.errors import UsageError
 from shadho_celery.pages.figures import figures_of
 from shadho_celery.pages.notebook import StudyPictures, study_html
+from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.pages.reading import StudyData
 from shadho_celery.pages.report import report_html
 from shadho_celery.pages.summary import summary
@@ -72,6 +73,24 @@ def test_what_a_trial_wrote_is_text_in_the_report() -> None:
     assert "<i>" not in text
     assert "\u202e" not in text + shown
     assert "<script" not in shown
+
+
+def test_a_long_label_is_short_wherever_the_summary_names_it(tmp_path: Path) -> None:
+    long = "l" * 10_000
+    space = {long: hp.uniform(long, 0, 1), f"{long} 2": hp.choice(f"{long} 2", ["tree", "net"])}
+    with Study(space, seed=0) as study:
+        for _ in range(200):
+            trial = study.ask()
+            study.tell(trial, trial.params[long])
+        data = StudyData(study)
+        found = dict(summary(data, figures_of(data)))
+        text = report_html(data)
+    sentences = [sentence for each in found.values() for sentence in each]
+    assert max(map(len, sentences)) < MOST_CHARACTERS
+    shown = f"{long[:37]}..."
+    assert any(sentence.startswith(f"The best trials have {shown} at the lower end") for sentence in sentences)
+    assert shown in found["What was found"][-1], "the title of a chart"
+    assert long[: MOST_CHARACTERS + 1] not in text
 
 
 def test_a_report_of_several_losses_has_the_front(tmp_path: Path) -> None:
