@@ -17,7 +17,9 @@ import pytest
 from acceptance.commands import Command, Desk, until
 from services.browser import SCHEMES, WIDTHS, Opened
 
+from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
+from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.store.sql import SqlStore
 
 pytestmark = pytest.mark.timeout(240)
@@ -32,6 +34,18 @@ def objective(values, context):
     if values["rate"] > 0.8:
         raise ArithmeticError("<img src=x onerror='window.hit = 1'>")
     return values["rate"]
+"""
+#: A study with a label that turns the text around and controls a terminal, and a long one.
+BACKWARDS = r"""
+from hyperopt import hp
+
+LABELS = ["<script>\u202evil\u2066\nline2\r\x1b[31m", "l" * 10_000]
+SPACE = {label: hp.uniform(label, 0, 1) for label in LABELS}
+
+def objective(values):
+    if values[LABELS[0]] > 0.5:
+        raise ArithmeticError(LABELS[0])
+    return values[LABELS[0]]
 """
 #: A study whose trial prints, and waits for a file before it prints again.
 TALKATIVE = """
@@ -109,6 +123,37 @@ def test_every_page_is_drawn_in_light_and_dark_wide_and_narrow(desk: Desk, brows
             address = next_address(command, address)
     command.interrupt()
     assert command.wait(20).code == 0, desk.said()
+
+
+def test_characters_that_turn_a_text_around_are_escapes_on_every_page(desk: Desk, browser: Any) -> None:
+    desk.write("my_study.py", BACKWARDS)
+    desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()
+    failed = next(trial["number"] for trial in desk.trials() if trial["state"] == "FAILED")
+    _, address = started(desk)
+    pages = {
+        "/study/shown": ".params",
+        "/study/shown/trials": "td",
+        f"/study/shown/trial/{failed}": "pre",
+        "/study/shown/placement": "h1",
+    }
+    with Opened(browser, address) as opened:
+        opened.page.get_by_text("Studies of this store").wait_for()
+        for place, where in pages.items():
+            opened.page.goto(f"{address.partition('#')[0]}#{place}")
+            opened.page.locator(where).first.wait_for()
+            opened.page.wait_for_timeout(500)
+            text = opened.page.evaluate("document.title + document.documentElement.textContent")
+            assert printable(text) == text, place
+            if where != "h1":
+                assert r"<script>\u202evil\u2066" in text
+                assert r"line2\r\x1b[31m" in text
+        opened.page.goto(f"{address.partition('#')[0]}#/study/shown")
+        choose = opened.page.locator("label.choice select")
+        choose.wait_for()
+        assert [len(label) for label in choose.locator("option").all_inner_texts()][1] == MOST_CHARACTERS
+        choose.select_option(index=1)
+        opened.page.get_by_role("heading", name="The loss over lll").wait_for()
+        assert opened.logged == []
 
 
 @pytest.mark.sample

@@ -1,9 +1,12 @@
 // Actions on a running study and on workers. Each asks first, and says what has become of it.
 
 import { ofStudy, post } from "/static/api.js";
-import { element } from "/pages/marks.js";
+import { element, printable } from "/pages/marks.js";
 
 const said = document.getElementById("said");
+
+const say = (line) => (said.textContent = printable(line));
+const agreed = (words) => confirm(printable(words));
 
 function button(text, question, act) {
   const made = element("button", text, { type: "button" });
@@ -13,12 +16,12 @@ function button(text, question, act) {
       return;
     }
     made.disabled = true;
-    said.textContent = `${text} ...`;
+    say(`${text} ...`);
     try {
       const { is_done: isDone, text: what } = await act(asked);
-      said.textContent = isDone ? what : `refused: ${what}`;
+      say(isDone ? what : `refused: ${what}`);
     } catch (error) {
-      said.textContent = error.message;
+      say(error.message);
     } finally {
       made.disabled = false;
     }
@@ -30,16 +33,16 @@ const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
 
 // A whole number that the reader gives, or null; what is none is said.
 function askNumber(words, known) {
-  const text = prompt(words, String(known ?? ""));
+  const text = prompt(printable(words), String(known ?? ""));
   const isOne = text === null || /^\s*[1-9]\d{0,8}\s*$/.test(text);
   if (!isOne) {
-    said.textContent = `${text} is not a whole number from 1`;
+    say(`${text} is not a whole number from 1`);
   }
   return text === null || !isOne ? null : Number(text);
 }
 
 export function studyActions(name, { state, asked }) {
-  const simple = (action, words) => button(action, () => confirm(words), () => onStudy(name, { action }));
+  const simple = (action, words) => button(action, () => agreed(words), () => onStudy(name, { action }));
   if (state === "stopping") {
     return [];
   }
@@ -57,10 +60,10 @@ export function studyActions(name, { state, asked }) {
 }
 
 export const cancelAction = (name, number) =>
-  button("cancel", () => confirm(`Stop trial ${number} of ${name}?`), () => onStudy(name, { action: "cancel", number }));
+  button("cancel", () => agreed(`Stop trial ${number} of ${name}?`), () => onStudy(name, { action: "cancel", number }));
 
 export function workerAction(worker, isDrained) {
   const action = isDrained ? "undrain" : "drain";
   const words = isDrained ? `Let ${worker} take trials again?` : `Let ${worker} finish its trials and take no more?`;
-  return button(action, () => confirm(words), () => post("/api/worker/action", { action, worker }));
+  return button(action, () => agreed(words), () => post("/api/worker/action", { action, worker }));
 }

@@ -1,7 +1,7 @@
 // Login, routes and the line at the top.
 
 import { Refused, post } from "/static/api.js";
-import { element } from "/pages/marks.js";
+import { element, printable } from "/pages/marks.js";
 import { showFleet } from "/static/fleet.js";
 import { showPlacement } from "/static/placement.js";
 import { showCompare, showStudies } from "/static/studies.js";
@@ -27,7 +27,7 @@ const said = document.getElementById("said");
 let leaving = new AbortController();
 
 export function say(line) {
-  said.textContent = line;
+  said.textContent = printable(line);
 }
 
 async function open() {

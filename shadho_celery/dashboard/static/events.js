@@ -1,6 +1,7 @@
 // The events of a study. A stream that is lost is opened again, and the page says so until it is there.
 
 import { get, ofStudy } from "/static/api.js";
+import { printable } from "/pages/marks.js";
 
 // Milliseconds after which a silent stream counts as lost: the server says every 15 s that it lives.
 const SILENT = 40000;
@@ -13,7 +14,7 @@ const line = document.getElementById("connection");
 
 // Say that what is shown may be old, and why; or with "" that it is not.
 export function sayLost(why) {
-  const text = why && `What is shown may be old. ${why} Trying again ...`;
+  const text = why && printable(`What is shown may be old. ${why} Trying again ...`);
   if (line.textContent !== text) {
     line.textContent = text;
   }

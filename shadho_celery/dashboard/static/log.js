@@ -1,7 +1,7 @@
 // The log of a trial, followed while the trial runs.
 
 import { get, ofStudy } from "/static/api.js";
-import { element } from "/pages/marks.js";
+import { element, printable } from "/pages/marks.js";
 
 // Milliseconds between two questions, and after a question that was refused.
 const PAUSE = 1000;
@@ -49,7 +49,7 @@ class Log {
         try {
           last = (await this.ask()) ? 0 : last + 1;
         } catch (error) {
-          this.line.textContent = error.message;
+          this.line.textContent = printable(error.message);
           pause = LONG_PAUSE;
         }
       }
@@ -76,7 +76,8 @@ class Log {
   }
 
   // Add the text that has come, or show it alone if the text between is missing.
-  put({ text, start, end, why }) {
+  put({ text: found, start, end, why }) {
+    const text = printable(found);
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 8;
     const isWhole = start !== this.end || !this.end;
     let all = isWhole ? text : this.text.data + text;
@@ -91,7 +92,7 @@ class Log {
     this.end = end;
     this.isCut = isCut;
     this.box.hidden = !all;
-    this.line.textContent = [why, isCut ? CUT : ""].filter(Boolean).join(" ");
+    this.line.textContent = printable([why, isCut ? CUT : ""].filter(Boolean).join(" "));
     if (isAtEnd) {
       this.box.scrollTop = this.box.scrollHeight;
     }

@@ -4,7 +4,7 @@ import { studyActions } from "/static/actions.js";
 import { ask, get, ofStudy } from "/static/api.js";
 import { listen, sayLost } from "/static/events.js";
 import { showChart } from "/pages/figure.js";
-import { element } from "/pages/marks.js";
+import { element, printable } from "/pages/marks.js";
 import { digits, moment, took } from "/pages/numbers.js";
 
 // Milliseconds between two drawings of a running study, and after one that failed.
@@ -27,7 +27,7 @@ export function headline(label, value) {
 
 // The line at the top for a study: its name, what it does, and its pages.
 function placeOf(name, facts, at) {
-  document.title = `${name} – shadho_celery`;
+  document.title = printable(`${name} – shadho_celery`);
   const made = element("nav", "", { "aria-label": `Study ${name}`, class: "study" });
   made.append(element("span", name, { class: "name" }), element("span", facts.state, { class: `state ${facts.state}` }));
   for (const [text, ...rest] of [["study"], ["trials", "trials"], ["placement", "placement"]]) {
@@ -93,7 +93,7 @@ export function chartPlace(parent, name, chart, { query = {}, classes = [], cont
       trouble.textContent = "";
     } catch (error) {
       waits.textContent = "";
-      trouble.textContent = `The chart ${named} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`;
+      trouble.textContent = printable(`The chart ${named} cannot be ${shown ? "renewed" : "shown"}: ${error.message}`);
     }
   };
 }
@@ -223,7 +223,7 @@ export function table(caption, columns, rows) {
     for (const [name, value, kind] of columns) {
       const found = value(row);
       const cell = element("td", "", { "data-label": name, ...(kind ? { class: kind } : {}) });
-      cell.append(found instanceof Node ? found : document.createTextNode(found ?? "–"));
+      cell.append(found instanceof Node ? found : document.createTextNode(printable(found ?? "–")));
       line.append(cell);
     }
     body.append(line);

@@ -2,11 +2,27 @@
 
 import { shown, took } from "./numbers.js";
 
+// Characters that may turn a text around or control a terminal: the same as in core/checks.py.
+const UNPRINTABLE = /[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{1d173}-\u{1d17a}\u{e0000}-\u{e007f}]/gu;
+
+// A text that may be shown: such characters are escaped as in Python.
+export const printable = (text) => String(text ?? "").replace(UNPRINTABLE, escaped);
+
+function escaped(character) {
+  const code = character.codePointAt(0);
+  if (character === "\r") {
+    return "\\r";
+  }
+  const [kind, length] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+  return `\\${kind}${code.toString(16).padStart(length, "0")}`;
+}
+
+// An element whose content and attributes are shown as text; the value of an option is what is asked for.
 export function element(name, text = "", attributes = {}) {
   const made = document.createElement(name);
-  made.textContent = text;
+  made.textContent = printable(text);
   for (const [attribute, value] of Object.entries(attributes)) {
-    made.setAttribute(attribute, value);
+    made.setAttribute(attribute, attribute === "value" ? value : printable(value));
   }
   return made;
 }

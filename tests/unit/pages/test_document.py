@@ -6,11 +6,13 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from itertools import product
 
 import pytest
 from services.cases import cases
 
+from shadho_celery.core.checks import printable
 from shadho_celery.pages import document as documents
 from shadho_celery.pages.document import MODULES, STATIC, Html, document, element, joined
 
@@ -97,3 +99,12 @@ def luminance(colour: str) -> float:
 
 def test_joined_elements_are_html() -> None:
     assert element("div", joined([element("b", "<"), element("b", ">")])) == "<div><b>&lt;</b><b>&gt;</b></div>"
+
+
+def test_the_scripts_escape_the_characters_that_python_escapes() -> None:
+    [found] = re.findall(r"^const UNPRINTABLE = /(\[.*\])/gu;$", (STATIC / "marks.js").read_text(), re.MULTILINE)
+    pattern = re.sub(r"\\u\{(\w+)\}", lambda code: f"\\U{code[1]:0>8}", found)
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    escaped = [character for character in everything if printable(character) != character]
+    assert re.findall(pattern, everything) == escaped
+    assert "\u202e" in escaped
