@@ -101,3 +101,8 @@ def test_the_packages_facts_agree_with_one_another() -> None:
     assert f"< (3, {most})" in ci
     assert f"from 3.{least} to 3.{most - 1}" in ci
     assert f"Python 3.{least} to 3.{most - 1}" in (ROOT / "README.md").read_text()
+
+
+def test_the_extra_optuna_has_what_its_plots_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [re.split("[<>=]", named)[0] for named in extras["optuna"]] == ["optuna", "plotly"]

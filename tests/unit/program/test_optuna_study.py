@@ -34,6 +34,17 @@ def objective(values: dict[str, Any], context: Any) -> float:
 
 
 @pytest.mark.slow
+def test_optuna_draws_the_study() -> None:
+    """A machine whose packages are of an earlier time may lack plotly."""
+    optuna, _ = pytest.importorskip("optuna"), pytest.importorskip("plotly")
+    shadho_celery.minimize(objective, SPACE, trials=20, seed=0, store=STORE, study="s", sampler="random")
+    made = shadho_celery.optuna_study(STORE, "s")
+    for name in ("contour", "edf", "intermediate_values", "optimization_history", "parallel_coordinate", "slice"):
+        assert getattr(optuna.visualization, f"plot_{name}")(made).data, name
+    assert optuna.visualization.plot_timeline(made).data
+
+
+@pytest.mark.slow
 def test_optuna_has_the_trials_with_their_distributions_states_and_reports() -> None:
     optuna = pytest.importorskip("optuna")
     shadho_celery.minimize(objective, SPACE, trials=40, seed=0, store=STORE, study="s", sampler="random")
