@@ -522,8 +522,12 @@ class Watch:
         first = next(iter(classes), "gpu_large")
         trouble = unable(live, *wanted, refused=session.executor.workers.refused, compute_class=first)
         if trouble is not None and not session.disk.edited(session.code):
-            yield Notice(kind=Kind.MISSING, about="able", text=str(trouble))
-            if any(module in worker.imports for worker in live.values()):
+            # Without any worker, one warning names all classes, unless others start their workers.
+            is_empty = not live and not session.executor.workers.refused and session.options.class_spec is None
+            more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
+            also = f", and others with {listed(more, 5)}" if more else ""
+            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}")
+            if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
         if served and max(served.values()) < session.widest:
