@@ -138,7 +138,7 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     """Here the path is short, and the socket lies in the state folder; elsewhere it is too long for a socket."""
     desk.folder = desk.temporary
     desk.study(seconds=0.3)
-    words = ["--workers", "cpu=2", "--workers", "rack 7/fast=1", "--json", "--study", "short"]
+    words = ["--workers", "cpu=2", "--workers", "rack-7.fast=1", "--json", "--study", "short"]
     command = desk.launch("my_study", "--trials", "30", "--seed", "1", *words)
     desk.await_runs(1)
     socket = desk.states_folder() / "redis.sock"
@@ -146,8 +146,8 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     command.wait()
     assert command.code == 0, desk.said()
     classes = command.json()["classes"]
-    assert {name: counts["slots"] for name, counts in classes.items()} == {"cpu": 2, "rack 7/fast": 1}
-    assert classes["cpu"]["complete"] + classes["rack 7/fast"]["complete"] == 30
+    assert {name: counts["slots"] for name, counts in classes.items()} == {"cpu": 2, "rack-7.fast": 1}
+    assert classes["cpu"]["complete"] + classes["rack-7.fast"]["complete"] == 30
     assert len({trial["host"] for trial in desk.trials()}) == 1
     assert len(desk.slots()) == 3, "each slot has a process that is used again and again"
     assert "stand in" not in command.err
