@@ -432,7 +432,7 @@ def _why_here(study: StudyResults, each: Mapping[str, Any]) -> Iterator[str]:
     if has_prices:
         yield "  (shadow price: what a second of a class is worth to other trials, for the placement; not money)"
     free = free_slots(StudyData(study).attempts(), each["number"], each["attempt"])
-    if why := [*reasons(known, each["compute_class"], free)]:
+    if why := [*reasons(each["placed"], each["compute_class"], free)]:
         yield f"  it went to {each['compute_class']} because {', and '.join(why)}"
 
 

@@ -296,6 +296,11 @@ def test_a_trial_says_what_was_predicted_and_why_it_went_to_its_class(monkeypatc
     assert [*_why_here(MagicMock(), each | {"compute_class": "big"})][-1] == (
         "  it went to big because no class was expected to be faster"
     )
+    unknown = {"big": Placed(0.3, 0.0, None), "cpu": Placed(None, 0.0, None)}
+    assert "other class was live" not in "".join(_why_here(MagicMock(), each | {"placed": unknown}))
+    assert [*_why_here(MagicMock(), each | {"placed": unknown, "compute_class": "big"})][-1] == (
+        "  it went to big because no class was expected to be faster"
+    )
     first, second, _ = _why_here(MagicMock(), each | {"placed": placed | {"cpu": Placed(0.5, 0.0, 0.5)}})
     assert first.endswith("cpu 500 ms, shadow price 0.5")
     assert "not money" in second
