@@ -191,7 +191,7 @@ class QueueExecutor:
 
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
-        found = [*self._breaker.notices, *self._gangs.notices]
+        found = [*self._breaker.notices, *self._gangs.notices, *self.workers.complaints()]
         if self.workers.able and (said := of_other_protocols(self.workers.announced, self._module)):
             found.append(f"some workers get no trials: they {said}")
         if self.channel.forged or self.workers.refused:

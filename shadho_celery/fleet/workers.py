@@ -18,9 +18,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from shadho_celery.core import hardware
 from shadho_celery.core.attempts import Sent
+from shadho_celery.core.checks import one_line
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.core.records import Leaving, MachineRecord, Present
+from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import (
     ANNOUNCE_SECONDS,
@@ -30,6 +32,7 @@ from shadho_celery.transport.registry import (
     Registry,
     StudyWants,
     Worker,
+    place_of,
     sorted_out,
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -105,6 +108,8 @@ class Workers:
         self._draining: set[str] = set()
         #: warning about a worker with another version of the code, and the time since which it has it, by name
         self._other_code: dict[str, tuple[str, float]] = {}
+        #: notices about complaints of the workers, by complaint
+        self._complaints: dict[str, str] = {}
         #: compute classes of the able workers
         self.classes: list[ComputeClass] = []
         #: virtual times of other studies that did not use their turns, by class; until they change, these do not count
@@ -217,6 +222,17 @@ class Workers:
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
         """Return warnings about workers that, at the last look, had had another version of the code for this long."""
         return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
+
+    def complaints(self) -> list[str]:
+        """Return the complaints that able workers have announced, each once and with the first worker that has it.
+
+        Other workers of the fleet often have the same one. At most MAX_COMPLAINTS are returned.
+        """
+        for name in sorted(self.able & self.announced.keys()):
+            for each in self.announced[name].complaints:
+                if len(self._complaints) < MAX_COMPLAINTS:
+                    self._complaints.setdefault(each, f"worker {place_of(name)}: {one_line(each, MAX_COMPLAINT)}")
+        return [*self._complaints.values()]
 
     def withdraw(self) -> None:
         """Withdraw the study's announcement, because it wants no slots any more."""

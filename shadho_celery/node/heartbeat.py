@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -166,6 +166,15 @@ class Heartbeat:
             return
         with self._lock:
             self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
+        if self._is_announced.is_set():
+            self._announce_now()
+
+    def tell_complaints(self, complaints: Sequence[str]) -> None:
+        """Announce from now on what slows this worker down."""
+        if list(complaints) == self._worker.complaints:
+            return
+        with self._lock:
+            self._worker = replace(self._worker, complaints=list(complaints))
         if self._is_announced.is_set():
             self._announce_now()
 

@@ -663,6 +663,7 @@ class Slots:
         self.tally.renewals += self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
         self._tell_codes()
+        self.heartbeat.tell_complaints(self._fork_servers.complaints())
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._follow_open()

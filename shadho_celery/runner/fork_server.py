@@ -25,7 +25,7 @@ from contextlib import suppress
 
 from msgspec import Struct, convert
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.libraries import is_installed, is_library_folder, module_in
 from shadho_celery.runner import protocol, reaper, signals
 from shadho_celery.runner.process_tree import MARK, PR_SET_PDEATHSIG, UNMARKED, prctl
@@ -75,7 +75,7 @@ def main() -> None:
         with suppress(Exception):
             importlib.import_module(name)
     if reason := _obstacle():
-        log.warning("the slots' processes cannot be forked: %s", reason)
+        _complain(control, f"the slots' processes cannot be forked: {reason}")
         os._exit(protocol.UNFIT)
     for name in preload:
         _preload(name, control)
@@ -122,10 +122,17 @@ def _preload(name: str, control: socket.socket) -> None:
         # It may be partly imported.
         reason = f"its import failed: {type(error).__name__}: {short(error)}"
     if reason:
-        log.warning("%s is imported in each slot and not before (STUDY['preload']): %s", name, reason)
+        _complain(control, f"{name} is imported in each slot and not before (STUDY['preload']): {reason}")
         os.dup2(control.fileno(), 0)
         arguments = [each for each in sys.argv[1:] if each != name]
         os.execv(sys.executable, [sys.executable, "-u", "-m", "shadho_celery.runner.fork_server", *arguments])
+
+
+def _complain(control: socket.socket, text: str) -> None:
+    """Write a complaint to the worker's log, and send it to the worker, which announces it."""
+    log.warning("%s", text)
+    with suppress(OSError):
+        control.send(one_line(text, protocol.MAX_COMPLAINT).encode(), socket.MSG_DONTWAIT)
 
 
 def _obstacle() -> str:

@@ -32,6 +32,9 @@ UNFIT = 75
 #: maximum bytes of a request to start a process by a fork
 MAX_START = 64_000
 
+#: maximum characters of a complaint about a prepared process, and number of them that a worker announces
+MAX_COMPLAINT, MAX_COMPLAINTS = 300, 10
+
 #: number that stands for no order; orders are counted from 1
 NO_ORDER = 0
 

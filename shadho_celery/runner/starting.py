@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Protocol
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.hardware import thread_variables
 from shadho_celery.errors import UsageError
@@ -40,6 +40,9 @@ _SERVER = ("-u", "-m", "shadho_celery.runner.fork_server")
 
 #: seconds for a prepared process to import its modules and to fork, and seconds without it after it has failed
 FORK_SECONDS, RETRY_SECONDS = 60.0, 60.0
+
+#: seconds for a prepared process to fork once it has forked before, so that its imports are over
+FORK_AGAIN_SECONDS = 20.0
 
 #: seconds after which a thread that waits for a message checks whether another thread has received it
 AGAIN_SECONDS = 0.1
@@ -127,9 +130,10 @@ def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
 class _Forked:
     """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code."""
 
-    def __init__(self, status: socket.socket, on_failure: Callable[[], None]) -> None:
+    def __init__(self, status: socket.socket, server: _Server, give_up: Callable[[_Server], None]) -> None:
+        """`give_up` is called with the prepared process if it does not start the reaper."""
         self._status = status
-        self._on_failure = on_failure
+        self._server, self._give_up = server, give_up
         self._pidfd: int | None = None
         self._code: int | None = None
         self._was_given_up = False
@@ -169,9 +173,12 @@ class _Forked:
         return self._status.fileno()
 
     def await_start(self) -> bool:
-        self._receive(FORK_SECONDS, lambda: self._pidfd is not None or self._code is not None)
-        if self._pidfd is None and not self._was_given_up:
-            self._on_failure()
+        seconds = FORK_AGAIN_SECONDS if self._server.has_forked else FORK_SECONDS
+        self._receive(seconds, lambda: self._pidfd is not None or self._code is not None)
+        if self._pidfd is not None:
+            self._server.has_forked = True
+        elif not self._was_given_up:
+            self._give_up(self._server)
         return self._pidfd is not None
 
     def _receive(self, seconds: float | None, is_done: Callable[[], bool]) -> bool:
@@ -205,6 +212,8 @@ class _Server:
     """A prepared process."""
 
     def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        #: True once it has forked a reaper
+        self.has_forked = False
         # Packets keep their boundaries.
         self.control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
@@ -218,6 +227,21 @@ class _Server:
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def complaints(self) -> Iterator[str]:
+        """Yield the complaints that the process has sent since the last call. Do not wait."""
+        # The socket has a timeout, for which Python would wait even with MSG_DONTWAIT.
+        while is_readable(self.control, 0.0):
+            try:
+                text = self.control.recv(protocol.MAX_START)
+            except ConnectionResetError:
+                # It has ended without reading all requests. The system first returns this error, then what was sent.
+                continue
+            except OSError:
+                return
+            if not text:
+                return
+            yield text.decode(errors="replace")
 
     def close(self, seconds: float = 0.0) -> int:
         """End the process. Return its exit code, which is negative if it does not end by itself."""
@@ -262,7 +286,28 @@ class ForkServers:
         #: moment from which prepared processes are used
         self._used_from = -math.inf if _can_fork() else math.inf
         self._is_closed = False
+        #: distinct complaints of the prepared processes and about them, in order; at most MAX_COMPLAINTS
+        self._complaints: list[str] = []
         self._lock = threading.Lock()
+
+    def complaints(self) -> Sequence[str]:
+        """Return the complaints of prepared processes and about them so far. Each is one printable line.
+
+        This does not wait while a prepared process is used or ended; a new complaint is then returned later.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                for server in self._servers.values():
+                    self._note(*server.complaints())
+            finally:
+                self._lock.release()
+        return [*self._complaints]
+
+    def _note(self, *complaints: str) -> None:
+        for each in complaints:
+            line = one_line(each, protocol.MAX_COMPLAINT)
+            if line not in self._complaints and len(self._complaints) < protocol.MAX_COMPLAINTS:
+                self._complaints.append(line)
 
     def prepare(self) -> None:
         """Start the prepared process for this process's environment, so that it is ready sooner."""
@@ -288,7 +333,7 @@ class ForkServers:
                 except OSError:
                     ours.close()
                     return ordinary()
-        return _Forked(ours, partial(self._give_up, server))
+        return _Forked(ours, server, self._give_up)
 
     def close(self) -> None:
         """End the prepared processes. Reapers that have started go on."""
@@ -303,6 +348,7 @@ class ForkServers:
         fixed = frozenset((name, value) for name, value in whole.items() if name.startswith(_FIXED))
         server = self._servers.get(fixed)
         if server is not None and not server.is_alive():
+            self._note(*server.complaints())
             server.close()
             server = None
         if server is None:
@@ -317,6 +363,7 @@ class ForkServers:
             if self._is_closed or server not in self._servers.values():
                 return
             self._servers = {key: each for key, each in self._servers.items() if each is not server}
+            self._note(*server.complaints())
             is_unfit = server.close(END_SECONDS) == protocol.UNFIT
             self._used_from = math.inf if is_unfit else SystemClock().now() + RETRY_SECONDS
             preload, self.preload = self.preload, ()
@@ -324,7 +371,10 @@ class ForkServers:
             # It has given the reason.
             return
         left_out = f"; afterwards it does not import {', '.join(preload)}" if preload else ""
-        self._complain(
+        complaint = (
             "the prepared process of the slots does not answer or was ended; for a minute, slots start without it, "
             f"which takes longer ({START}=spawn does without it always){left_out}"
         )
+        self._complain(complaint)
+        with self._lock:
+            self._note(complaint)

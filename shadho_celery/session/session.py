@@ -478,7 +478,11 @@ class Watch:
             # A short run has not waited long enough to know whether these workers will read their files again.
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(_notices({Kind.CODE: others}))
-        found = {Kind.DELETIONS: session.study.deletions(at_end=True), Kind.SEARCH: session.scheduler.notices()}
+        found = {
+            Kind.FLEET: session.executor.notices(),
+            Kind.DELETIONS: session.study.deletions(at_end=True),
+            Kind.SEARCH: session.scheduler.notices(),
+        }
         yield from self._untold(_notices(found))
 
     def present(self) -> list[Notice]:

@@ -20,6 +20,7 @@ from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Int64, Moment, Name, Number, Positive, Price
 from shadho_celery.errors import ServiceError
+from shadho_celery.runner.protocol import MAX_COMPLAINT, MAX_COMPLAINTS
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis, is_spoilt
 from shadho_celery.transport.signing import UNSIGNED, Sealed, Signer
@@ -43,6 +44,9 @@ _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 #: what `Signer.fingerprint` returns
 Fingerprint = Annotated[str, Meta(max_length=8)]
+
+#: one of a worker's complaints: a printable line
+_Complaint = Annotated[Clean, Meta(max_length=MAX_COMPLAINT)]
 
 #: maximum number of trials of one study in a worker's announcement; a worker may have very many slots
 MAX_TOLD = 1000
@@ -113,6 +117,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
+    #: what slows it down although its trials run, for people; in order, each once
+    complaints: Annotated[list[_Complaint], Meta(max_length=MAX_COMPLAINTS)] = []
     #: price of each slot; None if it is not known
     price: Price | None = None
 

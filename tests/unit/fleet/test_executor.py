@@ -9,12 +9,14 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+from msgspec import structs
 from services.clocks import MachineTime
 from services.told import ToldExecutor
 
 from shadho_celery.core.clock import Clock, ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.errors import LockLost
+from shadho_celery.runner.protocol import MAX_COMPLAINTS
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import HOLD_SECONDS
 from shadho_celery.transport.redis import _script
@@ -108,6 +110,20 @@ def test_a_worker_of_another_protocol_beside_able_ones_is_warned_of_in_one_line(
     assert "install the same version" in warning
     assert "\n" not in warning
     assert not [each for each in Rig().executor.notices() if "protocol" in each]
+
+
+def test_a_complaint_of_workers_is_told_in_one_printable_line_with_the_first_worker_that_has_it(rig: Rig) -> None:
+    """A stranger may have written it, and other workers have the same one. It stays the same while they come and go."""
+    workers = rig.executor.workers
+    told = workers.announced["good"]
+    for name, complaint in {"good": "slow \u202e", "bad": "slow \u202e"}.items():
+        workers.announced = {**workers.announced, name: structs.replace(told, complaints=[complaint])}
+    assert rig.executor.notices() == ["worker bad: slow \\u202e"]
+    workers.announced = {"good": workers.announced["good"]}
+    assert rig.executor.notices() == ["worker bad: slow \\u202e"]
+    many = [str(number) for number in range(MAX_COMPLAINTS)]
+    workers.announced = {"good": structs.replace(told, complaints=many)}
+    assert len(rig.executor.notices()) == MAX_COMPLAINTS
 
 
 def test_short_trials_are_sent_ahead_once_they_are_known_to_be_short(rig: Rig) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 import redis
 from services.clocks import MachineTime
@@ -39,6 +40,17 @@ def test_a_worker_announces_itself_although_its_clock_is_set(machine_time: Machi
         heartbeat.beat(has_free_slot=True)
         assert client.pipeline.call_count == 1 + (second + 1) // ANNOUNCE_EVERY
     assert ANNOUNCE_EVERY < ANNOUNCE_SECONDS
+
+
+def test_a_worker_announces_its_complaints_at_once_and_once() -> None:
+    client = make_client()
+    heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), SystemClock())
+    heartbeat.announce()
+    for _ in range(2):
+        heartbeat.tell_complaints(["it is slow"])
+    pipe = client.pipeline.return_value.__enter__.return_value
+    announced = [msgspec.json.decode(call.args[1], type=Worker).complaints for call in pipe.set.call_args_list]
+    assert announced == [[], ["it is slow"]]
 
 
 def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_works(

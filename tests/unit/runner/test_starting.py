@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import services
@@ -19,7 +20,7 @@ from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.runner import starting
+from shadho_celery.runner import protocol, starting
 from shadho_celery.runner.protocol import RunAttempt
 from shadho_celery.runner.runner import Runner
 from shadho_celery.runner.starting import ForkServers, Start, execute, is_readable
@@ -307,13 +308,43 @@ def test_a_prepared_process_that_hangs_costs_no_trial(
     outcomes = [run(servers.start) for _ in range(2)]
     assert [each.state for each in outcomes] == [TrialState.COMPLETE] * 2
     assert len(complaints) == 1
+    assert servers.complaints() == complaints
     assert not Path(f"/proc/{hanging}").exists()
+
+
+def test_a_prepared_process_that_has_forked_and_hangs_is_given_up_sooner(
+    servers: ForkServers, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its imports are over. Before, they may take long on a slow machine."""
+    assert run(servers.start).state is TrialState.COMPLETE
+    monkeypatch.setattr(starting, "FORK_AGAIN_SECONDS", 0.3)
+    os.kill(pid_of(servers), signal.SIGSTOP)
+    assert run(servers.start).state is TrialState.COMPLETE
+    assert len(complaints) == 1
+
+
+@pytest.mark.timeout(20)
+def test_complaints_are_told_without_waiting_for_a_prepared_process_that_is_used(servers: ForkServers) -> None:
+    """The thread that tells them renews the leases."""
+    servers.prepare()
+    os.kill(pid_of(servers), signal.SIGSTOP)
+    assert servers.complaints() == []
+    with servers._lock:
+        assert servers.complaints() == []
+
+
+def test_complaints_are_short_printable_lines_and_few(servers: ForkServers) -> None:
+    """A library that a prepared process imports may send anything."""
+    servers._note(*(f"{number} \x1b[2J\n{'x' * 1000}" for number in range(100)), *["again"] * 2)
+    told = servers.complaints()
+    assert len(told) == protocol.MAX_COMPLAINTS
+    assert all(each.isprintable() and len(each) <= protocol.MAX_COMPLAINT for each in told)
 
 
 def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system looks again for what woke a waiting thread, and lets it wait on if that was received meanwhile."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    forked = starting._Forked(ours, lambda: pytest.fail("it has started"))
+    forked = starting._Forked(ours, MagicMock(has_forked=False), lambda server: pytest.fail("it has started"))
     waited: list[float] = []
 
     def received_meanwhile(end: socket.socket | int, seconds: float | None) -> bool:
@@ -415,7 +446,7 @@ def test_a_reaper_whose_pidfd_found_no_room_in_the_worker_counts_as_killed() -> 
     """The system drops the descriptors of a message if the receiver may open no more files."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     failures: list[bool] = []
-    reaper = starting._Forked(ours, lambda: failures.append(True))
+    reaper = starting._Forked(ours, MagicMock(has_forked=False), lambda server: failures.append(True))
     with theirs:
         theirs.send(b"started")
         assert not reaper.await_start()
@@ -546,8 +577,12 @@ def test_libraries_that_cannot_be_preloaded_are_imported_in_the_slot_and_said_on
         library(name, text)
     servers = ForkServers([*found, "harmless_library"])
     outcomes = [run(servers.start, "using") for _ in range(2)]
+    complaints = servers.complaints()
     servers.close()
     assert [(each.metrics["had"], each.metrics["others"]) for each in outcomes] == [(True, [])] * 2
+    assert [each.partition("(STUDY['preload']): ")[2] for each in complaints] == [
+        reason for _, reason in found.values()
+    ]
     said = capfd.readouterr().err
     assert [said.count(reason) for _, reason in found.values()] == [1, 1, 1]
 
@@ -641,6 +676,7 @@ def test_where_libraries_start_threads_slots_are_not_forked_and_it_is_said_once(
     assert [run(servers.start).state for _ in range(2)] == [TrialState.COMPLETE] * 2
     assert capfd.readouterr().err.count("cannot be forked: it has started 1 threads") == 1
     assert not complaints
+    assert servers.complaints() == ["the slots' processes cannot be forked: it has started 1 threads"]
 
 
 @pytest.mark.slow
