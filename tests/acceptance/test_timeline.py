@@ -147,7 +147,7 @@ def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: D
         named = chart.axes[1].categories[bar["y"]]
         assert named == f"{facts['compute_class']}, {facts['host']}, {facts['worker']}, slot {facts['slot']}"
         assert form == ("outlined" if facts["copy"] else FORMS[facts["end"]]), facts
-        rows[named].append((bar["start"], bar["end"], key))
+        rows[named].append((bar["start"], bar["end"], facts["end"]))
     ends = {facts["end"] for facts in table.values()}
     assert {"complete", "pruned", "failed", "lost", "superseded"} <= ends
     assert any(facts["copy"] for facts in table.values())
@@ -161,14 +161,17 @@ def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: D
         assert share == pytest.approx(1 - busy_share(data, name, rows[name]), abs=1e-6)
 
 
-def busy_share(data: StudyData, row: str, spans: list[tuple[float, float, Any]]) -> float:
-    """Return the share of the time in which a slot was busy, while its worker was live, by the tables."""
+def busy_share(data: StudyData, row: str, spans: list[tuple[float, float, str]]) -> float:
+    """Return the share of the time in which a slot was busy, while its worker was live, by the tables.
+
+    `spans` have the start and the end of each attempt, and how it ended. Lost attempts do not count.
+    """
     known = attempts_of(data)
     first, last = min(each["started_at"] for each in known), max(each["ended_at"] for each in known)
     sessions = data.study.records.sessions()
     of_worker = zip(sessions["worker"], sessions["since"], sessions["until"], strict=True)
     live = sum(min(until, last) - max(since, first) for worker, since, until in of_worker if f", {worker}," in row)
-    return sum(end - start for start, end, _ in spans) / live
+    return sum(end - start for start, end, how in spans if how != "lost") / live
 
 
 def test_the_pictures_of_a_simulated_fleet_agree_with_its_table_and_with_the_benchmark_of_placement(
