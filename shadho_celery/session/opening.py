@@ -14,7 +14,6 @@ from shadho_celery.core.arguments import ARGUMENTS
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
-from shadho_celery.errors import SpaceError
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
@@ -115,13 +114,7 @@ class Opening:
         #: settings in force in the run before; empty for a new study
         self._before: Mapping[str, Any] = {}
         settings = settle(request, {}, {})
-        space = compile_space(request.space)
-        if not space.domains:
-            raise SpaceError(
-                "There is nothing to search: the space has no hyperparameter; give at least one, such as "
-                "{'x': hp.uniform('x', 0, 1)}."
-            )
-        self.plan = Plan.of(space, settings, request.limits)
+        self.plan = Plan.of(compile_space(request.space), settings, request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
         self.plan.check_warm_start(request.warm_start, resume=request.resume)

@@ -440,11 +440,6 @@ def test_what_was_in_force_and_is_unknown_here_is_refused(study_file: str, monke
     assert settled(monkeypatch, study_file, "--resume", "--sampler", "tpe")[0].sampler == "tpe"
 
 
-def test_a_study_file_with_nothing_to_search_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "constant_study.py").write_text("SPACE = {'a': 1}\n\n\ndef objective(values):\n    return 0.0\n")
-    assert "There is nothing to search: the space has no hyperparameter" in refused("constant_study")
-
-
 def test_a_limit_below_the_trials_that_have_ended_is_refused_and_not_kept(
     study_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from shadho_celery.cli.scale import KILL_SECONDS, RETURN_SECONDS, _Starter
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.transport import urls
 
-NAME = "gpu $(touch x); 'large'"
+NAME = "gpu.large-1+a"
 
 
 def starter(*words: str, is_slurm: bool = False, **spec: float) -> _Starter:
@@ -96,7 +96,7 @@ def test_slurm_submits_what_the_command_slurm_prints_and_cancels_what_waits(
     script = (tmp_path / "got").read_text()
     assert "#SBATCH --array=1-3\n" in script
     assert "#SBATCH --mem=1536M\n#SBATCH --partition=long\n" in script
-    assert "--class=gpu $(touch x); " in script
+    assert f"--class={NAME}" in script
     made.give_up(NAME)
     assert (tmp_path / "cancelled").read_text() == "--state=PENDING 71\n"
 

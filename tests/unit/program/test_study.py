@@ -16,7 +16,7 @@ from hyperopt import hp
 
 from shadho_celery import Study, load_study, minimize
 from shadho_celery.core.trial import TrialState
-from shadho_celery.errors import ShadhoError, SpaceError, StudyLocked, UsageError
+from shadho_celery.errors import ShadhoError, StudyLocked, UsageError
 from shadho_celery.samplers.tpe import TpeSampler
 
 S = TrialState
@@ -473,13 +473,6 @@ def test_an_unknown_argument_is_refused_with_the_one_that_was_meant() -> None:
             words = rf"^{name} has no argument {wrong}; did you mean {meant}\? its arguments are "
             with pytest.raises(UsageError, match=words):
                 call(lambda _: 0.0, **{wrong: 3})
-
-
-@pytest.mark.parametrize("space", [{}, 3, [1, {"a": "b"}]])
-def test_a_space_without_hyperparameters_is_refused_and_no_study_recorded(space: object) -> None:
-    with pytest.raises(SpaceError, match=r"^There is nothing to search: the space has no hyperparameter; give .*hp"):
-        minimize(lambda _: 0.0, space, trials=2, store=STORE, study="empty")
-    assert not Path("shadho.db").exists()
 
 
 def test_a_loss_that_should_be_large_is_maximised() -> None:
