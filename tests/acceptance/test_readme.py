@@ -254,7 +254,8 @@ def test_steering_a_running_study(desk: Desk) -> None:
     command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=2")
     until(lambda: 12 in [number for number, *_ in desk.runs()], 60, desk.said)
     lines = [line for line in commands(CLI) if any(f" {name} " in line for name in STEERING)]
-    answers = [desk.told(*shlex.split(line)[1:]).out.partition(" ")[0].strip(":") for line in lines]
+    # The document names the module, so each answer names the study first.
+    answers = [desk.told(*shlex.split(line)[1:]).out.split(": ")[1].split()[0] for line in lines]
     assert answers == ["paused", "unpaused", "trial", "enqueued", "set", "stopping"]
     assert command.wait(30).code == 0, desk.said()
     assert desk.states()["CANCELLED"] == 1
