@@ -27,7 +27,7 @@ from shadho_celery.metrics import address
 from shadho_celery.metrics.worker import collector
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
-from shadho_celery.node.shutdown import Shutdown
+from shadho_celery.node.shutdown import Shutdown, await_reason
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.node.stay import Stay
 from shadho_celery.objective.study_file import cores_per_trial, module_name, preloaded, refuse_libraries, refuse_nested
@@ -235,6 +235,7 @@ def _close(sender: Any, **_: object) -> None:
     # Nothing is left to stop. Without this, Ctrl-C during the end of Python would end the process by the signal.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    await_reason()
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
 

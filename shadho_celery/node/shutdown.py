@@ -41,6 +41,15 @@ THREAD = "shadho-shutdown"
 #: seconds between two checks whether a worker should end by itself
 WATCH_SECONDS = 0.5
 
+#: seconds for which an ending worker waits until its reason is logged
+REASON_SECONDS = 1.0
+
+
+def await_reason() -> None:
+    """Wait until the reason why this worker ends is logged. An idle one would end before, and its log not say why."""
+    for thread in [each for each in threading.enumerate() if each.name == THREAD]:
+        thread.join(REASON_SECONDS)
+
 
 class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
     """Handles SIGINT, SIGTERM, SIGQUIT and those of `Stay`, from before the worker connects until its process ends.

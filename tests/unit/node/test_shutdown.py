@@ -63,6 +63,14 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
     assert state.should_stop == worker.exitcode == code
 
 
+def test_the_end_waits_until_the_reason_is_logged() -> None:
+    logged = threading.Event()
+    threading.Timer(0.05, logged.set).start()
+    threading.Thread(target=logged.wait, name=shutdown.THREAD, daemon=True).start()
+    shutdown.await_reason()
+    assert logged.is_set()
+
+
 def test_a_worker_that_is_asked_to_end_finishes_its_trials_first(worker: SimpleNamespace) -> None:
     heartbeat = worker.app.shadho_slots.heartbeat
     heartbeat.on_end("me@here")
