@@ -54,6 +54,9 @@ LONGEST = (
 SLOW = {"amqp_server", "amqp_url", "amqp", "rabbitmq", "private_rabbitmq", "no_orphans"}
 SLOW |= {"postgres_server", "postgres_url", "postgres", "postgresql", "private_postgres", "guarded", "vhost"}
 SLOW |= {"desk", "table", "fleet"}
+#: fixtures that are set up before the test's others, and so end after them: a worker that outlives the loan of its
+#: database announces itself in the next test's
+SERVICES = ("redis_url", "amqp_url", "postgres_url")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +96,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
+        if isinstance(item, pytest.Function):
+            item.fixturenames.sort(key=lambda name: name not in SERVICES)
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         uses = {*getattr(item, "fixturenames", ()), *(value for value in parameters if isinstance(value, str))}
         if ("acceptance" in item.path.parts or uses & SLOW) and not item.get_closest_marker("sample"):
