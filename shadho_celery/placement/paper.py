@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from shadho_celery.core.blas import one_blas_thread
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Slot
@@ -64,6 +65,7 @@ class Fit(NamedTuple):
     signal_share: float
 
 
+@one_blas_thread()
 def performance(rows: Array, losses: Array, generator: np.random.Generator) -> float:
     """Return how much a subspace's loss varies with its params: 0 or more, and START_VALUE while there are few losses.
 

@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 import scipy
 
+from shadho_celery.core.blas import one_blas_thread
 from shadho_celery.core.trial import Params
 from shadho_celery.predictors.features import Array, features, likeness
 from shadho_celery.space.domains import Domain
@@ -82,6 +83,7 @@ class FailureModel:
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
 
+    @one_blas_thread()
     def _fit(self) -> None:
         """Find the mode by Newton's method. A trial's effect, from -1 to 1, is small if its outcome was expected."""
         rows, values = np.array(self._rows), np.array(self._outcomes).astype(float)

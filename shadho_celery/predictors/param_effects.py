@@ -18,6 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from shadho_celery.core.blas import one_blas_thread
 from shadho_celery.core.trial import Params
 from shadho_celery.predictors.features import Array, features, likeness
 from shadho_celery.space.split import Subspace
@@ -267,6 +268,7 @@ class ParamEffects:
         self._untold.append((params, column, log_seconds))
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
+    @one_blas_thread()
     def suppose(self, running: Sequence[tuple[Params, int, float]], classes: int) -> bool:
         """Replace what is known of the running trials: params, column of the class, and log seconds so far.
 
@@ -285,6 +287,7 @@ class ParamEffects:
         self._untold.clear()
         self._told = 0
 
+    @one_blas_thread()
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the basis functions for n sets of params, shape (n, functions).
 
@@ -296,6 +299,7 @@ class ParamEffects:
             self._regression = Regression(self._basis.size)
         return self._basis.functions(self._rows(params_list))
 
+    @one_blas_thread()
     def read(self, centres: Array) -> None:
         """Learn from the trials kept since the last call. `centres` are the classes' mean log seconds, by column."""
         params_list, columns, values = zip(*self._untold, strict=True) if self._untold else ((), (), ())

@@ -11,14 +11,13 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from itertools import islice
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
+from shadho_celery.core.blas import one_blas_thread
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.features import features
 from shadho_celery.samplers.base import Learner
@@ -124,7 +123,7 @@ class GpSampler(Learner):
         """Leave-one-out R² of the process; None before its first proposal."""
         if not self._domains or not self.is_started:
             return None
-        with _threads().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             self._learn_history()
             return self._process.r_squared
 
@@ -136,7 +135,7 @@ class GpSampler(Learner):
             for place in self._places(n, pending):
                 asked.append(self._start(place, part, [*begun, *asked]))
             return asked
-        with _threads().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             return self._guesses(n, pending, part)
 
     def _guesses(self, n: int, pending: Collection[Trial], part: Subspace) -> list[Params]:
@@ -260,7 +259,7 @@ class GpSampler(Learner):
             return self._sequence.outlook(parts, self._told + pending)
         if self._told != self._looked_at:
             self._looked_at = self._told
-            with _threads().limit(limits=1, user_api="blas"):
+            with one_blas_thread():
                 self._outlook = self._gains(parts)
         return self._outlook
 
@@ -450,15 +449,6 @@ def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.in
     best = feasible[losses[feasible] <= np.partition(losses[feasible], most - 1)[most - 1]]
     ordered: NDArray[np.intp] = best[np.argsort(losses[best], kind="stable")][:most]
     return ordered
-
-
-@cache
-def _threads() -> ThreadpoolController:
-    """Return the controller that limits the threads of linear algebra libraries: several would wait for each other."""
-    # The controller knows only the libraries that are loaded now. scipy loads its own one with this module.
-    import scipy.linalg  # noqa: F401
-
-    return ThreadpoolController()
 
 
 def standardised(losses: Array) -> Array:

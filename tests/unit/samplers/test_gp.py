@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -173,19 +170,3 @@ def test_the_least_losses_are_those_of_a_full_sort(broken: float) -> None:
     generator = np.random.default_rng(0)
     losses, breaks = generator.integers(0, 40, 500).astype(float), generator.random(500) < broken
     assert _least(losses, breaks, 100).tolist() == np.lexsort((losses, breaks))[:100].tolist()
-
-
-def test_a_fit_uses_one_thread_although_scipy_loads_its_linear_algebra_late() -> None:
-    code = """
-import sys
-from threadpoolctl import threadpool_info
-from shadho_celery.samplers.gp import _threads
-
-assert "scipy.linalg" not in sys.modules, "nothing is tested"
-with _threads().limit(limits=1, user_api="blas"):
-    import scipy.linalg
-    threads = {pool["filepath"]: pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-assert {*threads.values()} == {1}, threads
-"""
-    variables = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=variables)
