@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from shadho_celery.cli.messages import say
 from shadho_celery.core.hardware import Machine
 from shadho_celery.metrics import address
-from shadho_celery.node import stay
+from shadho_celery.node import heartbeat_file, stay
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 
 COMMAND = (sys.executable, "-m", "shadho_celery.worker")
 
 #: seconds between two checks whether a worker has ended
 CHECK_SECONDS = 0.2
-
-#: environment variable with the path of the file that a living worker touches
-FILE = "SHADHO_HEARTBEAT_FILE"
 
 
 def workers_of(machine: Machine) -> list[tuple[str, dict[str, str]]]:
@@ -37,11 +34,11 @@ def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[
     yield "CUDA_VISIBLE_DEVICES", own.visible
     if machine.is_limited:
         yield "SHADHO_CORES", str(max(1, machine.cores * len(own.cards) // len(machine.cards)))
-    port, file = os.environ.get(address.PORT, ""), os.environ.get(FILE)
+    port, file = os.environ.get(address.PORT, ""), os.environ.get(heartbeat_file.FILE)
     if number and port.isdecimal() and int(port):
         yield address.PORT, str(int(port) + number)
     if number and file:
-        yield FILE, f"{file}.{number}"
+        yield heartbeat_file.FILE, f"{file}.{number}"
 
 
 class Workers:

@@ -357,7 +357,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
         yield from _on_rung(study, found, found.budget)
     if found.step is not None:
         what = "the loss is that of its last report" if found.loss is not None else "its last report is not a number"
-        yield f"pruned: {what}, at step {found.step}"
+        rule = study.in_force.get("pruner") or "a report"
+        yield f"pruned by {rule}: {what}, at step {found.step}"
     yield f"seed: {found.seed}"
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"

@@ -35,6 +35,7 @@ from shadho_celery.embedded.plan import (
     urls_of,
     worker_log,
 )
+from shadho_celery.node import heartbeat_file
 from shadho_celery.node.storage import TOKEN
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 from shadho_celery.transport import urls
@@ -187,7 +188,7 @@ class Supervisor:
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
             # Those of a worker of a fleet, of which there is one for each.
-            "SHADHO_HEARTBEAT_FILE": "",
+            heartbeat_file.FILE: "",
             "SHADHO_METRICS_PORT": "",
         }
         if (gpus := self._plan.gpus.get(name)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.units import counted
-from shadho_celery.errors import UsageError
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.drains import Obeyed
 from shadho_celery.node.leases import Leases
@@ -43,10 +41,6 @@ COMPARE_EVERY = 60.0
 
 #: milliseconds for which no other worker of a class starts to delete refused messages
 DROP_MS = 5000
-
-
-#: environment variable with the path of the file that a living worker touches
-FILE = "SHADHO_HEARTBEAT_FILE"
 
 
 class Heartbeat:
@@ -356,44 +350,6 @@ class Heartbeat:
         """Announce a change at once if Redis answers; otherwise the next announcement contains it."""
         with suppress(redis.RedisError):
             self._announce()
-
-
-class HeartbeatFile:
-    """File that a living worker touches every second, also while broker and Redis do not answer.
-
-    A health check by the age of the file restarts a worker that hangs, and none because of an outage.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        """`path` is None for no file. Raises UsageError if the file cannot be written."""
-        self._path, self._is_written = path, True
-        self.touch()
-        if path is not None and not self._is_written:
-            raise UsageError(f"{FILE}: {path} cannot be written; name a file in a folder in which this user may write")
-
-    @classmethod
-    def configured(cls) -> HeartbeatFile:
-        """Return the file that the environment names. Raises UsageError if it cannot be written."""
-        path = os.environ.get(FILE)
-        return cls(Path(path).absolute() if path else None)
-
-    def touch(self) -> None:
-        """Set the time of the file to now, by the clock of its file system. If that fails, log it once."""
-        if self._path is None:
-            return
-        try:
-            self._path.touch()
-            self._is_written = True
-        except OSError as error:
-            if self._is_written:
-                log.warning("%s cannot be touched: %s", self._path, error.strerror)
-            self._is_written = False
-
-    def remove(self) -> None:
-        """Remove the file, because the worker ends."""
-        if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink()
 
 
 class CoreShare:

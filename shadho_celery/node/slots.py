@@ -47,7 +47,8 @@ from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.free_slots import FreeSlots
-from shadho_celery.node.heartbeat import CoreShare, Heartbeat, HeartbeatFile
+from shadho_celery.node.heartbeat import CoreShare, Heartbeat
+from shadho_celery.node.heartbeat_file import HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer, TrialLines
 from shadho_celery.node.shipped_code import Codes, ShippedCode

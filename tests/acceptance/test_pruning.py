@@ -43,5 +43,7 @@ def test_trials_are_pruned_and_the_best_one_completes(desk: Desk) -> None:
             assert trial["step"] < 30
             assert trial["loss"] is not None
             assert "cancelled" not in (trial["error"] or "")
+            number = str(trial["number"])
+    assert "pruned by asha: the loss is that of its last report" in desk.told("trial", "s", number).out
     assert desk.logs().count("): PRUNED, ") == trials["pruned"], desk.logs()
     assert "CANCELLED" not in desk.logs()

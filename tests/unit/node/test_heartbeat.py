@@ -16,7 +16,8 @@ from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Gpu, Machine
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, FILE, Heartbeat, HeartbeatFile
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, COMPARE_EVERY, DRAIN_EVERY, Heartbeat
+from shadho_celery.node.heartbeat_file import FILE, HeartbeatFile
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 from shadho_celery.transport.signing import UNSIGNED
