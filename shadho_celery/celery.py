@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery import Celery, Task, shared_task, signals
@@ -22,6 +22,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
+from shadho_celery.core.hardware import Machine
 from shadho_celery.errors import ShadhoError
 from shadho_celery.metrics import address
 from shadho_celery.metrics.worker import collector
@@ -37,6 +38,7 @@ from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
 from shadho_celery.transport.redis_queues import AMQP
+from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.signing import Signer
 from shadho_celery.transport.urls import default_broker, prefer_own
 
@@ -157,24 +159,12 @@ def _open(sender: Any, **_: object) -> None:
     sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
     imports = _imports(conf, {"include": sender.include})
-    # The prepared process is first, because its imports take longer than everything else here. The command
-    # `shadho_celery.worker` has started it before, in this module's application; without -A, the sender is another one.
-    fork_servers, preload = app.shadho_fork_servers, preloaded(imports)
-    if fork_servers is None or fork_servers.preload != preload:
-        if fork_servers is not None:
-            fork_servers.close()
-        fork_servers = ForkServers(preload)
-        fork_servers.prepare()
+    # The prepared process is first, because its imports take longer than everything else here.
+    fork_servers = _prepared(imports)
     machine = hardware.detect()
-    queues = sender.app.amqp.queues
-    name = next(iter(queues.consume_from))
+    name = next(iter(sender.app.amqp.queues.consume_from))
     names = [name, broker.machine_queue(name, machine.host)]
-    # Workers share their state in Redis instead, and a user of the broker may be limited to its own queues.
-    sender.options |= {"without_mingle": True, "without_gossip": True}
-    # Celery would declare an exchange for the class, which is not needed and may be forbidden.
-    queues.default_exchange = None
-    for each in names:
-        queues.select_add(broker.queue(each))
+    _consume(sender, names)
     if (line := default_broker(str(conf.broker_url))) is not None:
         log.warning("%s", line)
     try:
@@ -199,23 +189,55 @@ def _open(sender: Any, **_: object) -> None:
         slots.check()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    if not (slots.worker.imports or conf.get("shadho_accept_code")):
-        log.warning(
-            "this worker has no study modules and runs nothing; start it with --import my_study, or with "
-            "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
-        )
-    if len(hardware.kinds_of(machine.gpus_for(name))) > 1:
-        log.warning(
-            "this worker's GPUs are of several kinds, and count as the smallest (%s); shadho-celery worker, without "
-            "--class, starts one worker for each kind",
-            hardware.gpus_text(machine.cards),
-        )
+    _warn(machine, slots.worker, accepts_code=bool(conf.get("shadho_accept_code")))
     try:
         slots.start()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     if app.shadho_metrics is not None:
         app.shadho_metrics.serve(collector(slots))
+
+
+def _prepared(imports: Sequence[str]) -> ForkServers:
+    """Return the prepared processes from which slots fork, with what these study modules preload.
+
+    The command `shadho_celery.worker` has started them before, in this module's application.
+    """
+    # Without -A, the sender's application is another one.
+    fork_servers: ForkServers | None = app.shadho_fork_servers
+    preload = preloaded(imports)
+    if fork_servers is None or fork_servers.preload != preload:
+        if fork_servers is not None:
+            fork_servers.close()
+        fork_servers = ForkServers(preload)
+        fork_servers.prepare()
+    return fork_servers
+
+
+def _consume(sender: Any, names: Sequence[str]) -> None:
+    """Consume the queues with these names, and nothing else of the broker."""
+    # Workers share their state in Redis instead, and a user of the broker may be limited to its own queues.
+    sender.options |= {"without_mingle": True, "without_gossip": True}
+    queues = sender.app.amqp.queues
+    # Celery would declare an exchange for the class, which is not needed and may be forbidden.
+    queues.default_exchange = None
+    for name in names:
+        queues.select_add(broker.queue(name))
+
+
+def _warn(machine: Machine, worker: Worker, *, accepts_code: bool) -> None:
+    """Warn of a worker that can run nothing, or whose unlike GPUs count as the smallest one."""
+    if not (worker.imports or accepts_code):
+        log.warning(
+            "this worker has no study modules and runs nothing; start it with --import my_study, or with "
+            "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
+        )
+    if len(hardware.kinds_of(machine.gpus_for(worker.compute_class))) > 1:
+        log.warning(
+            "this worker's GPUs are of several kinds, and count as the smallest (%s); shadho-celery worker, without "
+            "--class, starts one worker for each kind",
+            hardware.gpus_text(machine.cards),
+        )
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]

@@ -11,6 +11,7 @@ if __name__ == "__main__":
     end_quietly()
 
 import os
+from typing import NoReturn
 
 import click
 
@@ -115,29 +116,32 @@ def main(
     Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
     """
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
-    if imports:
-        modules = [name for each in imports for name in each.split(",") if name]
-        check_modules(modules)
-        os.environ["SHADHO_IMPORTS"] = ",".join(modules)
-    if accept_code:
-        os.environ["SHADHO_ACCEPT_CODE"] = "1"
+    modules = [name for each in imports for name in each.split(",") if name]
+    check_modules(modules)
     if compute_class is not None:
         hardware.check_class_name(compute_class, "--class")
     durations = {stay.FOR: seconds, stay.IDLE: idle, stay.GRACE: grace}
-    os.environ.update({variable: f"{value:f}" for variable, value in durations.items() if value is not None})
-    if preempt_signal:
-        os.environ[stay.SIGNAL] = preempt_signal
+    given = {
+        "SHADHO_IMPORTS": ",".join(modules) if imports else None,
+        "SHADHO_ACCEPT_CODE": "1" if accept_code else None,
+        **{variable: None if value is None else f"{value:f}" for variable, value in durations.items()},
+        stay.SIGNAL: preempt_signal or None,
+        hardware.SLOTS_PER_GPU: slots_per_gpu,
+        "SHADHO_PRICE": price,
+        address.PORT: metrics_port,
+        address.HOST: metrics_host,
+    }
+    os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
+    # What the environment holds is checked, too.
     stay.Stay.configured()
-    if slots_per_gpu is not None:
-        os.environ[hardware.SLOTS_PER_GPU] = slots_per_gpu
     hardware.slots_per_gpu()
-    if price is not None:
-        os.environ["SHADHO_PRICE"] = price
     hardware.price()
-    serving = {address.PORT: metrics_port, address.HOST: metrics_host}
-    os.environ.update({variable: str(value) for variable, value in serving.items() if value is not None})
+    _serve(compute_class, slots, "DEBUG" if verbose else loglevel)
+
+
+def _serve(compute_class: str | None, slots: int | None, level: str) -> NoReturn:
+    """Run the worker of this class, or one for each kind of GPU of this machine, as the environment says."""
     machine = hardware.detect()
-    level = "DEBUG" if verbose else loglevel
     each = workers_of(machine) if compute_class is None else []
     name = compute_class or (" and ".join(name for name, _ in each) if len(each) > 1 else machine.compute_class)
     gpus = hardware.gpus_text(machine.cards) or "no GPU"
