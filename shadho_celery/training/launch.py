@@ -26,7 +26,6 @@ import random
 import signal
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, suppress
@@ -48,13 +47,12 @@ from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, interface_of
+from shadho_celery.training.ranks.children import CHECK_SECONDS, end_with_parent
+from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, gloo_variables
 from shadho_celery.training.wire.addresses import LOOPBACK
 
 #: seconds that a collective may take, and that the ranks may take to meet
 TIMEOUT_SECONDS = 1800.0
-#: seconds between two checks of the launcher whether a rank has ended, and of a rank whether the launcher has
-CHECK_SECONDS = 0.1
 #: seconds that the other ranks have to end after one has failed; then they are killed
 END_SECONDS = 2
 #: reasons to stop, as they are broadcast; the first one is for no reason
@@ -218,8 +216,8 @@ def _run(
 ) -> Any:
     """In a rank: join the process group and call the function. Return its value in rank 0, else None."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    watching = (os.getppid(), partial(_note_peaks, peaks, rank, local))
-    threading.Thread(target=_end_with_parent, args=watching, name="rank-parent", daemon=True).start()
+    # A rank that is killed cannot note its peaks at its end.
+    end_with_parent(os.getppid(), partial(_note_peaks, peaks, rank, local))
     context = RankContext(**{**facts, "rank": rank}, pipe=None if rank else pipe)
     gpus = torch.cuda.device_count() if context.device == "cuda" else 0
     is_nccl = gpus >= context.size and dist.is_nccl_available()
@@ -247,23 +245,13 @@ def _note_peaks(peaks: MutableSequence[int], rank: int, local: int) -> None:
         peaks[2 * rank + 1] = gpu_peak(local % torch.cuda.device_count())
 
 
-def _end_with_parent(parent: int, note_peaks: Callable[[], None]) -> None:
-    """In a rank's thread: end the process once its parent has. Note its peaks, which a killed one could not."""
-    while os.getppid() == parent:
-        note_peaks()
-        time.sleep(CHECK_SECONDS)
-    os._exit(1)
-
-
 @contextmanager
 def _environment(ranks: int) -> Iterator[None]:
     """Set the variables of the ranks, and restore them and the signal handler that torch replaces."""
-    changed = {}
+    changed = gloo_variables(LOOPBACK)
     if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
         # The ranks share the cores of the trial.
-        changed = thread_variables(max(1, int(threads) // ranks))
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(LOOPBACK)) is not None:
-        changed["GLOO_SOCKET_IFNAME"] = interface
+        changed |= thread_variables(max(1, int(threads) // ranks))
     is_main = threading.current_thread() is threading.main_thread()
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ.update(changed)

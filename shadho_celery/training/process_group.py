@@ -40,11 +40,11 @@ from shadho_celery.training.ranks.rendezvous import (
     End,
     Rendezvous,
     describe,
-    interface_of,
+    gloo_variables,
     reach,
     version_of,
 )
-from shadho_celery.training.ranks.watch import Watch, sockets
+from shadho_celery.training.ranks.watch import Watch, connections
 from shadho_celery.training.strategies import check_seconds, check_whole
 from shadho_celery.training.wire.addresses import LOOPBACK, listen, own_host
 from shadho_celery.training.wire.handshake import make_token
@@ -227,7 +227,13 @@ class ProcessGroup:
         local = self.rank if self._is_fork else 0
         card = Card(address=f"{host}:0", version=self._version, size=self.size, gpu=self._gpu(local))
         terms = meeting.meet(card, self._wanted, self._start_seconds, host)
-        self._set_environment(host=store.host, port=store.port, local=local)
+        self._set_environment(
+            # NCCL's own watchdog would end the process.
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+            | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(local)}
+            | {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
+            | gloo_variables(host)
+        )
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
@@ -237,10 +243,7 @@ class ProcessGroup:
                 "ranks or slots, or backend='gloo' if this is intended",
                 self.size,
             )
-        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(host)) is not None:
-            # By default gloo uses the address of the machine's own name, which may be a loopback address.
-            self._set("GLOO_SOCKET_IFNAME", interface)
-        before = sockets()
+        before = connections()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if terms.backend == "nccl" else "gloo",
             store=meeting.store,
@@ -248,7 +251,7 @@ class ProcessGroup:
             world_size=self.size,
             timeout=timedelta(seconds=self._timeout),
         )
-        self._watch.sockets = {inode: number for inode, number in sockets().items() if inode not in before}
+        self._watch.opened = connections() - before
 
     def _gpu(self, local: int) -> str | None:
         """Return the name of this rank's own GPU, or None."""
@@ -264,22 +267,10 @@ class ProcessGroup:
         if self.context.should_stop():
             raise TrialStopped("the trial was stopped while its ranks joined") if self.rank == 0 else ReplicaDone
 
-    def _set_environment(self, host: str, port: int, local: int) -> None:
-        """Set the variables that other libraries read."""
-        # NCCL's own watchdog would end the process.
-        self._set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        for name, value in (
-            ("RANK", self.rank),
-            ("WORLD_SIZE", self.size),
-            ("LOCAL_RANK", local),
-            ("MASTER_ADDR", host),
-            ("MASTER_PORT", port),
-        ):
-            self._set(name, str(value))
-
-    def _set(self, name: str, value: str) -> None:
-        self._environment.setdefault(name, os.environ.get(name))
-        os.environ[name] = value
+    def _set_environment(self, variables: dict[str, str]) -> None:
+        """Set variables that torch and other libraries read, until the group is closed."""
+        self._environment = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
 
     def _leave(self, error: BaseException | None) -> None:
         """Leave the group. A rank other than 0 does not return: it exits, or raises ReplicaDone or its own error.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 
 import torch
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.ranks.children import begin_child
 
 
 class Forks:
@@ -28,36 +28,21 @@ class Forks:
             )
         #: process number of each rank from 1
         self.pids: dict[int, int] = {}
-        # Only rank 0 has the writing end, so the others read its end of file when it has ended.
-        self._lifeline = os.pipe()
 
     def start(self, ranks: int) -> int:
         """Fork until there are `ranks` ranks. Return 0, or in a new process its rank."""
         # What is buffered now would be written by each process.
         sys.stdout.flush()
         sys.stderr.flush()
+        parent = os.getpid()
         for rank in range(1, ranks):
             pid = os.fork()
             if not pid:
-                self._begin()
+                self.pids.clear()
+                begin_child(parent)
                 return rank
             self.pids[rank] = pid
-        os.close(self._lifeline[0])
         return 0
-
-    def _begin(self) -> None:
-        """Prepare a new process: it ends with rank 0, and leaves the decision about Ctrl-C to it."""
-        self.pids.clear()
-        os.close(self._lifeline[1])
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # The threads of OpenMP do not exist in this process.
-        torch.set_num_threads(1)
-        threading.Thread(target=self._end_with_parent, name="rank-lifeline", daemon=True).start()
-
-    def _end_with_parent(self) -> None:
-        os.read(self._lifeline[0], 1)
-        os._exit(1)
 
     def died(self) -> str | None:
         """Return how one of the processes has ended other than by leaving its block, or None."""
@@ -85,5 +70,3 @@ class Forks:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         self.pids.clear()
-        with suppress(OSError):
-            os.close(self._lifeline[1])

@@ -7,6 +7,7 @@ so that a rank of an earlier attempt cannot be taken for one of this attempt. to
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import socket
 import sys
@@ -18,6 +19,7 @@ from types import CodeType
 from typing import Literal
 
 import msgspec
+import psutil
 import torch
 from msgspec import Struct
 from torch import distributed as dist
@@ -26,7 +28,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.wire.addresses import close_socket, listen
+from shadho_celery.training.wire.addresses import LOOPBACK, close_socket, listen
 
 #: seconds between two looks into the store
 TICK = 0.1
@@ -202,21 +204,25 @@ def reach(whose: str, own: str, other: str, address: str) -> None:
         raise ShadhoError(f"{whose} at {own} cannot reach {other} at {address} ({error}); {remedy}") from error
 
 
-def interface_of(host: str) -> str | None:
-    """Return the name of the network interface with this address, or None if that is not known."""
-    with suppress(OSError, ImportError):
-        import fcntl
+def gloo_variables(host: str) -> dict[str, str]:
+    """Return the environment variable that lets gloo use the interface of this address.
 
-        address = socket.inet_aton(socket.gethostbyname(host))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, name in socket.if_nameindex():
-                with suppress(OSError):
-                    request = name.encode()[:15].ljust(256, b"\0")
-                    # SIOCGIFADDR of Linux
-                    if fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24] == address:
-                        return name
-            if address[0] == 127:
-                return "lo" if sys.platform == "linux" else None
+    By default it uses the address of the machine's own name, which may be a loopback address.
+    """
+    interface = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(host)
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface with this address, or None if there is none."""
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            # The loopback interface has all of these addresses, but names the first one only.
+            address = LOOPBACK
+        for name, own in psutil.net_if_addrs().items():
+            if address in [each.address for each in own]:
+                return str(name)
     return None
 
 

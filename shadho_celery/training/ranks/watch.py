@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
+import psutil
 from torch.distributed import distributed_c10d
 
 from shadho_celery.objective.context import RankLost
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 #: seconds after which a rank that has not noticed the end of its group gets an exception, and as many later it exits
 GRACE_SECONDS = 4.0
+
+#: descriptor of a connection, and the addresses of its two ends
+Opened = tuple[int, Any, Any]
 
 
 class Watch:
@@ -43,8 +47,8 @@ class Watch:
         #: held while an exception is raised in the main thread, and while that must not happen
         self._lock = threading.Lock()
         self._main = threading.get_ident()
-        #: sockets of gloo by inode, see `sockets`
-        self.sockets: dict[int, int] = {}
+        #: connections of gloo
+        self.opened: set[Opened] = set()
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
         self._thread.start()
 
@@ -102,7 +106,7 @@ class Watch:
             with suppress(Exception):
                 if distributed_c10d.get_backend() == "nccl":
                     distributed_c10d._abort_process_group()
-            shut(self.sockets)
+            shut(self.opened)
         if self._closing.wait(GRACE_SECONDS):
             return
         with self._lock:
@@ -113,23 +117,16 @@ class Watch:
             os._exit(1)
 
 
-def sockets() -> dict[int, int]:
-    """Return the sockets of this process: descriptor by inode. Empty if the system has no /proc."""
-    found = {}
-    with suppress(OSError):
-        for path in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):
-                if str(path.readlink()).startswith("socket:"):
-                    found[os.fstat(int(path.name)).st_ino] = int(path.name)
-    return found
+def connections() -> set[Opened]:
+    """Return this process's TCP connections, with their descriptors."""
+    return {(each.fd, each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp") if each.raddr}
 
 
-def shut(opened: dict[int, int]) -> None:
-    """Shut sockets down that are still open. gloo has no other way to end a call that waits for a silent machine."""
-    for inode, descriptor in opened.items():
-        with suppress(OSError):
-            if os.fstat(descriptor).st_ino == inode:
-                with socket.socket(fileno=os.dup(descriptor)) as copy:
-                    # gloo aborts the process if its listening socket fails, which has no peer.
-                    copy.getpeername()
-                    copy.shutdown(socket.SHUT_RDWR)
+def shut(opened: set[Opened]) -> None:
+    """Shut connections down that are still open. gloo has no other way to end a call that waits for a silent machine.
+
+    Its listening socket, which has no peer, is left alone: gloo aborts the process if that fails.
+    """
+    for descriptor, *_ in opened & connections():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)

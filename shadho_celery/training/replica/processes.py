@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import signal
 import socket
 import sys
-import threading
 import time
 import warnings
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
@@ -20,6 +18,7 @@ from torch import nn
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training.ranks.children import begin_child
 from shadho_celery.training.replica.replica import Workload, serve
 
 #: seconds for replicas to exit before they are killed
@@ -108,11 +107,7 @@ def move(workload: Workload, device: torch.device) -> None:
 
 def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:
     """Run a replica in its own process. A forked process has `inherited` the listening socket; others pass None."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Ctrl-C reaches the whole process group; only the parent decides what follows.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin_child(os.getppid())
     if inherited is not None:
         inherited.close()
     if device is not None:
@@ -121,11 +116,3 @@ def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inh
         serve(seat, workload)
     except ShadhoError as error:
         sys.exit(f"replica: {error}")
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        # This returns even if the parent was killed.
-        parent.join()
-        os._exit(1)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
@@ -21,13 +20,11 @@ from shadho_celery.training.wire.vectors import Shape
 
 #: how many numbers share one scale
 BLOCK = 256
-#: how many numbers are processed at a time, so that their working memory fits a core's cache
-CHUNK = 256 * BLOCK
+#: how many blocks are processed at a time, so that their working memory fits a core's cache
+PART = 256
 #: minimum and maximum bits per number: one for the sign and at least one for the magnitude
 MIN_BITS, MAX_BITS = 2, 8
 
-#: header of a quantised vector: bits per number, three unused bytes, count of numbers
-_HEADER = struct.Struct("<B3xI")
 #: start of a GRAD: its loss and its weight
 _PREFIX = struct.Struct("<dd")
 
@@ -50,15 +47,19 @@ class Quantize:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
             raise UsageError(f"Quantize has {self.bits!r} bits; give a whole number, {MIN_BITS} to {MAX_BITS}")
 
+    @property
+    def _block(self) -> np.dtype[np.void]:
+        """Type of an encoded block: its scale, and for each bit a plane with that bit of every number."""
+        return np.dtype([("scale", "<f4"), ("planes", "u1", (self.bits, BLOCK // 8))])
+
     def encode(self, vector: Vector, generator: np.random.Generator) -> bytes:
-        """Return a vector as bytes. `generator` is for the random rounding."""
+        """Return a vector as bytes. The last block is filled with zeros. `generator` is for the random rounding."""
         top = 2 ** (self.bits - 1) - 1
-        parts = [_HEADER.pack(self.bits, vector.size)]
-        for part in _chunks(vector.size):
-            n = part.stop - part.start
-            whole = np.zeros(_blocks(n) * BLOCK, dtype=np.float32)
-            whole[:n] = vector[part]
-            blocks = whole.reshape(-1, BLOCK)
+        encoded = np.empty(-(-vector.size // BLOCK), self._block)
+        for part in _parts(len(encoded)):
+            numbers = vector[part.start * BLOCK : part.stop * BLOCK]
+            blocks = np.zeros((part.stop - part.start, BLOCK), dtype=np.float32)
+            blocks.reshape(-1)[: len(numbers)] = numbers
             scales = np.abs(blocks).max(axis=1)
             with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
                 blocks *= (np.float32(top) / scales)[:, None]
@@ -68,58 +69,34 @@ class Quantize:
             blocks += generator.random(blocks.shape, dtype=np.float32)
             np.floor(blocks, out=blocks)
             # float32 sometimes rounds top + u up.
-            codes = (np.clip(blocks, -top, top) + top).astype(np.uint8).reshape(-1)[:n]
-            parts += [scales.astype("<f4").tobytes(), _packed(codes, self.bits)]
-        return b"".join(parts)
+            codes = (np.clip(blocks, -top, top) + top).astype(np.uint8)
+            encoded["scale"][part] = scales
+            for bit in range(self.bits):
+                encoded["planes"][part, bit] = np.packbits(codes >> bit & 1, axis=1)
+        return encoded.tobytes()
 
     def decode(self, payload: Buffer, out: Vector) -> None:
         """Decode a vector into `out`. Raises ValueError if `payload` is not an encoded vector of that size."""
-        bits, size = _HEADER.unpack_from(payload) if len(payload) >= _HEADER.size else (0, 0)
-        if (bits, size) != (self.bits, out.size) or len(payload) != self.encoded_bytes(size):
+        if len(payload) != self.encoded_bytes(out.size):
             raise ValueError(f"{len(payload)} bytes are not a quantised vector of {out.size} numbers")
-        top = 2 ** (bits - 1) - 1
-        at = _HEADER.size
-        for part in _chunks(size):
-            n = part.stop - part.start
-            scales = np.frombuffer(payload, dtype="<f4", count=_blocks(n), offset=at)
-            at += scales.nbytes
-            planes = np.frombuffer(payload, dtype=np.uint8, count=bits * _bytes(n), offset=at).reshape(bits, -1)
-            at += planes.nbytes
-            whole = np.zeros(_blocks(n) * BLOCK, dtype=np.float32)
-            whole[:n] = _unpacked(planes, n).astype(np.float32) - top
+        top = 2 ** (self.bits - 1) - 1
+        encoded = np.frombuffer(payload, self._block)
+        for part in _parts(len(encoded)):
+            codes = np.zeros((part.stop - part.start, BLOCK), dtype=np.uint8)
+            for bit in range(self.bits):
+                codes |= np.unpackbits(encoded["planes"][part, bit], axis=1) << bit
+            numbers = out[part.start * BLOCK : part.stop * BLOCK]
             with np.errstate(invalid="ignore"):
-                out[part] = (whole.reshape(-1, BLOCK) * (scales / top)[:, None]).reshape(-1)[:n]
+                blocks = (codes.astype(np.float32) - top) * (encoded["scale"][part] / top)[:, None]
+            numbers[:] = blocks.reshape(-1)[: len(numbers)]
 
     def encoded_bytes(self, size: int) -> int:
-        """Return the bytes of an encoded vector of `size` numbers: a header, scales, and one plane per bit."""
-        chunks, rest = divmod(size, CHUNK)
-        return _HEADER.size + sum(
-            count * (4 * _blocks(n) + self.bits * _bytes(n)) for count, n in ((chunks, CHUNK), (1, rest))
-        )
+        """Return the bytes of an encoded vector of `size` numbers."""
+        return -(-size // BLOCK) * self._block.itemsize
 
 
-def _chunks(size: int) -> Iterator[slice]:
-    return (slice(at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
-
-
-def _blocks(n: int) -> int:
-    return -(-n // BLOCK)
-
-
-def _bytes(n: int) -> int:
-    return -(-n // 8)
-
-
-def _packed(codes: NDArray[np.uint8], bits: int) -> bytes:
-    """Pack the codes into one plane of n/8 bytes per bit, so that any number of bits is packed in the same way."""
-    return np.packbits((codes[None, :] >> np.arange(bits, dtype=np.uint8)[:, None]) & 1, axis=1).tobytes()
-
-
-def _unpacked(planes: NDArray[np.uint8], n: int) -> NDArray[np.uint8]:
-    codes = np.zeros(n, dtype=np.uint8)
-    for bit, plane in enumerate(planes):
-        codes |= np.unpackbits(plane, count=n) << np.uint8(bit)
-    return codes
+def _parts(blocks: int) -> Iterator[slice]:
+    return (slice(at, min(at + PART, blocks)) for at in range(0, blocks, PART))
 
 
 class Layout:

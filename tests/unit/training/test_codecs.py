@@ -13,7 +13,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.training.strategies import Vector
 from shadho_celery.training.wire.codecs import (
     BLOCK,
-    CHUNK,
+    PART,
     Layout,
     Quantize,
 )
@@ -21,7 +21,7 @@ from shadho_celery.training.wire.frames import Header, Kind
 from shadho_celery.training.wire.vectors import Shape
 
 CODECS = {f"{n} bits": Quantize(n) for n in (2, 3, 5, 8)}
-SIZES = [1, 7, 8, BLOCK, BLOCK + 1, 26_122, CHUNK, CHUNK + 9]
+SIZES = [1, 7, 8, BLOCK, BLOCK + 1, 26_122, PART * BLOCK, PART * BLOCK + 9]
 
 
 def gradient(size: int, seed: int = 0) -> Vector:
@@ -70,19 +70,19 @@ def test_quantising_is_unbiased(bits: int) -> None:
 @pytest.mark.parametrize(
     ("size", "bits", "expected"),
     [
-        (8, 2, 8 + 4 + 2),
-        (BLOCK, 3, 8 + 4 + 96),
-        (26_122, 2, 8 + 4 * 103 + 2 * 3266),
-        (CHUNK + 1, 4, 8 + 4 * 257 + 4 * 8193),
+        (8, 2, 4 + 2 * 32),
+        (BLOCK, 3, 4 + 3 * 32),
+        (26_122, 2, 103 * (4 + 2 * 32)),
+        (PART * BLOCK + 1, 4, 257 * (4 + 4 * 32)),
     ],
 )
-def test_the_bytes_are_a_header_a_scale_for_each_block_and_the_bits(size: int, bits: int, expected: int) -> None:
+def test_the_bytes_are_a_scale_for_each_block_and_its_bits(size: int, bits: int, expected: int) -> None:
     assert Quantize(bits).encoded_bytes(size) == expected
     assert len(Quantize(bits).encode(gradient(size), np.random.default_rng(0))) == expected
 
 
 def test_two_bits_are_a_fifteenth_of_the_bytes() -> None:
-    assert 15 < 4 * 26_122 / Quantize(2).encoded_bytes(26_122) < 16
+    assert 15 < 4 * 100 * BLOCK / Quantize(2).encoded_bytes(100 * BLOCK) < 16
 
 
 def test_without_a_codec_a_vector_is_exact_and_its_memory_is_sent() -> None:
@@ -147,7 +147,7 @@ def test_a_payload_of_another_size_is_refused(codec: Quantize) -> None:
         with pytest.raises(ValueError, match="are not a"):
             codec.decode(wrong, out)
     with pytest.raises(ValueError, match="are not a"):
-        codec.decode(payload, np.zeros(301, dtype=np.float32))
+        codec.decode(payload, np.zeros(2 * BLOCK + 1, dtype=np.float32))
 
 
 @given(st.binary(max_size=200))

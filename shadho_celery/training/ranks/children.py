@@ -1,0 +1,35 @@
+"""Processes that end with their parent, even if it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+#: seconds between two looks whether the parent has ended
+CHECK_SECONDS = 0.1
+
+
+def begin_child(parent: int) -> None:
+    """Prepare a new process that computes: it ends with its parent, and leaves the decision about Ctrl-C to it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The threads of OpenMP do not exist in a forked process.
+    torch.set_num_threads(1)
+    end_with_parent(parent)
+
+
+def end_with_parent(parent: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Start a thread that ends this process once the process `parent` has ended. Until then it calls `meanwhile`."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            meanwhile()
+            time.sleep(CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
