@@ -37,6 +37,13 @@ ROWS = [
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"training": "core objective"}
+#: folders of training, and what else of it they may know
+IN_TRAINING = {
+    "wire": "checks",
+    "replica": "checks children strategies wire",
+    "coordinator": "checks report strategies wire replica",
+    "ranks": "checks children wire",
+}
 #: modules at the root: `errors` below every room, the others above
 BOTTOM = "errors"
 ENTRIES = "celery launch worker simulate context __main__"
@@ -130,6 +137,18 @@ def test_a_room_imports_only_from_earlier_rows() -> None:
         for module in MODULES
         for name in own(module)
         if room_of(name) not in may_know(room_of(module))
+    }
+
+
+def test_in_training_a_folder_knows_only_those_before_it() -> None:
+    parts = [(module.split("."), name.split(".")) for module in MODULES for name in own(module)]
+    assert not {
+        f"{'.'.join(module)} imports {'.'.join(name)}"
+        for module, name in parts
+        if module[0] == name[0] == "training"
+        and module[1:2] != name[1:2]
+        and len(module) > 2
+        and name[1] not in IN_TRAINING[module[1]].split()
     }
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.strategies import check_seconds, check_whole
+from shadho_celery.training.checks import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,21 +23,22 @@ from typing import Literal
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
+from shadho_celery.training.checks import check_seconds, check_whole
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Listener, Terms
 from shadho_celery.training.coordinator.run import Plan, Run, taking
-from shadho_celery.training.coordinator.update import Update
 from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
+from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
-from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync, Vector, check_seconds
+from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync
 from shadho_celery.training.wire.addresses import LOOPBACK, close_socket, listen, own_host
 from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.handshake import make_token
-from shadho_celery.training.wire.vectors import MAX_PARAMETERS
+from shadho_celery.training.wire.vectors import MAX_PARAMETERS, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class Gang:
         deadline_seconds: float = 30.0,
         delay: Delay | None = None,
     ) -> None:
-        _check_arguments(strategy, codec, port, on_few)
+        _check_arguments(strategy, codec, on_few)
+        check_whole(0, 2**16 - 1, port=port)
         # A grace of 0 is valid: the gang does not wait for replacements.
         check_seconds(
             start_seconds=start_seconds, grace_seconds=grace_seconds or None, deadline_seconds=deadline_seconds
@@ -384,7 +386,7 @@ def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: i
     return strategy
 
 
-def _check_arguments(strategy: object, codec: object, port: object, on_few: object) -> None:
+def _check_arguments(strategy: object, codec: object, on_few: object) -> None:
     """Raise UsageError for arguments of a wrong type or value."""
     for name, value, attribute, example in (
         ("strategy", strategy, "lockstep", "Average(replicas=4)"),
@@ -394,5 +396,3 @@ def _check_arguments(strategy: object, codec: object, port: object, on_few: obje
             raise UsageError(f"{name} is {value!r}; give an object such as {example}")
     if on_few not in ("shrink", "wait", "fail"):
         raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
-    if not (isinstance(port, int) and 0 <= port < 2**16):
-        raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any free port")

@@ -47,7 +47,7 @@ from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.training.ranks.children import CHECK_SECONDS, end_with_parent
+from shadho_celery.training.children import CHECK_SECONDS, end_with_parent
 from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, gloo_variables
 from shadho_celery.training.wire.addresses import LOOPBACK
 

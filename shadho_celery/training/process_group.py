@@ -32,6 +32,7 @@ from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
+from shadho_celery.training.checks import check_seconds, check_whole
 from shadho_celery.training.ranks.forks import Forks
 from shadho_celery.training.ranks.rendezvous import (
     LOST_CONNECTION,
@@ -45,7 +46,6 @@ from shadho_celery.training.ranks.rendezvous import (
     version_of,
 )
 from shadho_celery.training.ranks.watch import Watch, connections
-from shadho_celery.training.strategies import check_seconds, check_whole
 from shadho_celery.training.wire.addresses import LOOPBACK, listen, own_host
 from shadho_celery.training.wire.handshake import make_token
 

@@ -15,12 +15,10 @@ from functools import partial
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.errors import UsageError
-
-#: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
-Vector = NDArray[np.float32]
+from shadho_celery.training.checks import check_whole
+from shadho_celery.training.wire.vectors import Vector as Vector  # noqa: PLC0414  # users take it from here
 
 #: number of replicas that one coordinator supports well
 MAX_REPLICAS = 16
@@ -133,32 +131,6 @@ class Strategy(Protocol):
         """Compute and send vectors (local rule), until a method of the replica raises the exception that ends it."""
 
 
-def check_replicas(replicas: int, backups: int | str) -> None:
-    """Raise UsageError unless `replicas` is at least 1 and `backups` at least 0 or "auto"."""
-    check_whole(1, replicas=replicas)
-    if backups != "auto":
-        check_whole(0, "or 'auto'", backups=backups)
-
-
-def check_whole(least: int | None = None, other: str = "", **values: object) -> None:
-    """Raise UsageError for a value that is not a whole number of at least `least`. None is allowed.
-
-    `other` names what else the value may be.
-    """
-    for name, value in values.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_whole and (least is None or value >= least)):  # type: ignore[operator]
-            rule = "a whole number" + (f" from {least} up" if least is not None else "")
-            raise UsageError(f"{name} is {value!r}; give {', '.join(filter(None, (rule, other)))}")
-
-
-def check_seconds(**values: float | None) -> None:
-    """Raise UsageError for a time that is not above 0, or beyond what timers take. None is allowed."""
-    for name, seconds in values.items():
-        if seconds is not None and not 0 < seconds < 1e9:
-            raise UsageError(f"{name} is {seconds!r}; give a number of seconds above 0 and below 1e9")
-
-
 def _send_gradients(replica: Replica, *, cancel: bool) -> None:
     """Send one gradient for each set of parameters received.
 
@@ -178,23 +150,36 @@ def _is_late(replica: Replica, step: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sync:
+class _Numbers:
+    """Base of the strategies: the numbers of replicas, checked. Without lockstep there are no backup replicas."""
+
+    #: number of replicas N
+    replicas: int
+    #: number of backup replicas b
+    backups: int | Literal["auto"] = 0
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_whole(1, replicas=self.replicas)
+        if self.backups != "auto":
+            check_whole(0, other="or 'auto'", backups=self.backups)
+        if self.backups and not self.lockstep:
+            raise UsageError(
+                f"{type(self).__name__} takes no backups, because no step waits for a slow replica; "
+                "give more replicas instead"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync(_Numbers):
     """Synchronous SGD with backup replicas ("backup workers", Chen et al., arXiv 1604.00981, algorithms 3 and 4).
 
     The mean of the first N gradients makes the step. The gradients of the b slowest replicas are dropped: a replica
     abandons its gradient between two micro-batches once the next step is announced. No gradient that counts is stale.
     """
 
-    #: number of replicas N
-    replicas: int
-    #: number of backup replicas b
-    backups: int | Literal["auto"] = 0
     #: True: a replica abandons a gradient that is too late. False: it finishes and sends the gradient (for comparison).
     cancel: bool = True
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.backups)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         """Take a step of the optimizer along the mean gradient."""
@@ -206,29 +191,13 @@ class Sync:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithoutBackups:
-    """Base of strategies without lockstep, whose steps wait for no replica. They take no backup replicas."""
-
-    #: number of replicas N
-    replicas: int
-    backups: Literal[0] = 0
-    lockstep: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.backups)
-        if self.backups:
-            raise UsageError(
-                f"{type(self).__name__} takes no backups, because no step waits for a slow replica; "
-                "give more replicas instead"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Async(_WithoutBackups):
+class Async(_Numbers):
     """Asynchronous SGD, for comparison: each gradient is applied at once, however stale it is.
 
     A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
     """
+
+    lockstep: ClassVar[bool] = False
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         """Take a step of the optimizer along one gradient."""
@@ -240,7 +209,7 @@ class Async(_WithoutBackups):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
+class Average(_Numbers):
     """Local SGD with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
 
     A replica sends the difference that `tau` local steps have made, and continues. `delay` local steps later it merges
@@ -248,23 +217,16 @@ class Average:
     step is one averaging. A replica that is too late for a step starts again from the newest parameters.
     """
 
-    #: number of replicas N
-    replicas: int
     #: number of local steps from one sending to the next
     tau: int = 4
     #: number of local steps from sending a difference to merging the average, 0 to `tau`
     delay: int = 0
-    #: number of backup replicas b
-    backups: int | Literal["auto"] = 0
-    lockstep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.backups)
+        super().__post_init__()
         check_whole(1, tau=self.tau)
-        if not 0 <= self.delay <= self.tau:
-            raise UsageError(
-                f"delay is {self.delay}: an average must be merged before the next is sent; give 0 to {self.tau}"
-            )
+        # An average must be merged before the next difference is sent.
+        check_whole(0, self.tau, delay=self.delay)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         """Add the mean difference to the parameters."""
@@ -304,7 +266,7 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic(_WithoutBackups):
+class Elastic(_Numbers):
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
     A replica trains without waiting; its second thread sends and receives. When newer parameters x~ of the coordinator
@@ -316,6 +278,7 @@ class Elastic(_WithoutBackups):
     alpha: float = 0.1
     #: minimum number of local steps between two exchanges
     every: int = 4
+    lockstep: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,9 +23,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from services.played_gang import PlayedGang
 
-from shadho_celery.training.coordinator.update import Diverged
 from shadho_celery.training.replica.batches import Batches, Draws
 from shadho_celery.training.replica.replica import Delay
+from shadho_celery.training.replica.update import Diverged
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import Strategy, Sync
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shadho_celery.training.strategies import Gradient, Strategy, Vector
+from shadho_celery.training.strategies import Gradient, Strategy
 from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Vector
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -27,15 +27,15 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
 from shadho_celery.training.coordinator.run import Plan, Run
-from shadho_celery.training.coordinator.update import Update
 from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
+from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
-from shadho_celery.training.strategies import Strategy, Sync, Vector
+from shadho_celery.training.strategies import Strategy, Sync
 from shadho_celery.training.wire.codecs import Layout, Quantize
 from shadho_celery.training.wire.frames import Frame, unpack
 from shadho_celery.training.wire.handshake import TrainingOver
-from shadho_celery.training.wire.vectors import Bucket, Shape
+from shadho_celery.training.wire.vectors import Bucket, Shape, Vector
 
 EPOCH = 1
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.coordinator.update import LossScale, Update, UpdateState
-from shadho_celery.training.strategies import Vector
-from shadho_celery.training.wire.vectors import Shape
+from shadho_celery.training.replica.update import LossScale, Update, UpdateState
+from shadho_celery.training.wire.vectors import Shape, Vector
 
 
 class Mean:

@@ -20,12 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context
+from shadho_celery.training.checks import check_whole
 from shadho_celery.training.coordinator.centre import ModelCentre, Stateful
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
-from shadho_celery.training.coordinator.update import Diverged, LossScale, Update
 from shadho_celery.training.replica.batches import Data, Draws, Loss, Weight, check_loss
+from shadho_celery.training.replica.update import Diverged, LossScale, Update
 from shadho_celery.training.report import Log, Step
-from shadho_celery.training.strategies import check_whole
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
-        check_whole(1, steps=self.steps, batch=self.batch, micro_batches=self.micro_batches)
-        check_whole(1, "or None", report_every=self.report_every)
+        check_whole(1, steps=self.steps)
+        check_whole(1, other="or None", report_every=self.report_every)
         check_whole(0, checkpoint_every=self.checkpoint_every)
         check_whole(seed=self.seed)
 

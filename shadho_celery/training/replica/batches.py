@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.checks import check_whole
 from shadho_celery.training.wire.vectors import Bucket
 
 
@@ -67,14 +68,12 @@ class Batches:
         if len(sizes) != 1:
             raise UsageError(f"the data's tensors differ in length, {sorted(sizes)}; give one entry for each example")
         self.size = sizes.pop()
-        if batch < 1:
-            raise UsageError(f"batch is {batch}; give the number of examples for one gradient, at least 1")
+        check_whole(1, batch=batch)
         if self.size < batch:
             raise UsageError(
                 f"the data set has {self.size} examples, fewer than a batch of {batch}; give a smaller batch"
             )
-        if not 1 <= micro_batches <= batch:
-            raise UsageError(f"micro_batches is {micro_batches}; a batch of {batch} has 1 to {batch} parts")
+        check_whole(1, batch, micro_batches=micro_batches)
         self.batch, self.seed, self.places, self.micro_batches = batch, seed, places, micro_batches
         self._epochs: dict[int, Tensor] = {}
 

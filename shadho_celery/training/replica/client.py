@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.strategies import Vector
 from shadho_celery.training.wire.frames import (
     BrokenFrame,
     Frame,
@@ -32,6 +31,7 @@ from shadho_celery.training.wire.handshake import (
     quit_frame,
     say_hello,
 )
+from shadho_celery.training.wire.vectors import Vector
 
 logger = logging.getLogger(__name__)
 

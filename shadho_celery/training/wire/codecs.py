@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.strategies import Vector
+from shadho_celery.training.checks import check_whole
 from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
-from shadho_celery.training.wire.vectors import Shape
+from shadho_celery.training.wire.vectors import Shape, Vector
 
 #: how many numbers share one scale
 BLOCK = 256
@@ -44,8 +44,7 @@ class Quantize:
     bits: int = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not MIN_BITS <= self.bits <= MAX_BITS:
-            raise UsageError(f"Quantize has {self.bits!r} bits; give a whole number, {MIN_BITS} to {MAX_BITS}")
+        check_whole(MIN_BITS, MAX_BITS, bits=self.bits)
 
     @property
     def _block(self) -> np.dtype[np.void]:

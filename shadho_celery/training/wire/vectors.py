@@ -15,10 +15,13 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.strategies import Vector
+
+#: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
+Vector = NDArray[np.float32]
 
 #: number of parameters that one coordinator supports well; with more, it is by far the bottleneck
 MAX_PARAMETERS = 50_000_000

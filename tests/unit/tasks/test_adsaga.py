@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training.strategies import Vector
+from shadho_celery.training.wire.vectors import Vector
 from tasks import adsaga as task
 
 #: units of 1/L; each method takes the best of them

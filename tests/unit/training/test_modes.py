@@ -13,8 +13,9 @@ from services.hub import Hub, HubReplica, Over, TorchCentre
 from torch import Tensor, nn
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.strategies import Async, Average, Elastic, Gradient, Strategy, Sync, Vector
+from shadho_celery.training.strategies import Async, Average, Elastic, Gradient, Strategy, Sync
 from shadho_celery.training.wire.codecs import Quantize
+from shadho_celery.training.wire.vectors import Vector
 
 SIZE, ROWS, BATCH, RATE = 3, 40, 4, 0.05
 INPUTS = torch.from_numpy(np.random.default_rng(1).standard_normal((ROWS, SIZE)).astype(np.float32))
@@ -258,8 +259,8 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
         lambda: Elastic(replicas=2, alpha=0.0),
         lambda: Elastic(replicas=2, alpha=1.0),
         lambda: Elastic(replicas=2, alpha=float("nan")),
-        lambda: Async(replicas=2, backups=1),  # type: ignore[arg-type]
-        lambda: Elastic(replicas=2, backups=1),  # type: ignore[arg-type]
+        lambda: Async(replicas=2, backups=1),
+        lambda: Elastic(replicas=2, backups=1),
         lambda: Elastic(replicas=2, every=0),
         lambda: Elastic(replicas=True),
     ],

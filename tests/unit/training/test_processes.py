@@ -14,10 +14,10 @@ from torch import nn
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
-from shadho_celery.training.coordinator.update import Update
 from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
+from shadho_celery.training.replica.update import Update
 from shadho_celery.training.wire.addresses import listen
 
 #: a lambda has no importable name, even at the top level of a module

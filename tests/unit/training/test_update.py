@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader, Dataset
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Elastic, Sync, gang, replay
-from shadho_celery.training.coordinator.update import Diverged, LossScale, Update
 from shadho_celery.training.replica.batches import Batches, mixed
+from shadho_celery.training.replica.update import Diverged, LossScale, Update
 from shadho_celery.training.strategies import Strategy
 
 STEPS = 40

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.strategies import check_whole
+from shadho_celery.training.checks import check_whole
 
 #: a training has diverged if its loss scale falls below this, because no gradient was finite at any scale
 MIN_LOSS_SCALE = 1.0
