@@ -3,8 +3,7 @@
 Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
 first N gradients of a step and drops the gradients that come later (Chen et al., *Revisiting Distributed Synchronous
 SGD*, arXiv 1604.00981). `README.md` beside this file describes how to use it. Users call the modules in this folder.
-Its folders are for internal use: `wire`, `replica` and `coordinator`, each of which knows only those before it, carry
-gangs, and `ranks` carries process groups.
+The folders `wire`, `replica`, `coordinator` (gangs) and `ranks` (process groups) are for internal use.
 
 The room imports `core`, `objective`, `errors` and torch, and opens its own sockets. It does not know queues, stores or
 schedulers: it calls for replicas through the trial's context. The same training therefore runs on a fleet, on a laptop

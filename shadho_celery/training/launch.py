@@ -48,8 +48,8 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
 from shadho_celery.training.children import CHECK_SECONDS, end_with_parent
-from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, gloo_variables
-from shadho_celery.training.wire.addresses import LOOPBACK
+from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION
+from shadho_celery.training.wire.addresses import LOOPBACK, gloo_variables
 
 #: seconds that a collective may take, and that the ranks may take to meet
 TIMEOUT_SECONDS = 1800.0
@@ -163,7 +163,8 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
             )
             returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
     except ChildFailedError as error:
-        raise _failure(error) from _traceback_of(_culprit(error)[1])
+        end, trace = _failure(error)
+        raise end from trace
     except SignalException as error:
         # As without a launcher: the process ends, unless it is a worker's, which leaves the signal to the worker.
         os.kill(os.getpid(), error.sigval)
@@ -265,37 +266,28 @@ def _environment(ranks: int) -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _culprit(error: ChildFailedError) -> tuple[int, ProcessFailure]:
-    """Return the rank that failed by itself, and its failure. Others may have failed as a consequence."""
+def _failure(error: ChildFailedError) -> tuple[ShadhoError, RankTraceback | None]:
+    """Return the error of a trial whose rank has failed, and the traceback of that rank.
 
-    def is_consequence(failure: ProcessFailure) -> bool:
-        if failure.exitcode < 0:
-            # The launcher ends the other ranks by SIGTERM.
-            return -failure.exitcode == signal.SIGTERM
-        return bool(LOST_CONNECTION.search(_message(failure)))
-
-    failures = sorted(error.failures.items(), key=lambda item: (is_consequence(item[1]), item[1].timestamp, item[0]))
-    return failures[0]
-
-
-def _failure(error: ChildFailedError) -> ShadhoError:
-    """Return the error of a trial whose rank has failed."""
-    rank, failure = _culprit(error)
+    Other ranks may have failed as a consequence.
+    """
+    failures = error.failures.items()
+    rank, failure = min(failures, key=lambda each: (_is_consequence(each[1]), each[1].timestamp, each[0]))
+    recorded = _recorded(failure)
+    trace = recorded.get("extraInfo", {}).get("py_callstack")
+    end: ShadhoError = RankFailed(f"rank {rank} ended with exit code {failure.exitcode}")
     if failure.exitcode < 0:
-        how = f"was ended by signal {failure.signal_name()}"
-        return RankLost(f"rank {rank} {how}; the trial is tried again")
-    if not _recorded(failure):
-        return RankFailed(f"rank {rank} ended with exit code {failure.exitcode}")
-    return RankFailed(f"rank {rank} failed: {_message(failure)}")
+        end = RankLost(f"rank {rank} was ended by signal {failure.signal_name()}; the trial is tried again")
+    elif recorded:
+        end = RankFailed(f"rank {rank} failed: {recorded.get('message')}")
+    return end, None if trace is None else RankTraceback(f"\n{str(trace).rstrip()}")
 
 
-def _traceback_of(failure: ProcessFailure) -> RankTraceback | None:
-    trace = _recorded(failure).get("extraInfo", {}).get("py_callstack")
-    return None if trace is None else RankTraceback(f"\n{str(trace).rstrip()}")
-
-
-def _message(failure: ProcessFailure) -> str:
-    return str(_recorded(failure).get("message", failure.message))
+def _is_consequence(failure: ProcessFailure) -> bool:
+    if failure.exitcode < 0:
+        # The launcher ends the other ranks by SIGTERM.
+        return -failure.exitcode == signal.SIGTERM
+    return bool(LOST_CONNECTION.search(str(_recorded(failure).get("message"))))
 
 
 def _recorded(failure: ProcessFailure) -> Mapping[str, Any]:

@@ -34,19 +34,9 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
 from shadho_celery.training.checks import check_seconds, check_whole
 from shadho_celery.training.ranks.forks import Forks
-from shadho_celery.training.ranks.rendezvous import (
-    LOST_CONNECTION,
-    REQUEST,
-    Card,
-    End,
-    Rendezvous,
-    describe,
-    gloo_variables,
-    reach,
-    version_of,
-)
+from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
 from shadho_celery.training.ranks.watch import Watch, connections
-from shadho_celery.training.wire.addresses import LOOPBACK, listen, own_host
+from shadho_celery.training.wire.addresses import LOOPBACK, gloo_variables, listen, own_host
 from shadho_celery.training.wire.handshake import make_token
 
 logger = logging.getLogger(__name__)
@@ -187,7 +177,7 @@ class ProcessGroup:
             self._forks = Forks()
             self.rank = self._forks.start(self.size)
         if not self.rank:
-            self._meet(self._serve(server, LOOPBACK), token, LOOPBACK)
+            self._meet(open_store(0, LOOPBACK, port, server), token, LOOPBACK)
             return
         self._is_fork = True
         server.close()
@@ -195,14 +185,14 @@ class ProcessGroup:
         if hasattr(self.context, "on_report"):
             # The trial's reports are those of rank 0, which has the connection to the worker.
             self.context.on_report = lambda step, loss: None
-        self._meet(_connect(LOOPBACK, port), token, LOOPBACK)
+        self._meet(open_store(self.rank, LOOPBACK, port), token, LOOPBACK)
 
     def _call(self) -> None:
         """Become rank 0 of a trial with several slots, and call the other ranks."""
         host = own_host()
         server = listen(host, for_others=True)
         token, port = make_token(), server.getsockname()[1]
-        store = self._serve(server, host)
+        store = open_store(0, host, port, server)
         self.context.call_replicas(f"{host}:{port}", token, 0)
         self._meet(store, token, host)
         self.context.gang_assembled()
@@ -210,14 +200,7 @@ class ProcessGroup:
     def _join(self, seat: ReplicaSeat) -> None:
         """Become the rank of this seat."""
         master, _, port = seat.address.rpartition(":")
-        host = own_host(master)
-        reach(f"rank {self.rank}", host, "rank 0", seat.address)
-        self._meet(_connect(master, int(port)), seat.token, host)
-
-    def _serve(self, server: socket.socket, host: str) -> TCPStore:
-        """Return the store, which takes the listening socket over."""
-        port = server.getsockname()[1]
-        return TCPStore(host, port, None, True, REQUEST, wait_for_workers=False, master_listen_fd=server.detach())
+        self._meet(open_store(self.rank, master, int(port)), seat.token, own_host(master))
 
     def _meet(self, store: TCPStore, token: str, host: str) -> None:
         """Join the other ranks in the store, and initialise torch's process group."""
@@ -225,8 +208,7 @@ class ProcessGroup:
         meeting.take_place()
         self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
         local = self.rank if self._is_fork else 0
-        card = Card(address=f"{host}:0", version=self._version, size=self.size, gpu=self._gpu(local))
-        terms = meeting.meet(card, self._wanted, self._start_seconds, host)
+        terms = meeting.meet(self._version, self._gpu(local), self._wanted, self._start_seconds, host)
         self._set_environment(
             # NCCL's own watchdog would end the process.
             {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -359,10 +341,6 @@ class ProcessGroup:
 
 #: the name with which objectives create a process group
 process_group = ProcessGroup
-
-
-def _connect(host: str, port: int) -> TCPStore:
-    return TCPStore(host, port, None, False, REQUEST, wait_for_workers=False)
 
 
 def _is_of_connection(error: BaseException) -> bool:

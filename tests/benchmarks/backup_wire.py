@@ -15,11 +15,11 @@ from shadho_celery.training.coordinator.listener import Arrived, Joined, Listene
 from shadho_celery.training.wire.addresses import listen
 from shadho_celery.training.wire.frames import (
     CHUNK,
-    CONTROL_BYTES,
     SOCKET_BUFFER,
     Frame,
     Header,
     Kind,
+    Large,
     Wire,
     control_frame,
 )
@@ -154,11 +154,11 @@ def _bus(vector: Vector, *, encrypted: bool = False) -> Iterator[Mapping[str, Wa
 def _bus_other_end(address: tuple[str, int], token: str, size: int, encrypted: bool) -> None:
     wire = Wire(socket.create_connection(address, timeout=JOIN_SECONDS))
     say_hello(wire, token, Hello(rank=0, digest="", encrypted=encrypted))
-    buffer, small = memoryview(bytearray(size)), memoryview(bytearray(CONTROL_BYTES))
-    limits = {Kind.PARAMS: size, Kind.STEP: CONTROL_BYTES, Kind.PING: CONTROL_BYTES, Kind.QUIT: CONTROL_BYTES}
+    buffer = memoryview(bytearray(size))
+    params = Large(Kind.PARAMS, size, lambda header: buffer)
     grad = Header(kind=Kind.GRAD, epoch=1)
     while True:
-        header, _ = wire.receive(limits, lambda header: buffer if header.kind is Kind.PARAMS else small)
+        header, _ = wire.receive(Kind.STEP, Kind.PING, Kind.QUIT, large=params)
         if header.kind is Kind.QUIT:
             return
         if header.kind is Kind.PARAMS:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -22,20 +22,12 @@ from shadho_celery.training.wire.frames import (
     Frame,
     Header,
     Kind,
+    Large,
     OtherVersion,
     Wire,
     control_frame,
-    control_limits,
-    small_buffer,
 )
-from shadho_celery.training.wire.handshake import (
-    Hello,
-    Refused,
-    TrainingOver,
-    parse_quit,
-    quit_frame,
-    receive_hello,
-)
+from shadho_celery.training.wire.handshake import Hello, Quit, Refused, TrainingOver, receive_hello
 
 logger = logging.getLogger(__name__)
 
@@ -160,24 +152,22 @@ class Peer:
     def dismiss(self, reason: str, *, error: bool = False) -> None:
         """Send QUIT to the replica, after the queued notices."""
         self.reason = self.reason or reason
-        self.notify(quit_frame(reason, error=error))
+        self.notify(Quit(reason=reason, error=error).frame())
 
-    def read(self, limits: Mapping[Kind, int], put: Callable[[Arrived], None]) -> None:
+    def read(self, put: Callable[[Arrived], None]) -> None:
         """Read frames and call `put` with each vector. Raises the exception that ends the connection."""
-
-        def buffer_for(header: Header) -> memoryview:
-            if header.kind is not Kind.GRAD:
-                return small_buffer(header)
-            self._buffer_free.acquire()
-            return self._buffer
-
+        grad = Large(Kind.GRAD, len(self._buffer), self._buffer_for)
         while True:
-            header, payload = self.wire.receive(limits, buffer_for)
+            header, payload = self.wire.receive(Kind.PING, Kind.QUIT, large=grad)
             if header.kind is Kind.GRAD:
                 put(Arrived(peer=self, header=header, payload=payload, at=time.monotonic()))
             elif header.kind is Kind.QUIT:
-                said = parse_quit(payload)
+                said = Quit.read(payload)
                 self.reason, self.is_error = self.reason or said.reason, said.error
+
+    def _buffer_for(self, _: Header) -> memoryview:
+        self._buffer_free.acquire()
+        return self._buffer
 
     def send(self) -> None:
         """Send queued notices and parameters until the connection ends."""
@@ -326,11 +316,10 @@ class Listener:
     def _read_from(self, peer: Peer) -> None:
         threading.Thread(target=peer.send, name=f"gang-send-{peer.place}", daemon=True).start()
         self.inbox.put(Joined(peer=peer))
-        limits = {Kind.GRAD: self._terms.max_bytes, **control_limits(Kind.PING, Kind.QUIT)}
         try:
             # Replicas answer heartbeats. The coordinator may have closed the connection already.
             peer.wire.limit_silence(self._terms.deadline_seconds)
-            peer.read(limits, self.inbox.put)
+            peer.read(self.inbox.put)
         except Exception as error:
             if isinstance(error, BrokenFrame) and peer.reason is None and not self._closing.is_set():
                 self.refused[_cause(error)] += 1

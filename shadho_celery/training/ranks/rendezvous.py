@@ -7,19 +7,16 @@ so that a rank of an earlier attempt cannot be taken for one of this attempt. to
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from types import CodeType
 from typing import Literal
 
 import msgspec
-import psutil
 import torch
 from msgspec import Struct
 from torch import distributed as dist
@@ -28,7 +25,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.wire.addresses import LOOPBACK, close_socket, listen
+from shadho_celery.training.wire.addresses import close_socket, listen, own_host
 
 #: seconds between two looks into the store
 TICK = 0.1
@@ -58,8 +55,6 @@ class Card(Struct, frozen=True, kw_only=True):
     address: str
     #: versions of Python, torch and the calling code, which must be equal
     version: str
-    #: number of ranks that it expects
-    size: int
     #: name of its own GPU; None if it has no GPU, or shares it
     gpu: str | None = None
 
@@ -129,15 +124,16 @@ class Rendezvous:
                 "was killed, the trial is tried again within 30 s"
             )
 
-    def meet(self, card: Card, wanted: Backend | None, seconds: float, host: str) -> Terms:
+    def meet(self, version: str, gpu: str | None, wanted: Backend | None, seconds: float, host: str) -> Terms:
         """Wait until all ranks have joined and reach one another. Return the terms, which are equal in all ranks.
 
-        `host` is the host of this rank's address, to listen on. Raises ShadhoError if a rank never joins, or two ranks
-        cannot reach one another; UsageError if their versions differ or NCCL is not possible.
+        `version` and `gpu` are those of this rank's card, and `host` is the host of its address, to listen on. Raises
+        ShadhoError if a rank never joins, or two ranks cannot reach one another; UsageError if their versions differ or
+        NCCL is not possible.
         """
         server = listen(host, for_others=not host.startswith("127."))
         try:
-            card = msgspec.structs.replace(card, address=f"{host}:{server.getsockname()[1]}")
+            card = Card(address=f"{host}:{server.getsockname()[1]}", version=version, gpu=gpu)
             self.store.set(f"card/{self.rank}", msgspec.json.encode(card).decode())
             if self.rank == 0:
                 terms = self._terms(card, wanted, seconds)
@@ -191,6 +187,17 @@ class Rendezvous:
             time.sleep(TICK)
 
 
+def open_store(rank: int, host: str, port: int, server: socket.socket | None = None) -> TCPStore:
+    """Return the store of rank 0, which takes its listening socket over. Other ranks connect to it.
+
+    Raises ShadhoError with both addresses, of which `host` is that of rank 0, if that fails.
+    """
+    if server is None:
+        reach(f"rank {rank}", own_host(host), "rank 0", f"{host}:{port}")
+    descriptor = None if server is None else server.detach()
+    return TCPStore(host, port, None, server is not None, REQUEST, wait_for_workers=False, master_listen_fd=descriptor)
+
+
 def reach(whose: str, own: str, other: str, address: str) -> None:
     """Connect to the address of another rank once. Raises ShadhoError with both addresses if that fails."""
     host, _, port = address.rpartition(":")
@@ -204,36 +211,12 @@ def reach(whose: str, own: str, other: str, address: str) -> None:
         raise ShadhoError(f"{whose} at {own} cannot reach {other} at {address} ({error}); {remedy}") from error
 
 
-def gloo_variables(host: str) -> dict[str, str]:
-    """Return the environment variable that lets gloo use the interface of this address.
-
-    By default it uses the address of the machine's own name, which may be a loopback address.
-    """
-    interface = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(host)
-    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
-
-
-def interface_of(host: str) -> str | None:
-    """Return the name of the network interface with this address, or None if there is none."""
-    with suppress(OSError):
-        address = socket.gethostbyname(host)
-        if address.startswith("127."):
-            # The loopback interface has all of these addresses, but names the first one only.
-            address = LOOPBACK
-        for name, own in psutil.net_if_addrs().items():
-            if address in [each.address for each in own]:
-                return str(name)
-    return None
-
-
 def _check_card(rank: int, card: Card, own: Card) -> None:
     if card.version != own.version:
         raise UsageError(
             f"rank {rank} at {card.address} is of another version than rank 0: {card.version}, not {own.version}; "
             "install the same versions and start its worker again"
         )
-    if card.size != own.size:
-        raise UsageError(f"rank {rank} at {card.address} expects {card.size} ranks, but rank 0 expects {own.size}")
 
 
 def _backend(cards: Sequence[Card], wanted: Backend | None) -> Backend:

@@ -1,1 +1,1 @@
-"""The processes that compute gradients: connection to the coordinator, batches, optimizer steps, and local processes."""
+"""Processes that compute gradients: connection to the coordinator, batches, optimizer steps, and local processes."""

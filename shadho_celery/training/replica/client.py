@@ -12,25 +12,8 @@ from contextlib import suppress
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.wire.frames import (
-    BrokenFrame,
-    Frame,
-    Header,
-    Kind,
-    Wire,
-    control_frame,
-    control_limits,
-    small_buffer,
-)
-from shadho_celery.training.wire.handshake import (
-    HANDSHAKE_SECONDS,
-    Hello,
-    Refused,
-    TrainingOver,
-    parse_quit,
-    quit_frame,
-    say_hello,
-)
+from shadho_celery.training.wire.frames import BrokenFrame, Frame, Header, Kind, Large, Wire, control_frame
+from shadho_celery.training.wire.handshake import HANDSHAKE_SECONDS, Hello, Quit, Refused, TrainingOver, say_hello
 from shadho_celery.training.wire.vectors import Vector
 
 logger = logging.getLogger(__name__)
@@ -183,7 +166,7 @@ class Client:
         """If the replica is connected, tell the coordinator the reason for which it ends. An `error` ends the gang."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
-                self._wire.send(quit_frame(reason, error=error))
+                self._wire.send(Quit(reason=reason, error=error).frame())
                 self._wire.finish()
 
     def close(self) -> None:
@@ -194,13 +177,13 @@ class Client:
             self._thread.join(LEAVE_SECONDS)
 
     def _read(self, wire: Wire) -> None:
-        limits = {**control_limits(Kind.STEP, Kind.PING, Kind.QUIT), Kind.PARAMS: self._back.nbytes}
+        params = Large(Kind.PARAMS, self._back.nbytes, self._buffer_for)
         pong = wire.heartbeat = control_frame(Kind.PING)
         try:
             while True:
-                header, payload = wire.receive(limits, self._buffer_for)
+                header, payload = wire.receive(Kind.STEP, Kind.PING, Kind.QUIT, large=params)
                 if header.kind is Kind.QUIT:
-                    raise parse_quit(payload).exception()
+                    raise Quit.read(payload).exception()
                 if header.kind is Kind.PING:
                     # If another thread is sending, no answer is needed: what it sends is a sign of life too.
                     wire.send(pong, wait=False)
@@ -217,8 +200,6 @@ class Client:
             self._end(wire, error)
 
     def _buffer_for(self, header: Header) -> memoryview:
-        if header.kind is not Kind.PARAMS:
-            return small_buffer(header)
         if header.length != self._back.nbytes or header.epoch != self.epoch:
             raise BrokenFrame("PARAMS of another model or epoch")
         self._announce(header.step)

@@ -7,6 +7,8 @@ import os
 import socket
 from contextlib import suppress
 
+import psutil
+
 from shadho_celery.core.hardware import own_address
 from shadho_celery.errors import UsageError
 
@@ -63,3 +65,25 @@ def close_socket(server: socket.socket) -> None:
     with suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
     server.close()
+
+
+def gloo_variables(host: str) -> dict[str, str]:
+    """Return the environment variable that lets gloo use the interface of this address.
+
+    By default it uses the address of the machine's own name, which may be a loopback address.
+    """
+    interface = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(host)
+    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface with this address, or None if there is none."""
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address.startswith("127."):
+            # The loopback interface has all of these addresses, but names the first one only.
+            address = LOOPBACK
+        for name, own in psutil.net_if_addrs().items():
+            if address in [each.address for each in own]:
+                return str(name)
+    return None

@@ -24,10 +24,11 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -111,6 +112,16 @@ def unpack(data: Buffer) -> Header:
         return Header(kind=Kind(kind), epoch=epoch, step=step, length=length)
     except ValueError:
         raise BrokenFrame(f"unknown kind of frame: {kind}") from None
+
+
+class Large(NamedTuple):
+    """Frames of one kind that may be longer than control frames."""
+
+    kind: Kind
+    #: maximum length of a payload
+    most: int
+    #: returns the memory for the payload of a header
+    buffer_for: Callable[[Header], memoryview] = lambda header: memoryview(bytearray(header.length))
 
 
 class Frame:
@@ -251,23 +262,21 @@ class Wire:
         self.bytes_out += self.form.size(frame.length)
         return True
 
-    def receive(
-        self, limits: Mapping[Kind, int], buffer_for: Callable[[Header], memoryview]
-    ) -> tuple[Header, memoryview]:
-        """Read the next frame. Its payload goes into the buffer that `buffer_for` returns for its header.
+    def receive(self, *kinds: Kind, large: Large | None = None) -> tuple[Header, memoryview]:
+        """Read the next frame, which is a control frame of one of `kinds` or a `large` one.
 
-        `limits` has the maximum length for each expected kind. Raises BrokenFrame if the frame is too long, of another
-        kind, damaged or incomplete; EOFError if the other end closed between two frames; OSError.
+        Raises BrokenFrame if the frame is too long, of another kind, damaged or incomplete; EOFError if the other end
+        closed between two frames; OSError.
         """
         form = self.form
         self._fill(form.head, first=True)
         header = unpack(form.read_head())
-        limit = limits.get(header.kind)
-        if limit is None:
+        expected = large if large is not None and header.kind is large.kind else Large(header.kind, CONTROL_BYTES)
+        if expected is not large and header.kind not in kinds:
             raise BrokenFrame(f"{header.kind.name} is not expected here")
-        if header.length > limit:
-            raise BrokenFrame(f"{header.kind.name} of {header.length} bytes exceeds the limit of {limit}")
-        payload = buffer_for(header)[: header.length]
+        if header.length > expected.most:
+            raise BrokenFrame(f"{header.kind.name} of {header.length} bytes exceeds the limit of {expected.most}")
+        payload = expected.buffer_for(header)[: header.length]
         for at in range(0, header.length, CHUNK):
             chunk = payload[at : at + CHUNK]
             self._fill(form.room(chunk))
@@ -328,13 +337,3 @@ class Wire:
         """Shut down the sending direction, so that the last frame arrives before the connection closes."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-
-
-def control_limits(*kinds: Kind) -> dict[Kind, int]:
-    """Return the limits for `Wire.receive` that allow control frames of these kinds."""
-    return dict.fromkeys(kinds, CONTROL_BYTES)
-
-
-def small_buffer(header: Header) -> memoryview:
-    """Return a new buffer of the payload's length."""
-    return memoryview(bytearray(header.length))

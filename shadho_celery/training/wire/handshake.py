@@ -23,20 +23,11 @@ from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line, resolve
 from shadho_celery.errors import ShadhoError
-from shadho_celery.training.wire.frames import (
-    BrokenFrame,
-    Buffer,
-    Frame,
-    Kind,
-    OtherVersion,
-    Wire,
-    control_frame,
-    control_limits,
-    small_buffer,
-)
+from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Kind, OtherVersion, Wire, control_frame
 
 #: time limit of the whole handshake in seconds
 HANDSHAKE_SECONDS = 10.0
@@ -97,6 +88,15 @@ class Quit(Struct, frozen=True, kw_only=True):
     #: True if the reason is an error and not the normal end of a training
     error: bool = False
 
+    @classmethod
+    def read(cls, payload: Buffer) -> Quit:
+        """Return the record of a QUIT. Raises BrokenFrame."""
+        return parse(payload, cls, Kind.QUIT)
+
+    def frame(self, epoch: int = 0) -> Frame:
+        """Return the frame. The reason becomes one line, which is cut if it is too long for a control frame."""
+        return control_frame(Kind.QUIT, replace(self, reason=one_line(self.reason, MAX_REASON)), epoch=epoch)
+
     def exception(self) -> Refused | TrainingOver:
         """Return the exception by which a replica ends that receives this QUIT."""
         return Refused(self.reason) if self.error else TrainingOver(self.reason)
@@ -124,16 +124,6 @@ def parse(payload: Buffer | Raw, record: type[Record], kind: Kind) -> Record:
         raise BrokenFrame(f"{kind.name} is not valid: {error}") from None
 
 
-def parse_quit(payload: Buffer) -> Quit:
-    """Return the record of a QUIT. Raises BrokenFrame."""
-    return parse(payload, Quit, Kind.QUIT)
-
-
-def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
-    """Return a QUIT frame. The reason becomes one line, which is cut if it is too long for a control frame."""
-    return control_frame(Kind.QUIT, Quit(reason=one_line(reason, MAX_REASON), error=error), epoch=epoch)
-
-
 def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: int) -> Hello:
     """Act as the coordinator. Return the replica's HELLO after its WELCOME is sent.
 
@@ -145,7 +135,7 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], int], epoch: 
     challenge = control_frame(Kind.HELLO, Challenge(nonce=nonce), epoch=epoch)
     wire.send(challenge)
     try:
-        said = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
+        said = Frame(*wire.receive(Kind.HELLO))
         offered = parse(said.parts[0], Proved, Kind.HELLO)
         if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it again")
@@ -169,16 +159,16 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, int]:
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     try:
-        challenge = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
+        challenge = Frame(*wire.receive(Kind.HELLO))
         theirs = parse(challenge.parts[0], Challenge, Kind.HELLO).nonce
         nonce = secrets.token_hex(16)
         said = _proved(Kind.HELLO, hello, nonce, proof_of(token, "replica", theirs, nonce))
         wire.send(said)
-        header, payload = wire.receive(control_limits(Kind.WELCOME, Kind.QUIT), small_buffer)
+        header, payload = wire.receive(Kind.WELCOME, Kind.QUIT)
     except OtherVersion as error:
         raise Refused(f"{error}; install the same shadho_celery on both machines") from None
     if header.kind is Kind.QUIT:
-        raise parse_quit(payload).exception()
+        raise Quit.read(payload).exception()
     answer = parse(payload, Proved, Kind.WELCOME)
     if not _is_proof(answer.proof, proof_of(token, "coordinator", nonce, theirs)):
         raise Refused("the program at that address does not know the trial's token; check the coordinator's address")
@@ -200,7 +190,7 @@ def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) ->
 
 def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
     try:
-        wire.send(quit_frame(str(error), error=not isinstance(error, TrainingOver), epoch=epoch))
+        wire.send(Quit(reason=str(error), error=not isinstance(error, TrainingOver)).frame(epoch))
         wire.finish()
     except OSError:
         pass

@@ -18,9 +18,9 @@ from shadho_celery.training.wire.frames import (
     Frame,
     Header,
     Kind,
+    Large,
     Wire,
     control_frame,
-    small_buffer,
 )
 
 TOKEN = "secret"
@@ -78,7 +78,7 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
     for _ in range(2):
         sender = threading.Thread(target=other.send, args=(Frame(HEADER, payload[:5], payload[5:]),))
         sender.start()
-        header, got = wire.receive({Kind.GRAD: size}, small_buffer)
+        header, got = wire.receive(large=Large(Kind.GRAD, size))
         sender.join()
         assert (header.kind, header.epoch, header.step, header.length) == (Kind.GRAD, 3, 2**40, size)
         assert got == payload
@@ -109,7 +109,7 @@ def test_one_changed_bit_anywhere_ends_the_connection_in_one_line(ends: tuple[Wi
     data[place] ^= 1
     sender = give(far, bytes(data))
     with pytest.raises(BrokenFrame, match="a frame is not authentic: it was changed on its way") as caught:
-        wire.receive({Kind.GRAD: LENGTH}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, LENGTH))
     assert "\n" not in str(caught.value)
     wire.close()
     sender.join(30)
@@ -121,7 +121,7 @@ def test_a_header_that_is_changed_is_not_used(ends: tuple[Wire, socket.socket]) 
     data[30] ^= 1
     far.sendall(data)
     with pytest.raises(BrokenFrame, match="not authentic"):
-        wire.receive({Kind.GRAD: 2**62}, lambda header: pytest.fail("room was asked for"))
+        wire.receive(large=Large(Kind.GRAD, 2**62, lambda header: pytest.fail("room was asked for")))
 
 
 @pytest.mark.parametrize("order", [(0, 0), (1,), (1, 0)], ids=["repeated", "left out", "moved"])
@@ -133,9 +133,9 @@ def test_a_frame_that_is_repeated_left_out_or_moved_ends_the_connection(
     frames = [sent_bytes(form, control_frame(Kind.PING, step=step)) for step in (0, 1)]
     far.sendall(b"".join(frames[number] for number in order))
     if order[0] == 0:
-        assert wire.receive({Kind.PING: 100}, small_buffer)[0].step == 0
+        assert wire.receive(Kind.PING)[0].step == 0
     with pytest.raises(BrokenFrame, match="not authentic"):
-        wire.receive({Kind.PING: 100}, small_buffer)
+        wire.receive(Kind.PING)
 
 
 def test_pieces_of_one_frame_cannot_change_places(ends: tuple[Wire, socket.socket]) -> None:
@@ -143,7 +143,7 @@ def test_pieces_of_one_frame_cannot_change_places(ends: tuple[Wire, socket.socke
     data = sent_bytes(replica(), Frame(HEADER, bytes(2 * CHUNK)))
     sender = give(far, data[:FIRST] + data[SECOND:] + data[FIRST:SECOND])
     with pytest.raises(BrokenFrame, match="not authentic"):
-        wire.receive({Kind.GRAD: 2 * CHUNK}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 2 * CHUNK))
     wire.close()
     sender.join(30)
 
@@ -159,7 +159,7 @@ def test_a_frame_of_another_direction_token_or_connection_is_not_authentic(
     wire, far = ends
     far.sendall(sent_bytes(form, control_frame(Kind.PING)))
     with pytest.raises(BrokenFrame, match="not authentic"):
-        wire.receive({Kind.PING: 100}, small_buffer)
+        wire.receive(Kind.PING)
 
 
 def test_no_nonce_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +192,11 @@ def test_half_a_frame_is_broken(ends: tuple[Wire, socket.socket], kept: int) -> 
     far.sendall(sent_bytes(replica(), Frame(HEADER, bytes(200)))[:kept])
     far.close()
     with pytest.raises(BrokenFrame, match="closed in the middle"):
-        wire.receive({Kind.GRAD: 200}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 200))
 
 
 def test_a_connection_that_closes_between_two_frames_is_not_broken(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     far.close()
     with pytest.raises(EOFError):
-        wire.receive({Kind.GRAD: 200}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 200))

@@ -20,10 +20,10 @@ from shadho_celery.training.wire.frames import (
     Frame,
     Header,
     Kind,
+    Large,
     OtherVersion,
     Wire,
     control_frame,
-    small_buffer,
     unpack,
 )
 
@@ -71,7 +71,7 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
     other = Wire(far)
     sender = threading.Thread(target=other.send, args=(Frame(HEADER, payload),))
     sender.start()
-    header, got = wire.receive({Kind.GRAD: size}, small_buffer)
+    header, got = wire.receive(large=Large(Kind.GRAD, size))
     sender.join()
     assert (header.kind, header.epoch, header.step, header.length) == (Kind.GRAD, 3, 2**40, size)
     assert got == payload
@@ -95,7 +95,7 @@ def test_one_changed_bit_anywhere_breaks_a_frame(ends: tuple[Wire, socket.socket
     data[place] ^= 1
     threading.Thread(target=far.sendall, args=(bytes(data),)).start()
     with pytest.raises(BrokenFrame):
-        wire.receive({Kind.GRAD: 2 * CHUNK + 500}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 2 * CHUNK + 500))
 
 
 @pytest.mark.parametrize("kept", [1, 31, 32, 100, -1])
@@ -104,14 +104,14 @@ def test_half_a_frame_is_broken(ends: tuple[Wire, socket.socket], kept: int) -> 
     far.sendall(sent_bytes(Frame(HEADER, bytes(200)))[:kept])
     far.close()
     with pytest.raises(BrokenFrame, match="closed in the middle"):
-        wire.receive({Kind.GRAD: 200}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 200))
 
 
 def test_a_connection_that_closes_between_two_frames_is_not_broken(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     far.close()
     with pytest.raises(EOFError):
-        wire.receive({Kind.GRAD: 200}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 200))
 
 
 @pytest.mark.parametrize("length", [201, 4 * 2**30, 2**63])
@@ -121,14 +121,14 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(
     wire, far = ends
     far.sendall(Header(kind=Kind.GRAD, length=length).pack())
     with pytest.raises(BrokenFrame, match=f"{length} bytes exceeds the limit of 200"):
-        wire.receive({Kind.GRAD: 200}, lambda header: pytest.fail("room was asked for"))
+        wire.receive(large=Large(Kind.GRAD, 200, lambda header: pytest.fail("room was asked for")))
 
 
 def test_a_kind_that_is_not_expected_is_refused(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     far.sendall(sent_bytes(control_frame(Kind.QUIT)))
     with pytest.raises(BrokenFrame, match="QUIT is not expected"):
-        wire.receive({Kind.GRAD: 200}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 200))
 
 
 def test_garbage_is_not_a_frame() -> None:
@@ -167,7 +167,7 @@ def test_a_timeout_limits_all_following_calls_together(ends: tuple[Wire, socket.
     wire.set_timeout(0.5)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        wire.receive({Kind.GRAD: 0}, small_buffer)
+        wire.receive(large=Large(Kind.GRAD, 0))
     assert time.monotonic() - began < 2
     over.set()
     sender.join()
@@ -187,11 +187,11 @@ def test_heartbeats_are_sent_while_a_long_frame_arrives() -> None:
         far.heartbeat = sign
         sender = threading.Thread(target=near.send, args=(Frame(HEADER, bytes(length)),))
         sender.start()
-        far.receive({Kind.GRAD: length}, small_buffer)
+        far.receive(large=Large(Kind.GRAD, length))
         sender.join()
         far.send(control_frame(Kind.QUIT))
         heard = 0
-        while near.receive({Kind.PING: 4096, Kind.QUIT: 4096}, small_buffer)[0].kind is Kind.PING:
+        while near.receive(Kind.PING, Kind.QUIT)[0].kind is Kind.PING:
             heard += 1
         assert heard >= signs
         assert bool(heard) == bool(signs)
@@ -228,7 +228,7 @@ def test_close_waits_for_the_calls_of_other_threads() -> None:
 
     def receive() -> None:
         with pytest.raises(EOFError):
-            wire.receive({Kind.GRAD: 0}, small_buffer)
+            wire.receive(large=Large(Kind.GRAD, 0))
 
     reader = threading.Thread(target=receive)
     reader.start()

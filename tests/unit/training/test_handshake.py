@@ -18,8 +18,6 @@ from shadho_celery.training.wire.frames import (
     Kind,
     Wire,
     control_frame,
-    control_limits,
-    small_buffer,
     unpack,
 )
 from shadho_celery.training.wire.handshake import (
@@ -27,9 +25,7 @@ from shadho_celery.training.wire.handshake import (
     Quit,
     Refused,
     TrainingOver,
-    parse_quit,
     proof_of,
-    quit_frame,
     receive_hello,
     say_hello,
 )
@@ -62,7 +58,7 @@ def in_the_background(work: Callable[[], object]) -> threading.Thread:
 
 
 def content(wire: Wire, kind: Kind) -> dict[str, Any]:
-    return json.loads(bytes(wire.receive(control_limits(kind), small_buffer)[1]))  # type: ignore[no-any-return]
+    return json.loads(bytes(wire.receive(kind)[1]))  # type: ignore[no-any-return]
 
 
 def proved(proof: object, content: object = None, nonce: object = "n") -> dict[str, object]:
@@ -85,12 +81,12 @@ def test_what_follows_the_handshake_of_an_encrypted_gang_is_read_by_its_two_ends
     assert receive_hello(near, TOKEN, admit, epoch=7) == hello
     replica.join(30)
     for one, other in ((near, far), (far, near)):
-        one.send(quit_frame("over"))
-        assert parse_quit(other.receive(control_limits(Kind.QUIT), small_buffer)[1]).reason == "over"
-    near.send(quit_frame("over"))
+        one.send(Quit(reason="over").frame())
+        assert Quit.read(other.receive(Kind.QUIT)[1]).reason == "over"
+    near.send(Quit(reason="over").frame())
     far.form = Clear()
     with pytest.raises(BrokenFrame, match="not a frame"):
-        far.receive(control_limits(Kind.QUIT), small_buffer)
+        far.receive(Kind.QUIT)
 
 
 @pytest.mark.parametrize("change", ["rank", "place"])
@@ -120,7 +116,7 @@ def test_a_handshake_that_is_changed_on_its_way_ends_an_encrypted_connection(
     replica.join(30)
     near.send(control_frame(Kind.PING))
     with pytest.raises(BrokenFrame, match="not authentic"):
-        far.receive(control_limits(Kind.PING), small_buffer)
+        far.receive(Kind.PING)
 
 
 def test_neither_end_sends_the_token(ends: tuple[Wire, Wire]) -> None:
@@ -258,9 +254,9 @@ def test_a_proof_is_of_one_role_and_both_nonces() -> None:
 
 @pytest.mark.parametrize("character", ["a", "é", "😀", '"', "\\"])
 def test_the_quit_of_any_reason_fits_a_control_frame(character: str) -> None:
-    frame = quit_frame(character * 10_000, error=True)
+    frame = Quit(reason=character * 10_000, error=True).frame()
     assert len(frame.parts[0]) <= 4096
-    parsed = parse_quit(frame.parts[0])
+    parsed = Quit.read(frame.parts[0])
     assert parsed.error
     assert len(parsed.reason) >= 300
     assert set(parsed.reason) == {character, "."}
@@ -268,17 +264,17 @@ def test_the_quit_of_any_reason_fits_a_control_frame(character: str) -> None:
 
 @pytest.mark.parametrize(("reason", "told"), [("no\nfile", "no file"), ("\ud800", "\\ud800"), ("\x1b[1m", "\\x1b[1m")])
 def test_a_reason_is_one_printable_line(reason: str, told: str) -> None:
-    assert parse_quit(quit_frame(reason).parts[0]).reason == told
+    assert Quit.read(Quit(reason=reason).frame().parts[0]).reason == told
 
 
 def test_a_reason_that_fits_arrives_whole() -> None:
-    assert parse_quit(quit_frame("ValueError: größer als 😀").parts[0]).reason == "ValueError: größer als 😀"
+    assert Quit.read(Quit(reason="ValueError: größer als 😀").frame().parts[0]).reason == "ValueError: größer als 😀"
 
 
 def test_a_quit_with_a_wrong_field_is_broken_and_one_without_fields_has_no_reason() -> None:
     with pytest.raises(BrokenFrame, match=r"QUIT is not valid: .*\$\.reason"):
-        parse_quit(b'{"reason": 5}')
-    assert parse_quit(b"{}") == Quit(reason="no reason given", error=False)
+        Quit.read(b'{"reason": 5}')
+    assert Quit.read(b"{}") == Quit(reason="no reason given", error=False)
 
 
 def test_a_replica_that_is_turned_away_gets_the_reason_in_any_spelling(ends: tuple[Wire, Wire]) -> None:

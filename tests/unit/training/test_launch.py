@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
 def test_which_rank_has_failed_by_itself_is_found_among_those_that_lost_it() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from shadho_celery.training.launch import _culprit, _failure
+    from shadho_celery.training.launch import _failure
 
     def failure(rank: int, code: int, message: str = "", at: int = 5) -> ProcessFailure:
         made = ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="none")
@@ -143,8 +143,10 @@ def test_which_rank_has_failed_by_itself_is_found_among_those_that_lost_it() -> 
         return made
 
     lost = failure(0, 1, "RuntimeError: [gloo] Connection closed by peer", at=1)
-    assert _culprit(ChildFailedError("rank", {0: lost, 1: failure(1, -signal.SIGKILL)}))[0] == 1
-    assert _culprit(ChildFailedError("rank", {0: lost, 1: failure(1, 1, "ValueError: x")}))[0] == 1
-    assert _culprit(ChildFailedError("rank", {0: failure(0, -signal.SIGTERM, at=1), 1: failure(1, 3)}))[0] == 1
-    assert str(_failure(ChildFailedError("rank", {1: failure(1, 3)}))) == "rank 1 ended with exit code 3"
-    assert isinstance(_failure(ChildFailedError("rank", {1: failure(1, 3)})), RankFailed)
+    for failures, told in (
+        ({0: lost, 1: failure(1, -signal.SIGKILL)}, "rank 1 was ended by signal SIGKILL; the trial is tried again"),
+        ({0: lost, 1: failure(1, 1, "ValueError: x")}, "rank 1 failed: ValueError: x"),
+        ({0: failure(0, -signal.SIGTERM, at=1), 1: failure(1, 3)}, "rank 1 ended with exit code 3"),
+    ):
+        assert str(_failure(ChildFailedError("rank", failures))[0]) == told
+    assert isinstance(_failure(ChildFailedError("rank", {1: failure(1, 3)}))[0], RankFailed)

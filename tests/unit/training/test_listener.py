@@ -30,7 +30,7 @@ from shadho_celery.training.coordinator.listener import (
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
 from shadho_celery.training.wire.addresses import listen
-from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Wire, control_frame, small_buffer
+from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
 from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 
 TOKEN = "secret"
@@ -170,7 +170,7 @@ def test_a_replica_refuses_a_coordinator_without_the_token() -> None:
         def pretend() -> None:
             wire = Wire(server.accept()[0])
             wire.send(control_frame(Kind.HELLO, {"nonce": "0" * 32}))
-            wire.receive({Kind.HELLO: 4096}, small_buffer)
+            wire.receive(Kind.HELLO)
             wire.send(control_frame(Kind.WELCOME, {"proof": "0" * 64, "content": {"place": 0}}))
             wire.close()
 
@@ -215,8 +215,8 @@ def test_a_replica_of_another_version_gets_the_reason_and_is_refused(make: Calla
         connection.sendall(bytes(data))
         wire = Wire(connection)
         wire.set_timeout(30)
-        assert wire.receive({Kind.HELLO: 4096}, small_buffer)[0].kind is Kind.HELLO
-        _, payload = wire.receive({Kind.QUIT: 4096}, small_buffer)
+        assert wire.receive(Kind.HELLO)[0].kind is Kind.HELLO
+        _, payload = wire.receive(Kind.QUIT)
         assert b"version" in bytes(payload)
     until(lambda: hub.listener.refused["another version"] == 1)
 
@@ -424,10 +424,10 @@ def test_a_replica_that_reads_nothing_does_not_block_others_and_gets_the_newest_
                 peer.publish(frame)
             del frame
             assert good.wait(after=step - 1) == step
-        limits = {Kind.PARAMS: 4 * size, Kind.PING: 4096}
+        large = Large(Kind.PARAMS, 4 * size)
         steps = []
         while 3 not in steps:
-            header, _ = wire.receive(limits, small_buffer)
+            header, _ = wire.receive(Kind.PING, large=large)
             steps += [header.step] if header.kind is Kind.PARAMS else []
         # What was on its way when it stopped reading, and then the newest: those between were never sent.
         assert steps in ([0, 3], [0, 1, 3])

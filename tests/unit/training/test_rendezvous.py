@@ -20,13 +20,12 @@ from shadho_celery.training.ranks.rendezvous import (
     End,
     Rendezvous,
     Terms,
-    interface_of,
     reach,
     version_of,
 )
+from shadho_celery.training.wire.addresses import LOOPBACK, interface_of
 
-LOOPBACK = "127.0.0.1"
-CARD = Card(address="", version="Python 3", size=2)
+CARD = Card(address="", version="Python 3")
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def met(views: list[Rendezvous], *cards: Card, backend: Any = None, seconds: flo
 
     def meet(rank: int) -> None:
         try:
-            got[rank] = views[rank].meet(cards[rank], backend, seconds, LOOPBACK)
+            got[rank] = views[rank].meet(cards[rank].version, cards[rank].gpu, backend, seconds, LOOPBACK)
         except Exception as error:
             got[rank] = error
             views[rank].end(End(reason=str(error), is_loss=False))
@@ -66,8 +65,7 @@ def test_all_ranks_get_the_same_terms() -> None:
 
 def test_a_rank_that_never_joins_is_named() -> None:
     with ranks(3) as views:
-        cards = [Card(address="", version="Python 3", size=3)] * 2
-        first, second = met(views, *cards, seconds=0.5)
+        first, second = met(views, CARD, CARD, seconds=0.5)
     for error in (first, second):
         assert isinstance(error, ShadhoError)
         assert "rank 2 of 3 did not join within 0.5 s; " in str(error)
@@ -83,7 +81,7 @@ def test_a_rank_that_joins_twice_is_refused_and_the_first_one_stays() -> None:
 
 def test_a_rank_of_another_version_is_refused_with_both_versions() -> None:
     with ranks(2) as views:
-        first, _ = met(views, CARD, Card(address="", version="Python 2", size=2))
+        first, _ = met(views, CARD, Card(address="", version="Python 2"))
     assert isinstance(first, UsageError)
     assert "is of another version than rank 0: Python 2, not Python 3; " in str(first)
 
@@ -106,7 +104,7 @@ def test_nccl_needs_a_gpu_for_each_rank(
     gpus: tuple[str | None, ...], cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    cards = [Card(address="", version="Python 3", size=2, gpu=gpu) for gpu in gpus]
+    cards = [Card(address="", version="Python 3", gpu=gpu) for gpu in gpus]
     with ranks(2) as views:
         first, _ = met(views, *cards, backend="nccl")
     assert isinstance(first, UsageError)
@@ -120,7 +118,7 @@ def test_nccl_needs_a_gpu_for_each_rank(
 def test_nccl_is_chosen_if_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     with ranks(2) as views:
-        terms, _ = met(views, *(Card(address="", version="Python 3", size=2, gpu=gpu) for gpu in "ab"))
+        terms, _ = met(views, *(Card(address="", version="Python 3", gpu=gpu) for gpu in "ab"))
     assert isinstance(terms, Terms)
     assert terms.backend == "nccl"
 
