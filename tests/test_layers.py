@@ -41,7 +41,7 @@ ASIDE = {"training": "core objective"}
 IN_TRAINING = {
     "wire": "checks",
     "replica": "checks children strategies wire",
-    "coordinator": "checks report strategies wire replica",
+    "coordinator": "checks plan report strategies wire replica",
     "ranks": "checks children wire",
 }
 #: modules at the root: `errors` below every room, the others above

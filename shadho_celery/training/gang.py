@@ -28,8 +28,9 @@ from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Listener, Terms
-from shadho_celery.training.coordinator.run import Plan, Run, taking
-from shadho_celery.training.replica.batches import Batches, Computer
+from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.plan import Plan, taking
+from shadho_celery.training.replica.batches import Computer
 from shadho_celery.training.replica.processes import Processes
 from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.replica.update import Update
@@ -179,7 +180,7 @@ class Gang:
             raise UsageError("a gang trains one model once; create another gang for the next model")
         self._used = True
         self.context.gangs += 1
-        return plan.centre(self.strategy.replicas)
+        return ModelCentre(plan, self.strategy.replicas)
 
     def present(self) -> int:
         """Return the number of connected replicas. It is 0 if this process trains alone."""
@@ -200,7 +201,7 @@ class Gang:
         """
         seed = self.context.seed if plan.seed is None else plan.seed
         # Errors in the data are raised here, before any process is started.
-        batches = Batches(plan.data, batch=plan.batch, seed=seed, places=self._places, micro_batches=plan.micro_batches)
+        batches = plan.batches(self._places, seed)
         described = f"{centre.shape.digest}:{self.strategy!r}:{self._codec!r}:{batches.digest}:{self.context.gangs}"
         workload = Workload(
             computer=Computer(plan.model, plan.loss, batches, weight=plan.weight),

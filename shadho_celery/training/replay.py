@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.coordinator.centre import Mean
-from shadho_celery.training.coordinator.run import Plan
-from shadho_celery.training.replica.batches import Batches, Computer, Data, Draws, Loss
+from shadho_celery.training.coordinator.centre import Mean, ModelCentre
+from shadho_celery.training.plan import Plan
+from shadho_celery.training.replica.batches import Computer, Data, Draws, Loss
 from shadho_celery.training.report import Log
 from shadho_celery.training.wire.vectors import Bucket
 
@@ -50,17 +50,15 @@ def replay(
 
 
 def _steps(plan: Plan, log: Log, by_hand: bool) -> Iterator[int]:
-    centre = plan.centre(log.replicas)
+    centre = ModelCentre(plan, log.replicas)
     shape = centre.shape
-    batches = Batches(
-        plan.data, batch=plan.batch, seed=plan.seed or 0, places=log.places, micro_batches=plan.micro_batches
-    )
+    batches = plan.batches(log.places, plan.seed or 0)
     # One replica alone leaves its gradient in the parameters. Those that the loss does not use have none.
     bucket = Bucket(shape) if log.places > 1 else None
     computer = Computer(plan.model, plan.loss, batches, bucket, plan.weight)
     draws = Draws(log.places, batch=batches.batch, examples=batches.size)
     before, after = (shape.vector(shape.buffers.size) for _ in range(2))
-    mean = Mean(centre.scratch(), shape.vector(shape.buffers.size), log.places)
+    mean = Mean(centre.scratch, shape.vector(shape.buffers.size), log.places)
     try:
         for step in log.steps:
             shape.buffers.read(before)

@@ -24,9 +24,11 @@ from torch.optim import Optimizer
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.objective.context import LocalContext
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import CANCEL_SECONDS, Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Event, Joined
-from shadho_celery.training.coordinator.run import Plan, Run
+from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.plan import Plan
 from shadho_celery.training.replica.batches import Batches, Computer, Data, Loss, Result, Weight
 from shadho_celery.training.replica.replica import ConnectedReplica, Delay, Workload
 from shadho_celery.training.replica.update import Update
@@ -227,7 +229,7 @@ class PlayedGang:
             report_every=steps,
             on_step=None if on_step is None else lambda step, loss: on_step(self, step),
         )
-        centre = plan.centre(strategy.replicas)
+        centre = ModelCentre(plan, strategy.replicas)
         layout = Layout(centre.shape, codec, places)
         batches = Batches(data, batch=batch, seed=seed, places=places)
         examples = batches.size if returns and isinstance(strategy, Sync) else 0

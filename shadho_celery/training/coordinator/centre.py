@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypedDict
+from functools import cached_property
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
+from shadho_celery.training.plan import Plan
 from shadho_celery.training.replica.update import LossScale, Update, UpdateState
 from shadho_celery.training.wire.vectors import Shape, Vector
 
@@ -79,14 +81,6 @@ class Mean:
         self._sums[node] = vector, buffers
 
 
-class Stateful(Protocol):
-    """An object of the user's loop that belongs to the checkpoint, such as a scheduler."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
-
-
 class CentreState(TypedDict):
     """State of a `ModelCentre` in a checkpoint: tensors, numbers and plain containers."""
 
@@ -104,29 +98,21 @@ class CentreState(TypedDict):
 
 
 class ModelCentre:
-    """The coordinator's model and optimizer, with an optional moving average of the parameters.
+    """Model and optimizer of the coordinator of N `replicas`, with an optional moving average of the parameters.
 
     A strategy's central rule works on it. The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It does not
     include the model's buffers.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        average: float | None = None,
-        update: Update | None = None,
-        loss_scale: LossScale | None = None,
-        keep: Mapping[str, Stateful] | None = None,
-    ) -> None:
-        if average is not None and not 0 <= average < 1:
-            raise UsageError(f"ema is {average}; give the weight of the past, at least 0 and less than 1")
-        self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
-        self.update = update or Update(optimizer)
-        _check_optimizer(model, optimizer)
-        self.loss_scale = loss_scale or LossScale(None)
-        self._keep = dict(keep or {})
+    def __init__(self, plan: Plan, replicas: int) -> None:
+        if plan.ema is not None and not 0 <= plan.ema < 1:
+            raise UsageError(f"ema is {plan.ema}; give the weight of the past, at least 0 and less than 1")
+        self.model, self.optimizer, self.shape = plan.model, plan.optimizer, Shape(plan.model)
+        rate = float(replicas) if plan.scale_with_replicas else 1.0
+        self.update = Update(plan.optimizer, plan.schedule, warmup=plan.warmup, clip=plan.clip, rate=rate)
+        _check_optimizer(plan.model, plan.optimizer)
+        self.loss_scale = LossScale(plan.scaler)
+        self._keep = dict(plan.keep or {})
         for name, kept in self._keep.items():
             if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
                 raise UsageError(f"keep[{name!r}] has no state_dict; give objects that have, such as a scheduler")
@@ -134,10 +120,9 @@ class ModelCentre:
         self.size, self.read, self.write = parameters.size, parameters.read, parameters.write
         #: factor on the learning rate of every parameter group in the current step, below 1 while replicas are missing
         self.scale = 1.0
-        self._decay = average
+        self._decay = plan.ema
         self._averaged: Vector | None = None
-        self._gradient: Vector | None = None
-        if average is not None:
+        if plan.ema is not None:
             self._averaged = self.shape.vector()
             self.read(self._averaged)
 
@@ -159,9 +144,9 @@ class ModelCentre:
         """
         if scaled and self.scale != 1.0:
             gradient = gradient * np.float32(self.scale)
-        if gradient is not self.scratch():
-            self.scratch()[:] = gradient
-        views = self.shape.parameters.on_device(self.scratch())
+        if gradient is not self.scratch:
+            self.scratch[:] = gradient
+        views = self.shape.parameters.on_device(self.scratch)
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
@@ -175,11 +160,10 @@ class ModelCentre:
         self.update.advance(loss)
         self.loss_scale.advance()
 
+    @cached_property
     def scratch(self) -> Vector:
-        """Return a vector for gradients. `descend` does not copy a gradient that is in this vector."""
-        if self._gradient is None:
-            self._gradient = self.shape.vector()
-        return self._gradient
+        """Vector for gradients. `descend` does not copy a gradient that is in this vector."""
+        return self.shape.vector()
 
     def update_average(self) -> None:
         """Update the moving average with the current parameters."""

@@ -151,7 +151,7 @@ class Coordinator:
         self._encrypted = encrypted
         #: frame with the current parameters
         self._current: Frame | None = None
-        self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32), run.log.places)
+        self._mean = Mean(run.centre.scratch, np.zeros(layout.buffers, dtype=np.float32), run.log.places)
         #: replicas whose vectors the mean holds, in the memory of their connections
         self._held: list[Connection] = []
         self._quorum = Quorum(strategy.replicas, policy, now)

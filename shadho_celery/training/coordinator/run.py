@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable
 
 import torch
-from torch import nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context
-from shadho_celery.training.checks import check_whole
-from shadho_celery.training.coordinator.centre import ModelCentre, Stateful
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Claim
-from shadho_celery.training.replica.batches import Data, Draws, Loss, Weight, check_loss
-from shadho_celery.training.replica.update import Diverged, LossScale, Update
+from shadho_celery.training.plan import Plan
+from shadho_celery.training.replica.batches import Draws
+from shadho_celery.training.replica.update import Diverged
 from shadho_celery.training.report import Log, Step
 
 logger = logging.getLogger(__name__)
@@ -35,97 +27,6 @@ COUNTS = ("joined", "accepted", "late", "cancelled", "refused")
 REPORTS = 20
 #: a training has diverged after this many steps in a row without a finite gradient
 MAX_NOT_FINITE = 3
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Arguments of `Gang.fit` and `Gang.steps`: the parts of a training, and its settings.
-
-    Raises UsageError for settings that are not valid.
-    """
-
-    #: the model that is trained, with an optimizer of its parameters
-    model: nn.Module
-    optimizer: Optimizer
-    #: tensors of equal first dimension, a map-style Dataset or a DataLoader, of which the data set, the collate
-    #: function and the workers are used
-    data: Data
-    #: loss(model, batch) returns the mean loss of a batch of `batch` examples, a scalar tensor
-    loss: Loss
-    _: KW_ONLY
-    #: number of steps in all, including those before a restart
-    steps: int
-    #: number of examples for one replica's gradient
-    batch: int = 32
-    #: number of parts of a batch; a gradient may be abandoned between them
-    micro_batches: int = 1
-    #: seed of the data's order and of random draws in the model; None for the trial's seed
-    seed: int | None = None
-    #: called after each step with the number of steps done and the loss of the last one
-    on_step: Callable[[int, float], None] | None = None
-    #: evaluate(model) returns the loss that is reported; None for the mean training loss since the last report
-    evaluate: Callable[[nn.Module], float] | None = None
-    #: the training ends once the reported loss is at most this; None to take all steps
-    goal: float | None = None
-    #: steps between two reports; None for 20 reports in all
-    report_every: int | None = None
-    #: steps between two checkpoints; 0 for none
-    checkpoint_every: int = 100
-    #: weight of the past in a moving average of the parameters, which is evaluated and left in the model
-    ema: float | None = None
-    #: torch scheduler of the optimizer, which goes on after each step, also in the warm-up
-    schedule: LRScheduler | None = None
-    #: number of steps at the start in which the learning rates rise linearly
-    warmup: int = 0
-    #: maximum norm of a gradient
-    clip: float | None = None
-    #: True to multiply the learning rates by the number of replicas (Goyal et al., arXiv 1706.02677)
-    scale_with_replicas: bool = False
-    #: weight(batch) is the weight of a batch's loss in the mean of a step, such as its number of tokens
-    weight: Weight | None = None
-    #: settings and state of the loss's scale, for gradients in half precision
-    scaler: GradScaler | None = None
-    #: objects of the caller, by name, whose `state_dict` belongs to the checkpoint
-    keep: Mapping[str, Stateful] | None = None
-
-    def __post_init__(self) -> None:
-        check_loss(self.loss)
-        check_whole(1, steps=self.steps)
-        check_whole(1, other="or None", report_every=self.report_every)
-        check_whole(0, checkpoint_every=self.checkpoint_every)
-        check_whole(seed=self.seed)
-
-    def centre(self, replicas: int) -> ModelCentre:
-        """Return the model and optimizer of the coordinator of N `replicas`."""
-        rate = float(replicas) if self.scale_with_replicas else 1.0
-        update = Update(self.optimizer, self.schedule, warmup=self.warmup, clip=self.clip, rate=rate)
-        scale = LossScale(self.scaler)
-        return ModelCentre(
-            self.model, self.optimizer, average=self.ema, update=update, loss_scale=scale, keep=self.keep
-        )
-
-
-P = ParamSpec("P")
-Caller = TypeVar("Caller")
-Result = TypeVar("Result")
-
-
-def taking(
-    record: Callable[P, Plan],
-) -> Callable[[Callable[[Caller, Plan], Result]], Callable[Concatenate[Caller, P], Result]]:
-    """Return a decorator for a method that gets a record: callers give the record's fields as arguments instead."""
-
-    def decorate(method: Callable[[Caller, Plan], Result]) -> Callable[Concatenate[Caller, P], Result]:
-        @wraps(method)
-        def call(self: Caller, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-            return method(self, record(*args, **kwargs))
-
-        # What `help` shows.
-        own, _ = inspect.signature(method).parameters.values()
-        vars(call)["__signature__"] = inspect.Signature([own, *inspect.signature(record).parameters.values()])
-        return call
-
-    return decorate
 
 
 class Run:

@@ -223,9 +223,6 @@ class _Seeded(Dataset[Any]):
     def __init__(self, data: Any) -> None:
         self._data = data
 
-    def __len__(self) -> int:
-        return len(self._data)
-
     def __getitems__(self, keyed: Keyed) -> list[object]:
         seed, chosen = keyed
         states = torch.get_rng_state(), random.getstate(), np.random.get_state()

@@ -15,8 +15,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Quantize, Report, gang, replay
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Checkpoints, Superseded
-from shadho_celery.training.coordinator.run import Plan, Run
+from shadho_celery.training.coordinator.run import Run
+from shadho_celery.training.plan import Plan
 from shadho_celery.training.report import Log
 
 
@@ -150,7 +152,7 @@ def test_a_training_resumes_with_the_dropped_batches_that_wait(tmp_path: Path) -
         model = network()
         plan = Plan(model, descent(model), DATA, loss, steps=100, batch=10)
         log = Log(replicas=3, places=3)
-        return Run(plan, plan.centre(3), LocalContext(checkpoints=tmp_path), log, digest="", examples=200)
+        return Run(plan, ModelCentre(plan, 3), LocalContext(checkpoints=tmp_path), log, digest="", examples=200)
 
     first = make()
     first.claim()

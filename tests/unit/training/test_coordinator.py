@@ -17,9 +17,11 @@ from torch import nn
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.coordinator.backups import MIN_TIMES
+from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Left, Rejected
-from shadho_celery.training.coordinator.run import Diverged, Plan, Run
+from shadho_celery.training.coordinator.run import Diverged, Run
+from shadho_celery.training.plan import Plan
 from shadho_celery.training.report import Log
 from shadho_celery.training.strategies import Async, Strategy, Sync
 from shadho_celery.training.wire.codecs import Layout
@@ -71,7 +73,7 @@ class Play:
         nn.init.zeros_(self.model.weight)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         plan = Plan(self.model, optimizer, (), lambda model, batch: model(batch), steps=100, checkpoint_every=0)
-        centre = plan.centre(strategy.replicas)
+        centre = ModelCentre(plan, strategy.replicas)
         self.layout = Layout(centre.shape, None, 8)
         self.time = 0.0
         log = Log(replicas=strategy.replicas, places=8)

@@ -20,6 +20,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Sync, gang, replay
 from shadho_celery.training.coordinator.centre import Mean, ModelCentre
 from shadho_celery.training.coordinator.run import Diverged
+from shadho_celery.training.plan import Plan
 from shadho_celery.training.replica.batches import Batches, mixed
 from shadho_celery.training.report import Log, Step
 
@@ -361,7 +362,7 @@ def test_a_gang_trains_once(context: LocalContext) -> None:
 def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    centre = ModelCentre(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    centre = ModelCentre(Plan(model, torch.optim.SGD(model.parameters(), lr=1.0), DATA, loss, steps=1), 1)
     centre.scale = 0.25
     gradient = centre.shape.vector()
     gradient[:] = 1
