@@ -118,8 +118,10 @@ class Watch:
 
 
 def connections() -> set[Opened]:
-    """Return this process's TCP connections, with their descriptors."""
-    return {(each.fd, each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp") if each.raddr}
+    """Return this process's TCP connections, with their descriptors. Empty if the system does not list them."""
+    with suppress(OSError, psutil.Error):
+        return {(each.fd, each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp") if each.raddr}
+    return set()
 
 
 def shut(opened: set[Opened]) -> None:

@@ -45,9 +45,6 @@ class Encrypted(Clear):
         #: memory for an encrypted piece in each direction; new memory for each piece would cost a third of the speed
         self._outward, self._inward = (memoryview(bytearray(CHUNK + TAG_BYTES)) for _ in range(2))
 
-    def size(self, length: int) -> int:
-        return HEADER_BYTES + length + TAG_BYTES * (1 - -length // CHUNK)
-
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
         yield self._cipher.encrypt(next(self._sent), frame.head, None)
         for chunk in frame.chunks():

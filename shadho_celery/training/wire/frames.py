@@ -192,10 +192,6 @@ class Clear:
         self.head, self.tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(_CHECKSUM.size))
         self._crc = 0
 
-    def size(self, length: int) -> int:
-        """Return the number of bytes sent for a frame with a payload of this size."""
-        return HEADER_BYTES + length + _CHECKSUM.size
-
     def pieces(self, frame: Frame) -> Iterator[Buffer]:
         """Yield the bytes of a frame in pieces. The next piece may overwrite one of more than `SMALL_FRAME` bytes."""
         crc = zlib.crc32(frame.head)
@@ -257,9 +253,9 @@ class Wire:
             pieces = self.form.pieces(frame)
             for piece in [b"".join(pieces)] if frame.length <= SMALL_FRAME else pieces:
                 self._socket.sendall(piece)
+                self.bytes_out += len(piece)
         finally:
             self._sending.release()
-        self.bytes_out += self.form.size(frame.length)
         return True
 
     def receive(self, *kinds: Kind, large: Large | None = None) -> tuple[Header, memoryview]:
@@ -286,7 +282,6 @@ class Wire:
                 self.send(self.heartbeat, wait=False)
         self._fill(form.tail)
         form.read_tail()
-        self.bytes_in += form.size(header.length)
         return header, payload
 
     def _fill(self, view: memoryview, *, first: bool = False) -> None:
@@ -303,6 +298,7 @@ class Wire:
                     raise EOFError("closed")
                 raise BrokenFrame("the connection closed in the middle of a frame")
             got += count
+        self.bytes_in += got
 
     def set_timeout(self, seconds: float | None) -> None:
         """Limit the total time of all following calls. None removes the limit.

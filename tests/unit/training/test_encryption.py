@@ -85,11 +85,6 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
     assert wire.bytes_in == other.bytes_out
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_size_of_a_frame_is_that_of_its_bytes(size: int) -> None:
-    assert coordinator().size(size) == len(sent_bytes(coordinator(), Frame(HEADER, bytes(size))))
-
-
 def test_neither_payload_nor_header_nor_token_is_among_the_bytes_sent() -> None:
     vector = np.random.default_rng(0).standard_normal(CHUNK, np.float32).tobytes()
     frame = Frame(HEADER, vector)
