@@ -9,6 +9,7 @@ import reprlib
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_type_hints
@@ -19,6 +20,9 @@ import msgspec
 from shadho_celery.errors import UsageError, Words
 
 R = TypeVar("R")
+
+# Bound at import: an objective may replace json.dumps.
+_to_json = json.JSONEncoder().encode
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
@@ -170,6 +174,19 @@ def resolve(*kinds: Any) -> None:
     """
     for kind in kinds:
         msgspec.json.Decoder(kind)
+
+
+def encoded(record: object) -> bytes:
+    """Return a record as JSON, which the functions from `decoder` read.
+
+    msgspec takes a tenth of the time of Python's encoder, but it writes null for NaN and infinite numbers, and refuses
+    unpaired surrogates. Python's encoder then writes the text.
+    """
+    with suppress(UnicodeEncodeError):
+        text = msgspec.json.encode(record)
+        if b"null" not in text:
+            return text
+    return _to_json(msgspec.to_builtins(record)).encode()
 
 
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:

@@ -55,7 +55,7 @@ from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.stay import SAFETY
 from shadho_celery.node.storage import storage_id
 from shadho_celery.objective.call import joined
-from shadho_celery.runner.output import log_path
+from shadho_celery.runner.output import log_name
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
@@ -599,12 +599,14 @@ class Slots:
         """Return the order to a slot's process for an attempt of a message."""
         whose = attempt.number if attempt.origin is None else attempt.origin
         rank = 0 if payload.replica is None else payload.replica.rank
+        # Paths are built as text, because a worker does this for each trial, and a Path takes ten times as long.
+        folder = study_folder(self._checkpoints, payload.study)
         shipped = self._shipped_code if payload.is_shipped else None
         return RunAttempt(
             payload=replace(payload, attempts=[attempt]),
             folder="" if shipped is None else str(shipped.folder(payload)),
-            checkpoint_dir=f"{study_folder(self._checkpoints, payload.study)}/{whose}",
-            log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
+            checkpoint_dir=f"{folder}/{whose}",
+            log=f"{folder}/{log_name(attempt.number, attempt.attempt, rank)}",
             compute_class=self.worker.compute_class,
             slot=slot,
             encrypted=bool(self.signer.fingerprint),

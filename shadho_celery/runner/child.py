@@ -110,6 +110,8 @@ class Child:
         goes_on = True
         while goes_on:
             with self._changed:
+                if not self._orders:
+                    self._divide_output(protocol.NO_ORDER)
                 while not self._orders:
                     self._changed.wait()
                 order = self._orders.popleft()
@@ -118,6 +120,7 @@ class Child:
                 self._stop.clear()
                 self._timed_out.clear()
             goes_on = self._serve_one(order, self._cleanup)
+        self._divide_output(protocol.NO_ORDER)
         # The worker replaces this process. Orders that were sent ahead run in the next one.
         os._exit(0)
 
@@ -135,7 +138,7 @@ class Child:
         if not self._has(order):
             self._send(protocol.Refused(order=order.order, code=self._codes[order.payload.module]))
             return False
-        cleanup.divide_output(protocol.boundary(self._mark, order.order))
+        self._divide_output(order.order)
         outcome = self._outcome(order, cleanup.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and this is the forked process, which has returned from the objective too.
@@ -146,7 +149,6 @@ class Child:
             left = [f"changes that could not be undone: {type(error).__name__}: {short(error)}"]
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
-        cleanup.divide_output(protocol.boundary(self._mark, protocol.NO_ORDER))
         # A process that has run out of memory may still hold some of it.
         is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
         with self._sending:
@@ -154,6 +156,10 @@ class Child:
             self._send(protocol.Ended(order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=is_recalled))
             self._current = protocol.NO_ORDER
         return not is_unfit
+
+    def _divide_output(self, order: int) -> None:
+        if self._cleanup is not None:
+            self._cleanup.divide_output(protocol.boundary(self._mark, order))
 
     def _listen(self) -> None:
         """Obey the records from the pipe. End this process when either end of the pipe is closed."""
@@ -324,6 +330,9 @@ class Child:
         module, code = order.payload.module, order.payload.code
         if not code:
             return True
+        if module not in self._studies:
+            # The output of an import belongs to no trial.
+            self._divide_output(protocol.NO_ORDER)
         with suppress(BaseException):
             self._study(module)
         return self._codes[module].digest == code

@@ -1,8 +1,8 @@
 """Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
 
-The process writes a boundary into the pipe when a trial starts and when it has ended (`protocol.boundary`). The output
-between two boundaries belongs to that trial, whenever it is read. A trial that prints faster than its output is read
-waits for room in the pipe; other trials do not wait.
+The process writes a boundary into the pipe when a trial starts, and when it has ended and no other trial follows
+(`protocol.boundary`). The output between two boundaries belongs to that trial, whenever it is read. A trial that prints
+faster than its output is read waits for room in the pipe; other trials do not wait.
 
 A log has the lines of an attempt's output with time stamps. Of a long output, it has only the first and the last lines,
 and between them a line that begins with a bracket and says how much is left out. It is a text file beside the
@@ -181,9 +181,12 @@ def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0)
 
     Raises UsageError if the path is outside of that folder.
     """
-    replica = f".replica{rank}" if rank else ""
-    # The path is built from one text, because a worker does this for each trial, and joining parts takes twice as long.
-    return Path(f"{study_folder(folder, study)}/logs/{number}.{attempt}{replica}.log")
+    return study_folder(folder, study) / log_name(number, attempt, rank)
+
+
+def log_name(number: int, attempt: int, rank: int = 0) -> str:
+    """Return the path of the log of an attempt, or of its replica `rank`, below the `study_folder`."""
+    return f"logs/{number}.{attempt}.replica{rank}.log" if rank else f"logs/{number}.{attempt}.log"
 
 
 def replica_logs(folder: Path, study: str, number: int, attempt: int) -> list[Path]:

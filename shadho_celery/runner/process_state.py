@@ -356,10 +356,11 @@ def _loggers() -> list[tuple[Any, ...]]:
 
 def identity(descriptor: int) -> tuple[int, int] | None:
     """Return the device and inode of an open descriptor, or None if it is closed."""
-    with suppress(OSError):
+    try:
         found = os.fstat(descriptor)
-        return found.st_dev, found.st_ino
-    return None
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _attribute(module: ModuleType, name: str) -> _Rule:

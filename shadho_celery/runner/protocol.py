@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import decoder
+from shadho_celery.core.checks import decoder, encoded
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome
@@ -150,14 +148,12 @@ FromChild = Ready | Reported | Gang | Ended | Refused
 
 # Created at import: each of a worker's slots decodes in its own thread.
 _from_child = decoder(FromChild)
-# Bound at import: an objective may replace json.dumps.
-_to_json = json.JSONEncoder().encode
 #: returns the record in a line from the worker
 decode_to_child: Callable[[str], ToChild] = decoder(ToChild)
 
 
 def boundary(mark: str, order: int) -> bytes:
-    """Return what the process writes into its output when an order starts, or with NO_ORDER when an order has ended.
+    """Return what the process writes into its output when an order starts, or with NO_ORDER after the last order.
 
     `mark` is from the process's environment. The result is short enough for a pipe to take it in one piece.
     """
@@ -166,7 +162,7 @@ def boundary(mark: str, order: int) -> bytes:
 
 def encode(record: ToChild | FromChild) -> bytes:
     """Return a record as a line."""
-    return _to_json(msgspec.to_builtins(record)).encode() + b"\n"
+    return encoded(record) + b"\n"
 
 
 def decode_from_child(line: bytes) -> FromChild:

@@ -107,17 +107,18 @@ class Runner:
             if process is not self._process:
                 # It was killed meanwhile.
                 return
-            numbered, size = [], 0
+            numbered, lines = [], b""
             for order in orders:
                 self._last += 1
-                numbered.append(replace(order, order=self._last))
-                size += len(protocol.encode(numbered[-1]))
-                if size > protocol.AHEAD_BYTES:
-                    numbered.pop()
+                record = replace(order, order=self._last)
+                line = protocol.encode(record)
+                if len(lines) + len(line) > protocol.AHEAD_BYTES:
                     break
+                numbered.append(record)
+                lines += line
             self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
         # The lock is not held here: stopping the trial or killing the process must not wait for the pipe.
-        process.send(*numbered)
+        process.send_encoded(numbered, lines)
 
     def recall(self) -> None:
         """Take back the attempts that were sent ahead and have not started."""

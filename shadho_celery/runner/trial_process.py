@@ -110,11 +110,15 @@ class TrialProcess:
         This blocks while the pipe is full. Attempts that were sent ahead fill at most a third of it (AHEAD_BYTES), so
         a few short records still fit.
         """
+        self.send_encoded(records, b"".join(map(protocol.encode, records)))
+
+    def send_encoded(self, records: Sequence[protocol.ToChild], lines: bytes) -> None:
+        """Do the same as `send` with records whose `lines` the caller has."""
         for record in records:
             if isinstance(record, protocol.RunAttempt) and record.log:
                 self.output.expect(record.order, record.log)
         with self._sending, suppress(OSError):
-            self._pipe.sendall(b"".join(map(protocol.encode, records)))
+            self._pipe.sendall(lines)
 
     def receive(self, gather: float = 0.0) -> protocol.FromChild | None:
         """Return the process's next record, or None after it has ended. Raises BrokenRecord.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import stat
@@ -19,9 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import msgspec
-
-from shadho_celery.core.checks import decoder
+from shadho_celery.core.checks import decoder, encoded
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +82,7 @@ class Signer:
 
     def seal(self, about: str, record: object) -> str:
         """Return a record as JSON, preceded by its signature if there is a key. The signature also covers `about`."""
-        text = json.dumps(msgspec.to_builtins(record))
+        text = encoded(record).decode()
         return self.sign(about + text) + text
 
     def is_signed(self, text: str, signature: str) -> bool:

@@ -19,6 +19,8 @@ from services.cases import cases
 from shadho_celery.core.checks import (
     as_record,
     check_name,
+    decoder,
+    encoded,
     mask,
     mask_in,
     misfit_at,
@@ -247,6 +249,22 @@ def test_a_text_is_printable_and_nothing_of_it_is_lost() -> None:
     assert printable("\u202e\x9b") == "\\u202e\\x9b"
     assert one_line(ValueError(STRANGE), 1000).isprintable()
     assert short(ValueError(STRANGE)).isprintable()
+
+
+class Told(Struct, frozen=True, omit_defaults=True):
+    value: Any = None
+    other: float | None = None
+
+
+@cases("value", [0.1, 2**60, float("inf"), None, "null", "größe\u2028\0\n", "a\ud800b", {"a": [None, float("-inf")]}])
+def test_a_record_is_read_as_it_was_encoded_in_one_line(value: Any) -> None:
+    text = encoded(Told(value))
+    assert decoder(Told)(text) == Told(value)
+    assert b"\n" not in text
+
+
+def test_a_number_that_is_none_does_not_become_null() -> None:
+    assert encoded(Told(other=float("nan"))) == b'{"other": NaN}'
 
 
 def test_json_is_printable_and_has_the_same_values() -> None:

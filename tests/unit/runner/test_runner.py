@@ -1372,6 +1372,31 @@ def test_only_the_output_of_the_trial_that_crashed_is_told(own: Runner) -> None:
     assert "a plain trial" not in text
 
 
+def test_the_output_of_a_trial_is_told_before_the_next_one_ends(own: Runner) -> None:
+    orders = [order("raising"), order("stubborn")]
+    own.send_ahead(orders)
+    began = time.monotonic()
+    outcome = own.run(orders[0], lambda report: None)
+    assert "größer" in (outcome.error or "")
+    assert time.monotonic() - began < output.LAST_SECONDS
+
+
+def test_the_output_of_an_import_between_two_trials_is_in_no_log(
+    folder: Path, servers: ForkServers, tmp_path: Path
+) -> None:
+    (folder / "noisy.py").write_text("print('imported', flush=True)\nSPACE = {}\ndef objective(params): return 0.0\n")
+    code = CodeVersion(files={"noisy.py": digest_of((folder / "noisy.py").read_bytes())}).with_space({}).digest
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    orders = [order("plain", log=str(logs[0])), order("plain", log=str(logs[1]), module="noisy", code=code)]
+    runner = Runner(["deeds"], environment(folder), start=servers.start)
+    runner.send_ahead(orders)
+    assert losses_of(runner, orders) == [0.25, 0.0]
+    runner.kill()
+    assert "a plain trial" in logs[0].read_text()
+    assert "imported" not in logs[0].read_text()
+    assert not logs[1].exists()
+
+
 def test_a_time_limit_is_that_of_each_trial(own: Runner) -> None:
     orders = [quick(timeout=0.5), order("cut_off", timeout=0.5), quick(timeout=0.5)]
     own.send_ahead(orders)

@@ -75,7 +75,7 @@ def test_a_loss_that_is_no_number_arrives_too() -> None:
 def test_with_a_key_only_what_it_signed_for_this_study_arrives() -> None:
     sealed = SIGNER.seal("k1", STARTED)
     assert unseal("k2", sealed, SIGNER) is None
-    assert unseal("k1", sealed.replace('"attempt": 1', '"attempt": 2'), SIGNER) is None
+    assert unseal("k1", sealed.replace('"attempt":1', '"attempt":2'), SIGNER) is None
     assert unseal("k1", Signer(b"another key of sixteen bytes").seal("k1", STARTED), SIGNER) is None
     assert unseal("k1", UNSIGNED.seal("k1", STARTED), SIGNER) is None
     assert unseal("k1", sealed, UNSIGNED) == STARTED, "who has no key takes what is signed, too"
