@@ -68,9 +68,13 @@ COMMITS, PAGE_BYTES = 9, 4096
 #: name of the execution option that has the time limit of a statement, in seconds
 SECONDS = "shadho_seconds"
 
+#: words in SQLite's message if other processes use the file; the second one if too many of them open it at once
+LOCKED = ("locked", "locking protocol")
+
 #: remedies by the words that occur in a database's error message
 REMEDIES = {
     "locked": "another program keeps it locked: close that program",
+    "locking protocol": "many programs open it at once: try again, or close some",
     "lock timeout": "another session keeps a table or a row locked: end that session",
     "statement timeout": "find out what slows the server down",
     "full": "make room on its disk",
@@ -103,7 +107,7 @@ def is_outage(error: sa.exc.DBAPIError) -> bool:
     Use this for calls after the start. An error at the start is reported to the user.
     """
     if isinstance(error.orig, sqlite3.Error):
-        return "locked" in str(error.orig)
+        return any(words in str(error.orig) for words in LOCKED)
     state = sqlstate(error)
     # An OperationalError without a code means that the server has not answered.
     passes = isinstance(error, sa.exc.OperationalError) if state is None else state.startswith(PASSING)

@@ -33,7 +33,7 @@ from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, Mo
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
-from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
+from shadho_celery.store.engine import LOCKED, allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
 from shadho_celery.store.rows import (
@@ -790,7 +790,7 @@ class SqlStore:
                 note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:
-                harmless = ("already exists", "duplicate column", "locked", "UNIQUE constraint")
+                harmless = ("already exists", "duplicate column", "UNIQUE constraint", *LOCKED)
                 if time.monotonic() > deadline or not any(words in str(error.orig) for words in harmless):
                     raise
                 time.sleep(0.05)

@@ -344,7 +344,8 @@ def test_a_server_that_stands_still_is_an_outage_wherever_it_stops(postgres_url:
                 stops_at.append("nowhere")
                 proxy.heal(half_open=True)
                 until(partial(written, store, fence, number), 20, lambda: "the row stays locked")
-    assert numbers(postgres_url) == [0, 1, 2]
+            # This store is open. To open another one may take longer than the short bounds allow.
+            assert [each.number for each in store.trials(KEY)] == [0, 1, 2]
 
 
 def test_a_locked_table_is_an_outage_for_a_study_and_one_line_for_a_reader(postgres_url: str, short: None) -> None:
