@@ -74,7 +74,7 @@ LOCKED = ("locked", "locking protocol")
 #: remedies by the words that occur in a database's error message
 REMEDIES = {
     "locked": "another program keeps it locked: close that program",
-    "locking protocol": "many programs open it at once: try again, or close some",
+    "locking protocol": "many programs open it at once: close some, and keep it on a local disk",
     "lock timeout": "another session keeps a table or a row locked: end that session",
     "statement timeout": "find out what slows the server down",
     "full": "make room on its disk",

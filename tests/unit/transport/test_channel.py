@@ -1,4 +1,4 @@
-"""An event arrives as it was sent, and what is none, or is not signed with our key, does not arrive at all."""
+"""Events arrive as they were sent. Malformed ones, and those that are not signed with our key, are refused."""
 
 from __future__ import annotations
 
