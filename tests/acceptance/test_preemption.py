@@ -177,18 +177,22 @@ def test_what_does_not_return_within_the_grace_is_given_back(desk: Desk, fleet: 
     assert [(trial["state"], trial["lost"]) for trial in desk.trials()] == [("COMPLETE", 0)]
 
 
-def test_a_worker_for_some_time_takes_what_ends_in_time_and_leaves(desk: Desk, fleet: Fleet) -> None:
-    """It takes no trial that is predicted to last longer, says so, and interrupts none."""
-    desk.write("my_study.py", STUDY.format(log=str(desk.folder / "log"), steps=100))
-    # A second trial of ten seconds would not end in time, however slow the start was.
-    limited = worker(desk, fleet, "--slots", "1", "--for", "20s", "--grace", "1s")
+def test_a_worker_for_some_time_takes_only_what_ends_in_time_and_leaves(desk: Desk, fleet: Fleet) -> None:
+    """Of a trial that is predicted to last longer it says so, and interrupts none."""
+    desk.write("my_study.py", STUDY.format(log=str(desk.folder / "log"), steps=150))
+    # How long a trial takes is known from the first one, whose worker finishes it and leaves.
+    first = worker(desk, fleet, "--slots", "1")
     study = desk.launch("my_study", "--trials", "3")
+    await_notes(desk, "began", 1)
+    first.send(signal.SIGTERM)
+    assert first.wait().code == 0
+    limited = worker(desk, fleet, "--slots", "1", "--for", "14s", "--grace", "1s")
     assert limited.wait().code == 0
-    assert "does not run here: it is predicted to take 10 s" in limited.err
-    assert len(notes(desk, "ended")) == 1
-    assert notes(desk, "told") == []
-    worker(desk, fleet, "--slots", "2")
+    assert "does not run here: it is predicted to take 1" in limited.err
+    assert len(notes(desk, "began")) == 1
+    worker(desk, fleet, "--slots", "2", "--for", "1h")
     assert study.wait(90).code == 0, desk.said()
+    assert notes(desk, "told") == []
     assert {(trial["state"], trial["lost"]) for trial in desk.trials()} == {("COMPLETE", 0)}
     assert len(notes(desk, "ended")) == 3
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from shadho_celery.cli.group import commands
 from shadho_celery.core.hardware import Machine
 from shadho_celery.store.engine import commit_seconds
+from shadho_celery.transport import limits
 from shadho_celery.transport.broker import PROTOCOL, queue
 from shadho_celery.transport.registry import Registry, Worker
 from shadho_celery.transport.signing import Signer
@@ -53,6 +54,8 @@ def fleet(
     settings |= rabbitmq.environment() | {"PATH": f"{rabbitmq.scripts}{os.pathsep}{os.environ['PATH']}"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
+    # On a busy machine Erlang takes long to start.
+    monkeypatch.setattr(limits, "RABBITMQCTL_SECONDS", limits.RABBITMQCTL_SECONDS * services.PATIENCE)
     signer = Signer(KEY.encode())
     worker = Worker(
         protocol=PROTOCOL,
@@ -84,7 +87,7 @@ def wrong(findings: dict[str, dict[str, str]]) -> set[str]:
 
 def test_nothing_is_wrong(fleet: services.RedisServer, rabbitmq: services.RabbitServer) -> None:
     findings = examined(code=0)
-    assert {each["state"] for each in findings.values()} == {"ok"}
+    assert [each for each in findings.values() if each["state"] != "ok"] == []
     assert findings["broker"]["text"].startswith("RabbitMQ 3.")
     assert findings["consumer timeout"]["text"] == "14 d"
     assert findings["workers"]["text"] == "1 cpu"
