@@ -27,7 +27,7 @@ MAX_BUNDLE = 16
 #: seconds of a class's work that should wait in its queue, about the time that the scheduler needs to refill it; and
 #: maximum number of trials that should wait there
 AHEAD_SECONDS = 0.2
-MAX_AHEAD = 256
+MAX_AHEAD = 512
 
 #: seconds between two turns while the queues have work waiting, so that each turn handles more events
 PACE_SECONDS = 0.04
