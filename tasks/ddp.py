@@ -79,7 +79,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-    from shadho_celery.training import process_group
+    from shadho_celery.ranks import process_group
 
     torch.set_num_threads(1)  # in such a small network, more threads would wait for one another
     train, held_out, train_labels, held_out_labels = digits()

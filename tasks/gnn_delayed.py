@@ -289,7 +289,7 @@ def spread(params: dict[str, Any], context: Context, parts: int) -> Learned:
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
-    from shadho_celery.training import process_group
+    from shadho_celery.ranks import process_group
 
     torch.set_num_threads(1)  # there are enough processes
     count = int(context.budget or SETTINGS.epochs)

@@ -290,7 +290,7 @@ def spread(params: dict[str, Any], context: Context, shape: tuple[int, ...] | No
     import torch
     import torch.distributed as dist
 
-    from shadho_celery.training import process_group
+    from shadho_celery.ranks import process_group
 
     torch.set_num_threads(1)  # there are enough processes
     shape = shape or (SETTINGS.q, SETTINGS.q, SETTINGS.d)

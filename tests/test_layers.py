@@ -36,13 +36,12 @@ ROWS = [
     "program dashboard",
 ]
 #: rooms beside the rows, and what they may know
-ASIDE = {"training": "core objective"}
+ASIDE = {"ranks": "core objective", "training": "core objective ranks"}
 #: folders of training, and what else of it they may know
 IN_TRAINING = {
-    "wire": "checks",
-    "replica": "checks children strategies wire",
-    "coordinator": "checks plan report strategies wire replica",
-    "ranks": "checks children wire",
+    "wire": "",
+    "replica": "strategies wire",
+    "coordinator": "plan report strategies wire replica",
 }
 #: modules at the root: `errors` below every room, the others above
 BOTTOM = "errors"
@@ -58,7 +57,7 @@ ALLOWED: Mapping[str, str] = {
     "uvicorn": "dashboard",
     "prometheus_client": "metrics",
     "hyperopt": "space samplers simulation results program",
-    "torch": "training",
+    "torch": "ranks training",
     "cryptography": "training transport",
     "rich": "program cli simulate",
     "click": "cli dashboard launch worker simulate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import reprlib
 import sys
@@ -164,6 +165,25 @@ def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
         raise UsageError(
             "there is no %s %s; %schoose one of %s", kind, short(name), guess(name, known), ", ".join(known)
         )
+
+
+def check_whole(least: float = -math.inf, most: float = math.inf, *, other: str = "", **values: object) -> None:
+    """Raise UsageError for a value that is not a whole number from `least` to `most`. None is always allowed.
+
+    `other` names what else the value may be.
+    """
+    bounds = "" if least == -math.inf else f" from {least} " + ("up" if most == math.inf else f"to {most}")
+    for name, value in values.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_whole and least <= value <= most):  # type: ignore[operator]
+            raise UsageError(f"{name} is {value!r}; give a whole number{bounds}{other and f', {other}'}")
+
+
+def check_seconds(**values: float | None) -> None:
+    """Raise UsageError for a time that is not above 0, or beyond what timers take. None is always allowed."""
+    for name, seconds in values.items():
+        if seconds is not None and not 0 < seconds < 1e9:
+            raise UsageError(f"{name} is {seconds!r}; give a number of seconds above 0 and below 1e9")
 
 
 def resolve(*kinds: Any) -> None:

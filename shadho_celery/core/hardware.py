@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -495,14 +495,3 @@ def _apple_gpu() -> tuple[Gpu, ...]:
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         name = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     return (Gpu(name=name or "Apple GPU", memory=ram_bytes() * 3 // 4, id="mps", device="mps"),)
-
-
-def own_address(host: str = "192.0.2.1", port: int = 9) -> str:
-    """Return this machine's address on the route to `host`; 127.0.0.1 without a route."""
-    with suppress(OSError):
-        family, kind, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(family, kind)) as probe:
-            # A datagram socket sends nothing here; it only looks up the route.
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"

@@ -51,7 +51,7 @@ PRUNERS: Mapping[str, str] = {
     "asha": "fidelity.pruners:Asha",
 }
 #: function behind `context.launch`, which needs torch
-LAUNCH = "training.launch:launch"
+LAUNCH = "ranks.launch:launch"
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
 

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal
 
+from shadho_celery.core.addresses import LOOPBACK, close_socket, listen, make_token, own_address
+from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import Context, ReplicaDone
-from shadho_celery.training.checks import check_seconds, check_whole
 from shadho_celery.training.coordinator.centre import ModelCentre
 from shadho_celery.training.coordinator.checkpoints import Claim
 from shadho_celery.training.coordinator.coordinator import Coordinator, QuorumPolicy
@@ -36,9 +37,7 @@ from shadho_celery.training.replica.replica import Delay, Workload, serve
 from shadho_celery.training.replica.update import Update
 from shadho_celery.training.report import Log, Report
 from shadho_celery.training.strategies import MAX_REPLICAS, Async, Strategy, Sync
-from shadho_celery.training.wire.addresses import LOOPBACK, close_socket, listen, own_host
 from shadho_celery.training.wire.codecs import Layout, Quantize
-from shadho_celery.training.wire.handshake import make_token
 from shadho_celery.training.wire.vectors import MAX_PARAMETERS, Vector
 
 logger = logging.getLogger(__name__)
@@ -259,7 +258,7 @@ class Gang:
         """Listen for replicas, start or call them, and return their coordinator."""
         token = claim.token if claim else make_token()
         epoch = claim.epoch if claim else 1
-        host = (self._host or own_host()) if self._calls else LOOPBACK
+        host = (self._host or own_address()) if self._calls else LOOPBACK
         self._server = self._listen(host, claim.port if claim else 0)
         own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"

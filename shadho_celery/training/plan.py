@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from shadho_celery.training.checks import check_whole
+from shadho_celery.core.checks import check_whole
 from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight, check_loss
 
 

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
+from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import UsageError
-from shadho_celery.training.checks import check_whole
 from shadho_celery.training.wire.vectors import Vector as Vector  # noqa: PLC0414  # users take it from here
 
 #: number of replicas that one coordinator supports well

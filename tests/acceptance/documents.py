@@ -30,6 +30,7 @@ def commands(path: Path) -> list[str]:
 COMMANDS = [line for path in DOCUMENTS for line in commands(path)]
 PYTHON = blocks(ROOT / "README.md", "python")
 TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
+RANKS = ROOT / "shadho_celery" / "ranks" / "README.md"
 
 
 def last_part(command: str) -> str:

@@ -15,7 +15,7 @@ from integration import fleets
 from integration.fleets import Fleet
 from integration.test_gangs import whose
 
-from shadho_celery.training.process_group import CHECKPOINT
+from shadho_celery.ranks.process_group import CHECKPOINT
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from hyperopt import hp
 from torch.nn.parallel import DistributedDataParallel
-from shadho_celery.training import process_group
+from shadho_celery.ranks import process_group
 
 SPACE = {"x": hp.uniform("x", 0, 1)}
 STUDY = {"slots": 2}

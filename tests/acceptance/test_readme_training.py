@@ -1,4 +1,4 @@
-"""Commands of the documents on training: each does what its document says of it."""
+"""Commands of the documents on training and on process groups: each does what its document says of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from textwrap import indent
 
 import pytest
 from acceptance.commands import Desk
-from acceptance.documents import COMMANDS, TRAINING, blocks, in_tests, shell
+from acceptance.documents import COMMANDS, RANKS, TRAINING, blocks, in_tests, shell
 
 pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
@@ -51,18 +51,18 @@ def test_the_replay_of_the_training_readme(desk: Desk) -> None:
     assert "steps 200" in shell(desk, "python my_replay.py", OMP_NUM_THREADS="1")
 
 
-def test_the_process_group_of_the_training_readme(desk: Desk) -> None:
+def test_the_process_group_of_the_ranks_readme(desk: Desk) -> None:
     """The example of a process group is a study file; its loss falls."""
-    desk.write("my_ranks.py", next(text for text in blocks(TRAINING, "python") if "process_group" in text))
+    desk.write("my_ranks.py", next(text for text in blocks(RANKS, "python") if "process_group" in text))
     command = next(line for line in COMMANDS if "run my_ranks" in line)
     assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 0")
     assert {trial["slots"] for trial in desk.trials()} == {2}
     assert min(trial["loss"] for trial in desk.trials()) < 0.1
 
 
-def test_the_launch_of_the_training_readme(desk: Desk) -> None:
+def test_the_launch_of_the_ranks_readme(desk: Desk) -> None:
     """The example of `context.launch` is a study file, whose trials take one or two slots of the worker."""
-    desk.write("my_launch.py", next(text for text in blocks(TRAINING, "python") if "context.launch" in text))
+    desk.write("my_launch.py", next(text for text in blocks(RANKS, "python") if "context.launch" in text))
     command = next(line for line in COMMANDS if "run my_launch" in line)
     assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 1")
     assert {trial["slots"] for trial in desk.trials()} <= {1, 2}
@@ -73,7 +73,7 @@ DROP = """
 import torch
 from torch.nn.functional import mse_loss
 from shadho_celery.context import LocalContext
-from shadho_celery.training import DropCompute, process_group
+from shadho_celery.ranks import DropCompute, process_group
 
 def loss(model, part):
     return mse_loss(model(part), part.sum(dim=1, keepdim=True))
@@ -88,7 +88,7 @@ print("loss", loss(model, torch.ones(1, 4)).item(), "share", drop.share)
 
 
 def test_the_loop_with_drop_compute_learns(desk: Desk) -> None:
-    [loop] = [text for text in blocks(TRAINING, "python") if "drop.reduce()" in text]
+    [loop] = [text for text in blocks(RANKS, "python") if "drop.reduce()" in text]
     desk.write("drop.py", DROP.format(loop=indent(loop, "    ")))
     found = re.search(r"loss (\S+) share (\S+)", shell(desk, "python drop.py"))
     assert found

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.addresses import listen, make_token
 from shadho_celery.training.coordinator.listener import Arrived, Joined, Listener, Terms
-from shadho_celery.training.wire.addresses import listen
 from shadho_celery.training.wire.frames import (
     CHUNK,
     SOCKET_BUFFER,
@@ -23,7 +23,7 @@ from shadho_celery.training.wire.frames import (
     Wire,
     control_frame,
 )
-from shadho_celery.training.wire.handshake import Hello, make_token, say_hello
+from shadho_celery.training.wire.handshake import Hello, say_hello
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from shadho_celery.context import LocalContext
-from shadho_celery.training import DropCompute, process_group
+from shadho_celery.ranks import DropCompute, process_group
 
 RANKS, MICRO_BATCHES, EXAMPLES = 8, 4, 4
 #: seconds of a rank's batch without delay; the probability of a delay and its least factor

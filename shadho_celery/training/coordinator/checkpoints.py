@@ -18,10 +18,10 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from shadho_celery.core.addresses import make_token
 from shadho_celery.core.files import PART, replacing
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.coordinator.centre import CentreState
-from shadho_celery.training.wire.handshake import make_token
 
 
 class Superseded(ShadhoError):

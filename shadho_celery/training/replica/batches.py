@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import UsageError
-from shadho_celery.training.checks import check_whole
 from shadho_celery.training.wire.vectors import Bucket
 
 

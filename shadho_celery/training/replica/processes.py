@@ -18,7 +18,7 @@ from torch import nn
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.children import begin_child
+from shadho_celery.ranks.children import begin_child
 from shadho_celery.training.replica.replica import Workload, serve
 
 #: seconds for replicas to exit before they are killed

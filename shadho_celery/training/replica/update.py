@@ -15,8 +15,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.checks import check_whole
 
 #: a training has diverged if its loss scale falls below this, because no gradient was finite at any scale
 MIN_LOSS_SCALE = 1.0

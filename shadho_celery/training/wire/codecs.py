@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shadho_celery.core.checks import check_whole
 from shadho_celery.errors import UsageError
-from shadho_celery.training.checks import check_whole
 from shadho_celery.training.wire.frames import BrokenFrame, Buffer, Frame, Header
 from shadho_celery.training.wire.vectors import Shape, Vector
 

@@ -106,11 +106,6 @@ class Quit(Struct, frozen=True, kw_only=True):
 resolve(Challenge, Proved, Hello, Welcome, Quit)
 
 
-def make_token() -> str:
-    """Return a new random token for a trial's gang."""
-    return secrets.token_hex(32)
-
-
 def proof_of(token: str, role: str, first: str, second: str) -> str:
     """Return the HMAC of a role and both nonces under the token."""
     return hmac.new(token.encode(), f"{role}:{first}:{second}".encode(), "sha256").hexdigest()

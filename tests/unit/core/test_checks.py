@@ -19,6 +19,8 @@ from services.cases import cases
 from shadho_celery.core.checks import (
     as_record,
     check_name,
+    check_seconds,
+    check_whole,
     decoder,
     encoded,
     mask,
@@ -271,3 +273,27 @@ def test_json_is_printable_and_has_the_same_values() -> None:
     text = printable_json(json.dumps({"a": STRANGE}, ensure_ascii=False))
     assert text.isprintable()
     assert json.loads(text) == {"a": STRANGE}
+
+
+@cases(
+    ("bounds", "value", "says"),
+    [
+        ((), 1.0, "n is 1.0; give a whole number, or None"),
+        ((1,), True, "n is True; give a whole number from 1 up, or None"),
+        ((1,), 0, "n is 0; give a whole number from 1 up, or None"),
+        ((0, 3), 4, "n is 4; give a whole number from 0 to 3, or None"),
+    ],
+)
+def test_a_number_that_is_not_whole_or_out_of_its_bounds_is_refused_with_them(
+    bounds: tuple[int, ...], value: object, says: str
+) -> None:
+    check_whole(*bounds, fits=3, absent=None)
+    with pytest.raises(UsageError, match=f"^{re.escape(says)}$"):
+        check_whole(*bounds, other="or None", n=value)
+
+
+def test_seconds_are_above_0_and_such_as_timers_take() -> None:
+    check_seconds(short=0.001, long=1e8, none=None)
+    for value in (0, -1.0, 1e9, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match=re.escape(f"wait is {value!r}; give a number of seconds above 0")):
+            check_seconds(wait=value)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.core.addresses import listen
+from shadho_celery.errors import ShadhoError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training.coordinator import listener
 from shadho_celery.training.coordinator.listener import (
@@ -29,7 +30,6 @@ from shadho_celery.training.coordinator.listener import (
 )
 from shadho_celery.training.replica.client import MIN_CONNECT_INTERVAL, Client, ConnectionLost
 from shadho_celery.training.wire import handshake
-from shadho_celery.training.wire.addresses import listen
 from shadho_celery.training.wire.frames import VERSION, Frame, Header, Kind, Large, Wire, control_frame
 from shadho_celery.training.wire.handshake import Hello, Refused, TrainingOver, say_hello
 
@@ -641,18 +641,6 @@ def relay(server: socket.socket, port: int, ends: list[tuple[socket.socket, sock
         ends.append((far, near))
         for pair in ((near, far), (far, near)):
             threading.Thread(target=pump, args=pair, daemon=True).start()
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_that_is_not_this_machines_is_a_usage_error_that_names_the_switch(host: str) -> None:
-    with pytest.raises(UsageError, match="; set SHADHO_LISTEN to an address of this machine") as caught:
-        listen(host)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_port_in_use_is_a_usage_error(make: Callable[..., Hub]) -> None:
-    with pytest.raises(UsageError, match="cannot listen on"):
-        listen("127.0.0.1", make().port)
 
 
 def test_a_replica_ends_when_its_trial_is_stopped(make: Callable[..., Hub]) -> None:

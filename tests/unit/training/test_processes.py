@@ -11,6 +11,7 @@ import torch
 from services.cases import cases
 from torch import nn
 
+from shadho_celery.core.addresses import listen
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
@@ -18,7 +19,6 @@ from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes, move, own_device
 from shadho_celery.training.replica.replica import Workload
 from shadho_celery.training.replica.update import Update
-from shadho_celery.training.wire.addresses import listen
 
 #: a lambda has no importable name, even at the top level of a module
 AT_THE_TOP = [lambda model, batch: model(batch).mean()]

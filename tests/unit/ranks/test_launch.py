@@ -18,7 +18,7 @@ from torch import distributed as dist
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import LocalContext, RankLost
-from shadho_celery.training.launch import RankContext, RankFailed
+from shadho_celery.ranks.launch import RankContext, RankFailed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
 def test_which_rank_has_failed_by_itself_is_found_among_those_that_lost_it() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from shadho_celery.training.launch import _failure
+    from shadho_celery.ranks.launch import _failure
 
     def failure(rank: int, code: int, message: str = "", at: int = 5) -> ProcessFailure:
         made = ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="none")

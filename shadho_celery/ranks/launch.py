@@ -43,13 +43,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from shadho_celery.core.addresses import LOOPBACK, gloo_variables
 from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.training.children import CHECK_SECONDS, end_with_parent
-from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION
-from shadho_celery.training.wire.addresses import LOOPBACK, gloo_variables
+from shadho_celery.ranks.children import CHECK_SECONDS, end_with_parent
+from shadho_celery.ranks.rendezvous import LOST_CONNECTION
 
 #: seconds that a collective may take, and that the ranks may take to meet
 TIMEOUT_SECONDS = 1800.0

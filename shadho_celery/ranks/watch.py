@@ -20,7 +20,7 @@ import psutil
 from torch.distributed import distributed_c10d
 
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.ranks.rendezvous import End, Rendezvous
+from shadho_celery.ranks.rendezvous import End, Rendezvous
 
 logger = logging.getLogger(__name__)
 

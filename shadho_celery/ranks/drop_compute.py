@@ -21,13 +21,13 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.errors import UsageError
-from shadho_celery.training.checks import check_seconds, check_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shadho_celery.training.process_group import ProcessGroup
+    from shadho_celery.ranks.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 

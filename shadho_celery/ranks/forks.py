@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.children import begin_child
+from shadho_celery.ranks.children import begin_child
 
 
 class Forks:

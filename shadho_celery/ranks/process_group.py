@@ -28,16 +28,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
+from shadho_celery.core.addresses import LOOPBACK, gloo_variables, listen, make_token, own_address
+from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
-from shadho_celery.training.checks import check_seconds, check_whole
-from shadho_celery.training.ranks.forks import Forks
-from shadho_celery.training.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
-from shadho_celery.training.ranks.watch import Watch, connections
-from shadho_celery.training.wire.addresses import LOOPBACK, gloo_variables, listen, own_host
-from shadho_celery.training.wire.handshake import make_token
+from shadho_celery.ranks.forks import Forks
+from shadho_celery.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
+from shadho_celery.ranks.watch import Watch, connections
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class ProcessGroup:
 
     def _call(self) -> None:
         """Become rank 0 of a trial with several slots, and call the other ranks."""
-        host = own_host()
+        host = own_address()
         server = listen(host, for_others=True)
         token, port = make_token(), server.getsockname()[1]
         store = open_store(0, host, port, server)
@@ -200,7 +199,7 @@ class ProcessGroup:
     def _join(self, seat: ReplicaSeat) -> None:
         """Become the rank of this seat."""
         master, _, port = seat.address.rpartition(":")
-        self._meet(open_store(self.rank, master, int(port)), seat.token, own_host(master))
+        self._meet(open_store(self.rank, master, int(port)), seat.token, own_address(master))
 
     def _meet(self, store: TCPStore, token: str, host: str) -> None:
         """Join the other ranks in the store, and initialise torch's process group."""

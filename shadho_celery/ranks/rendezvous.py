@@ -22,10 +22,10 @@ from msgspec import Struct
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of them
 
+from shadho_celery.core.addresses import close_socket, listen, own_address
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.wire.addresses import close_socket, listen, own_host
 
 #: seconds between two looks into the store
 TICK = 0.1
@@ -193,7 +193,7 @@ def open_store(rank: int, host: str, port: int, server: socket.socket | None = N
     Raises ShadhoError with both addresses, of which `host` is that of rank 0, if that fails.
     """
     if server is None:
-        reach(f"rank {rank}", own_host(host), "rank 0", f"{host}:{port}")
+        reach(f"rank {rank}", own_address(host), "rank 0", f"{host}:{port}")
     descriptor = None if server is None else server.detach()
     return TCPStore(host, port, None, server is not None, REQUEST, wait_for_workers=False, master_listen_fd=descriptor)
 

@@ -17,10 +17,10 @@ from hyperopt import hp
 from services.cases import cases
 from torch import distributed as dist
 
-from shadho_celery import minimize
+from shadho_celery import minimize, ranks, training
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, LocalContext, RankLost
-from shadho_celery.training import process_group
+from shadho_celery.ranks import process_group
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,11 +53,16 @@ def test_every_rank_takes_part_and_only_rank_0_leaves_the_block_and_reports(tmp_
             os.waitpid(process, os.WNOHANG)
 
 
+def test_studies_may_import_process_groups_from_training_too() -> None:
+    for name in ranks.__all__:
+        assert getattr(training, name) is getattr(ranks, name)
+
+
 def test_a_trial_may_open_one_group_after_the_other_in_one_slot(tmp_path: Path) -> None:
     context = LocalContext(checkpoints=tmp_path)
     sums = []
-    for ranks in (1, 2):
-        with process_group(context, ranks=ranks):
+    for size in (1, 2):
+        with process_group(context, ranks=size):
             sums.append(total())
     assert sums == [1.0, 2.0]
 
@@ -124,7 +129,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 from shadho_celery.context import LocalContext
-from shadho_celery.training import process_group
+from shadho_celery.ranks import process_group
 
 with process_group(LocalContext(checkpoints=Path(sys.argv[1])), ranks=3) as pg:
     Path(sys.argv[1], f"pid-{pg.rank}").write_text(str(os.getpid()))

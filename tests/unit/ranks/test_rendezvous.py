@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
+from shadho_celery.core.addresses import LOOPBACK
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import RankLost
-from shadho_celery.training.ranks.rendezvous import (
+from shadho_celery.ranks.rendezvous import (
     REQUEST,
     Card,
     End,
@@ -23,7 +23,6 @@ from shadho_celery.training.ranks.rendezvous import (
     reach,
     version_of,
 )
-from shadho_celery.training.wire.addresses import LOOPBACK, interface_of
 
 CARD = Card(address="", version="Python 3")
 
@@ -139,9 +138,3 @@ def test_the_first_end_counts_and_ends_the_waiting_of_the_others() -> None:
         [error] = met(views, CARD)
     assert isinstance(error, RankLost)
     assert str(error) == "rank 1 was lost"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the name is that of Linux")
-def test_the_interface_of_an_address() -> None:
-    assert interface_of(LOOPBACK) == "lo"
-    assert interface_of("192.0.2.1") is None

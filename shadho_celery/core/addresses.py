@@ -1,15 +1,13 @@
-"""Addresses by which the machines of a trial reach one another, and the sockets that listen on them."""
+"""How the processes of a trial on several machines find one another: addresses, listening sockets, a shared token."""
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import socket
-from contextlib import suppress
+from contextlib import closing, suppress
 
-import psutil
-
-from shadho_celery.core.hardware import own_address
 from shadho_celery.errors import UsageError
 
 #: environment variable with the address by which other machines reach this one, if it is not detected correctly
@@ -17,6 +15,8 @@ HOST_VARIABLE = "SHADHO_HOST"
 #: environment variable with the address to listen on, if it differs from the one that other machines are given
 LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
+#: an address outside every network, which has the route to other machines (TEST-NET-1 of RFC 5737)
+_OUTSIDE = "192.0.2.1"
 
 #: maximum number of connections that wait to be accepted
 _BACKLOG = 64
@@ -24,9 +24,25 @@ _BACKLOG = 64
 _REMEDY = f"set {LISTEN_VARIABLE} to an address of this machine, or to 0.0.0.0 for all of them"
 
 
-def own_host(peer: str | None = None) -> str:
-    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`."""
-    return os.environ.get(HOST_VARIABLE) or (own_address(peer) if peer else own_address())
+def make_token() -> str:
+    """Return a new random token, by which the processes of a trial recognise one another."""
+    return secrets.token_hex(32)
+
+
+def own_address(peer: str = _OUTSIDE, port: int = 9) -> str:
+    """Return the address by which other machines reach this one: SHADHO_HOST, else that on the route to `peer`.
+
+    It is 127.0.0.1 without a route.
+    """
+    if told := os.environ.get(HOST_VARIABLE):
+        return told
+    with suppress(OSError):
+        family, kind, *_, where = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as probe:
+            # A datagram socket sends nothing here; it only looks up the route.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return LOOPBACK
 
 
 def listen(host: str, port: int = 0, *, for_others: bool = False) -> socket.socket:
@@ -78,6 +94,8 @@ def gloo_variables(host: str) -> dict[str, str]:
 
 def interface_of(host: str) -> str | None:
     """Return the name of the network interface with this address, or None if there is none."""
+    import psutil
+
     with suppress(OSError):
         address = socket.gethostbyname(host)
         if address.startswith("127."):

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.training import DropCompute, process_group
-from shadho_celery.training.drop_compute import best_deadline
+from shadho_celery.ranks import DropCompute, process_group
+from shadho_celery.ranks.drop_compute import best_deadline
 
 pytestmark = pytest.mark.timeout(120)
 
