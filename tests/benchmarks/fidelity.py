@@ -231,7 +231,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="PROBLEM", help="part reach: this one; may be repeated")
     parser.add_argument("--full", action="store_true", help="run the peers, and record them")
     parser.add_argument("--dehb", metavar="PYTHON", default="", help="an interpreter that has dehb")
-    parser.add_argument("--quick", action="store_true", help="three seeds of each")
+    parser.add_argument("--quick", action="store_true", help="three seeds of each, judged by their means")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--charts", metavar="FOLDER", help="draw regret by cost there")
     arguments = parser.parse_args()
