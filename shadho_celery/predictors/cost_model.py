@@ -437,7 +437,8 @@ class CostModel:
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
-        columns = self._columns_of([self.kind(name, trial.slots) for name in classes])
+        kinds = [self.kind(name, trial.slots) for name in classes]
+        columns = self._columns_of(kinds)
         known = self._rates(trial)
         rates = known[columns]
         if trial.origin is not None:
@@ -451,7 +452,7 @@ class CostModel:
             + (self.budgets.handover if way is Beginning.ELSEWHERE else 0.0)
             for way in ways
         ]
-        return self._charged_seconds(np.array(found), classes)
+        return self._charged_seconds(np.array(found), kinds)
 
     def _rates(self, trial: Trial) -> Array:
         """Return a trial's log seconds per unit of work on each class, predicted from its subspace and params."""

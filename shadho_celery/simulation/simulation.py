@@ -136,8 +136,11 @@ def simulate(
 ) -> Simulation:
     """Simulate a search on `cluster` to its end. The same `seed` gives exactly the same result.
 
-    `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for an unknown name.
+    `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for an unknown name, and for trials
+    that are placed by money although their numbers of GPUs are searched.
     """
+    if place_by == "money" and cluster.widths:
+        raise UsageError("trials that are placed by money need one number of GPUs; give the families one, not a list")
     seed = cluster.seed if seed is None else seed
     choice = StudySettings(
         policy=policy,

@@ -776,3 +776,28 @@ def test_each_family_gets_the_number_of_slots_that_costs_least() -> None:
     chosen = Counter((t.subspace, t.slots) for t in late)
     assert chosen["family=small", 1] > 0.9 * sum(t.subspace == "family=small" for t in late) > 10
     assert chosen["family=large", 4] > 0.9 * sum(t.subspace == "family=large" for t in late) > 10
+
+
+def test_numbers_of_slots_are_searched_with_budgets_on_machines_that_are_preempted() -> None:
+    stays = {name: Stay(preemption_seconds=1200.0, return_seconds=120.0) for name in ("big", "little")}
+    family = Family(seconds={"big": Expression("60 / gpus", ["gpus"]), "little": 90}, gpus=[1, 2, 4])
+    slots = {"big": 8, "little": 2}
+    described = cluster(
+        slots=slots,
+        per_worker={"big": 4, "little": 2},
+        memory=dict.fromkeys(slots, 0),
+        families={"net": family},
+        stays=stays,
+        fidelity={"least": 1, "most": 9, "eta": 3},
+        seconds=4 * 3600.0,
+    )
+    complete = [trial for trial in play(described).study.trials if trial.state is S.COMPLETE]
+    assert {trial.budget for trial in complete} == {1.0, 3.0, 9.0}
+    assert {trial.compute_class for trial in complete} == {"big", "little"}
+
+
+def test_numbers_of_slots_are_not_searched_by_money() -> None:
+    family = Family(seconds={"big": 60.0}, gpus=[1, 2])
+    described = cluster(slots={"big": 4}, per_worker={"big": 4}, memory={"big": 0}, families={"net": family})
+    with pytest.raises(UsageError, match="placed by money need one number of GPUs"):
+        simulate(described, place_by="money")
