@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shadho_celery.control.reach import NO_FLEET, Reach, reaches, requester
 from shadho_celery.core.actions import Answer
-from shadho_celery.core.checks import listed, one_line
+from shadho_celery.core.checks import as_record, listed, one_line, short
 from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.units import counted
 from shadho_celery.errors import ServiceError, ShadhoError, UsageError
@@ -78,7 +78,7 @@ class Control:
 
     def cancel(self, study: str, number: int) -> Answer:
         """Stop the trial with this number. It ends CANCELLED, and does not count towards the limit on trials."""
-        return self._ask(study, Cancel(number))
+        return self._ask(study, as_record({"number": number}, Cancel, "trial"))
 
     def enqueue(self, study: str, points: Iterable[object]) -> Answer:
         """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
@@ -163,6 +163,8 @@ class Control:
 
     def _study(self, found: Sequence[Reach], name: str) -> tuple[Reach, str, StudyWants]:
         """Return the Redis, the key and the announcement of a running study. Raises ShadhoError unless it is unique."""
+        if not isinstance(name, str):
+            raise UsageError(f"a study's name is a text, not {short(name, 60)}")
         registries = [(reach, Registry(reach.client, StudyWants, reach.signer)) for reach in found]
         running = [(reach, key, study) for reach, each in registries for key, study in each.living().items()]
         meant = [each for each in running if name in (each[2].name, each[1])]

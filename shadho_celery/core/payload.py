@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.code import Digest
 from shadho_celery.core.objectives import Objectives
-from shadho_celery.core.trial import Attempt, Name, Positive, ReplicaSeat
+from shadho_celery.core.trial import Attempt, Name, ReplicaSeat, TimeLimit
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 #: dotted name of a module
@@ -34,7 +34,7 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_shipped: bool = False
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
-    timeout: Positive | None = None
+    timeout: TimeLimit | None = None
     #: True if a failure may count against the worker, because there are other workers to compare it with
     watched: bool = False
     #: seat of a replica that the worker is to run in the gang of the only attempt; None if it is to run the attempts

@@ -20,7 +20,7 @@ from shadho_celery.core.checks import guess, misfit, misfit_at, one_line, plain,
 from shadho_celery.core.hardware import CLASS_NAME, CLASS_NAME_FORM
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES, WHOLE_SAMPLERS
 from shadho_celery.core.objectives import Direction, Objectives
-from shadho_celery.core.trial import Count, Finite, Number, Positive
+from shadho_celery.core.trial import Count, Finite, Number, Positive, TimeLimit
 from shadho_celery.core.units import seconds_of
 from shadho_celery.errors import StudyError, UsageError, Words
 
@@ -273,9 +273,9 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = 1.0
     trial_timeout: Annotated[
-        Positive | None,
+        TimeLimit | None,
         _about(
-            "seconds after which a trial is stopped, more than 0",
+            "seconds after which a trial is stopped, more than 0 and at most 1e9",
             help="Time limit of a trial. The objective then gets a TrialTimeout, and is killed five seconds later.",
             metavar="SECONDS",
             in_python=True,

@@ -35,6 +35,8 @@ MAX_ATTEMPTS = 1000
 Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
+#: rung of a ladder of budgets, from 0; far more than a ladder has
+Rung = Annotated[int, Meta(ge=0, le=1000)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: losses or constraints by name
@@ -42,6 +44,8 @@ Losses = Mapping[str, Finite]
 #: maximum of a time limit in seconds, and of a weight; sums of such numbers are finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
+#: time limit of a trial in seconds, at most 30 years: the timers of some systems take no more than 290
+TimeLimit = Annotated[float, Meta(gt=0, le=1e9)]
 #: a signed integer of 64 bits, the largest type of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: duration of a trial in seconds, at most 300 years; and a moment in seconds since the epoch, before the year 5138
@@ -278,7 +282,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     asked_at: StoredMoment | None = None
     finished_at: StoredMoment | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
-    rung: int | None = None
+    rung: Rung | None = None
     #: step of the last report of a trial that is PRUNED, or will be once its attempts have ended; None for other trials
     step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`

@@ -122,5 +122,7 @@ def _known(value: Any) -> Any:
         return [_known(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # A state is kept, because it is a str, and JSON writes it as such.
-    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
+    if isinstance(value, str):
+        # msgspec refuses a subclass, such as that of a value which only the study's module can create.
+        return str.__str__(value)
+    return value if value is None or isinstance(value, (bool, int)) else repr(value)

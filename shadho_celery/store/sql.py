@@ -186,6 +186,9 @@ class SqlStore:
         # A damaged row may have values of any type here.
         modules = {str(row.name): str(row.module) for row in self._fetched(query)}
         whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
+        if whole not in modules:
+            # It may be no Unicode text either, which databases refuse.
+            raise self._absent(f"named {name!r}", instead)
         found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
         if told is not None and others:
             told(
@@ -666,7 +669,10 @@ class SqlStore:
                 return as_study(row)
             except UNREADABLE as error:
                 raise self._damaged(f"the study {which}", error) from None
-        raise StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
+        raise self._absent(which, instead)
+
+    def _absent(self, which: str, instead: str | None) -> StudyNotFound:
+        return StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
 
     def _records(self) -> sa.Select[Any]:
         """Return the query of all studies."""

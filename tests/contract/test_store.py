@@ -739,6 +739,12 @@ def refusal(url: str) -> str:
     return message
 
 
+def test_a_name_that_is_no_unicode_text_is_that_of_no_study(store: SqlStore) -> None:
+    """The arguments of a command may have any bytes."""
+    with pytest.raises(StudyNotFound, match="no study named"):
+        store.find("\udcff")
+
+
 def test_a_password_is_hidden_wherever_the_store_is_named(postgres_url: str) -> None:
     user, _, rest = postgres_url.partition("@")
     with_password = f"{user.rpartition(':')[0] if user.count(':') > 1 else user}:secret%40word@{rest}"

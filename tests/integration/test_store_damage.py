@@ -66,6 +66,7 @@ UNREADABLE = {
     "params": "UPDATE trials SET params = '[1, 2]' WHERE number = 2",
     "param": 'UPDATE trials SET params = \'{"x": "high"}\' WHERE number = 2',
     "budget": "UPDATE trials SET budget = -1.0 WHERE number = 2",
+    "rung": "UPDATE trials SET rung = 99999 WHERE number = 2",
     "state": "UPDATE trials SET state = 'DONE' WHERE number = 2",
     "loss": "UPDATE trials SET loss = NULL WHERE number = 2",
 }

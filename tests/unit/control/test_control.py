@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hyperopt import hp
@@ -24,3 +25,17 @@ def test_an_ended_study_is_named_where_no_fleet_is(tmp_path: Path, monkeypatch: 
     for name in ("mine", load_study(store, "mine").key):
         with pytest.raises(UsageError, match="study mine does not run: it has ended or was interrupted"):
             Control(store=store).pause(name)
+
+
+@pytest.mark.parametrize("number", [-1, 2**53, 10**30, "3", None, True, 1.5])
+def test_a_number_that_no_trial_has_is_refused_before_it_is_sent(number: Any) -> None:
+    with pytest.raises(UsageError, match=r"^trial\.number: "):
+        Control(redis="redis://127.0.0.1:1/0").cancel("mine", number)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"mine"])
+def test_a_name_that_is_no_text_is_refused(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(urls.REDIS, raising=False)
+    with pytest.raises(UsageError, match="a study's name is a text, not"):
+        Control().stop(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import sqlite3
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
+import numpy as np
 import pytest
 from hyperopt import hp
 from starlette.requests import Request
@@ -239,6 +241,20 @@ def test_a_number_or_text_that_json_libraries_refuse_is_sent(rig: Rig) -> None:
     found = rig.get("/api/study/first/trial/3")["trial"]["metrics"]
     assert found["big"] == 10**30
     assert rig.get("/api/study/first/trials")["count"] == 30
+
+
+def test_values_that_only_the_study_s_module_can_create_are_texts(tmp_path: Path) -> None:
+    options = [math.sin, int, np.arange(3), (1, 2), {1, 2}, b"x", 1 + 2j]
+    path = tmp_path / "shadho.db"
+    space = {"kind": hp.choice("kind", options), "rate": hp.uniform("rate", 0, 1)}
+    how = {"trials": 20, "seed": 0, "study": "objects", "sampler": "random", "store": f"sqlite:///{path}"}
+    shadho_celery.minimize(lambda values: float(values["rate"]), space, **how)
+    rig = Rig(path)
+    found = rig.get("/api/study/objects/trials?size=20")["trials"]
+    kinds = {str(trial["values"]["kind"]) for trial in found}
+    assert len(kinds) == len(options), kinds
+    assert rig.get("/api/study/objects")["best"]["values"]
+    assert all(rig.get(f"/api/study/objects/trial/{number}")["trial"]["values"] for number in range(20))
 
 
 def test_what_is_written_meanwhile_is_seen_after_half_a_second(rig: Rig) -> None:
