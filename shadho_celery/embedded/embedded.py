@@ -306,9 +306,9 @@ def _lock(directory: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last warning in a log of Redis, to append it to an error message. Return "" if there is none."""
+    """Return the last error in a log of Redis, to append it to an error message. Return "" if there is none."""
     words = []
     with suppress(OSError):
-        # Its warnings begin with "pid:role date #".
-        words = re.findall(r"^.*? # (.*)", log.read_text(errors="replace"), re.MULTILINE)
+        # Its errors begin with "pid:role date #", and so does its advice, which goes on with WARNING.
+        words = re.findall(r"^.*? # (?!WARNING)(.*)", log.read_text(errors="replace"), re.MULTILINE)
     return f": {words[-1].strip()[:200]}" if words else ""

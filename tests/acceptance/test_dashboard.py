@@ -511,7 +511,7 @@ def test_a_browser_is_opened_without_the_code_in_its_words(desk: Desk, browser: 
     assert not path.exists()
 
 
-def test_a_used_address_is_refused_in_words(desk: Desk, browser: Any) -> None:
+def test_a_used_address_is_refused_in_words_where_nobody_is_logged_in(desk: Desk, browser: Any) -> None:
     make_store(desk)
     _, address = started(desk)
     with Opened(browser, address) as opened:
@@ -520,6 +520,11 @@ def test_a_used_address_is_refused_in_words(desk: Desk, browser: Any) -> None:
         opened.page.keyboard.press("Enter")
         assert opened.page.evaluate("document.activeElement.id") == "main"
         assert opened.page.evaluate("location.hash") == "#/"
+        # The browser that is logged in needs no code.
+        opened.page.goto("about:blank")
+        opened.page.goto(address)
+        opened.page.get_by_text("The studies of this store will be here").wait_for()
+        assert opened.page.get_by_text("this address was used before").count() == 0
     with Opened(browser, address) as opened:
         opened.page.get_by_text("this address was used before").wait_for()
 

@@ -32,14 +32,15 @@ export function say(line) {
 
 async function open() {
   const hash = location.hash.slice(1);
+  let refused = "";
   if (hash && !hash.startsWith("/")) {
     // The code of the printed address. It is taken out of the address before anything else is asked for.
     history.replaceState(null, "", "/#/");
     try {
       await post("/login", { code: hash });
     } catch (error) {
-      say(error.message);
-      return;
+      // This browser may be logged in from before.
+      refused = error.message;
     }
   }
   leaving.abort();
@@ -52,7 +53,7 @@ async function open() {
   for (const [pattern, show] of ROUTES) {
     const found = decoded(pattern.exec(path));
     if (found) {
-      await shown(show, found);
+      await shown(show, found, refused);
       return;
     }
   }
@@ -76,7 +77,7 @@ function decoded(found) {
   }
 }
 
-async function shown(show, parts) {
+async function shown(show, parts, refused) {
   const { signal } = leaving;
   const slow = setTimeout(() => say("Reading the store ..."), 500);
   const ready = () => {
@@ -98,7 +99,7 @@ async function shown(show, parts) {
       lead("There is no such study", error.message);
       return;
     }
-    say(error.message);
+    say((error.status === 401 && refused) || error.message);
     if (error.status === 401) {
       main.replaceChildren(
         element("h1", "Not logged in"),
