@@ -379,7 +379,7 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
         draining = sum(worker.draining for worker in workers)
         state = class_state(shown, busy[name], workers, fleet)
         leaving = f"{counted(draining, 'worker is', 'workers are')} draining" if draining else ""
-        wanted = 0 if name in live else scheduler.wanted_slots.get(name, 0)
+        wanted = 0 if name in live else max(0, scheduler.wanted_slots.get(name, 0) - busy[name])
         row = ClassRow(
             name=name,
             is_live=name in live,

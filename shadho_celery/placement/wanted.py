@@ -150,3 +150,20 @@ class Held:
         held = {name: past[0][1] for name, past in self._past.items()}
         self._past = {name: past for name, past in self._past.items() if held[name] or name in values}
         return held
+
+
+def at_most(numbers: Mapping[str, int], most: float) -> dict[str, int]:
+    """Return the numbers by name, reduced in proportion if their sum is more than `most` (largest remainders).
+
+    Of equal remainders, the first one is rounded up.
+    """
+    total = sum(numbers.values())
+    if total <= most:
+        return {**numbers}
+    whole = max(0, math.floor(most + 1e-9))
+    shares = {name: number * whole / total for name, number in numbers.items()}
+    found = {name: math.floor(share) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: found[name] - shares[name])
+    for name in by_remainder[: whole - sum(found.values())]:
+        found[name] += 1
+    return found

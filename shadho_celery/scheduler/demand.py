@@ -11,7 +11,7 @@ import numpy as np
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.placement.wanted import Held, Room, wanted_slots
+from shadho_celery.placement.wanted import Held, Room, at_most, wanted_slots
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.study.state import StudyState
@@ -32,7 +32,8 @@ DEALT = 20
 class Demand:
     """The slots that one study wants of each class, updated every few seconds.
 
-    The numbers include the slots that the study uses. They rise at once, and fall after HOLD_SECONDS.
+    The numbers include the slots that the study uses. They rise at once, and fall after HOLD_SECONDS. New slots, beyond
+    those of live workers, are never more than the trials need that are still to be sent.
     """
 
     def __init__(
@@ -42,23 +43,37 @@ class Demand:
         self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
+        #: slots by class, as of the last update: those that are wanted without a limit on new ones, and those in use
+        self._kept: Mapping[str, int] = {}
+        self._used: Counter[str | None] = Counter()
+        #: mean number of slots of a trial, as of the last update
+        self._slots = 1.0
         #: wanted slots by class
         self.wanted: dict[str, int] = {}
 
-    def look(self, classes: Sequence[ComputeClass], left: float, seconds_left: float) -> None:
-        """Update the wanted slots if that is due. `classes` are the live ones.
+    def look(self, classes: Sequence[ComputeClass], left: float, seconds_left: float, unsent: float = math.inf) -> None:
+        """Limit the new slots, and update the wanted slots if that is due. `classes` are the live ones.
 
         `left` is the number of trials that may still be started, without those for which no machine is started.
+        `unsent` is the number of them for which new slots may be wanted: those that live workers do not have yet.
         """
         now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
         names = [*{**self._declared, **live}]
         pairs = len(self._cost_model.row_of) * len(names)
-        if now - self._looked_at < max(LOOK_SECONDS, pairs / PER_SECOND):
-            return
-        self._looked_at = now
-        used: Counter[str | None] = Counter()
+        if now - self._looked_at >= max(LOOK_SECONDS, pairs / PER_SECOND):
+            self._looked_at = now
+            self._update(names, live, left, seconds_left)
+        new = {name: max(0, kept - max(live.get(name, 0), self._used[name])) for name, kept in self._kept.items()}
+        limited = at_most(new, unsent * self._slots)
+        self.wanted = {name: kept - new[name] + limited[name] for name, kept in self._kept.items()}
+
+    def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
+        """Update the slots of each class that are wanted without a limit on new ones."""
+        self._used.clear()
         for attempt in self._study.attempts:
-            used[attempt.compute_class] += attempt.slots * (attempt.state is TrialState.RUNNING)
+            self._used[attempt.compute_class] += attempt.slots * (attempt.state is TrialState.RUNNING)
+        sent = self._study.sent
+        self._slots = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
         rooms = {name: self._room(name, live.get(name, 0)) for name in names}
         useful = self._useful(rooms, left, seconds_left)
         if not self._cost_model.has_learned:
@@ -66,7 +81,8 @@ class Demand:
             for name, spec in self._declared.items():
                 if seconds_left > spec.startup_seconds:
                     useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
-        self.wanted = self._held.see({name: max(useful.get(name, 0), used[name]) for name in names}, now)
+        wanted = {name: max(useful.get(name, 0), self._used[name]) for name in names}
+        self._kept = self._held.see(wanted, self._study.clock.now())
 
     def _room(self, name: str, live: int) -> Room:
         spec = self._declared.get(name)
@@ -78,7 +94,7 @@ class Demand:
         sent = self._study.sent
         budgets = [trial.budget for trial in sent if trial.budget is not None]
         budget = sum(budgets) / len(budgets) if budgets else None
-        width = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
+        width = self._slots
         # A trial of twice the mean number of slots takes as many slot seconds as two of the mean number.
         # With searched widths, the model predicts slot seconds, whatever the width.
         own = [1.0 if self._cost_model.widths else self._width(name, sent, width) for name in row_of]

@@ -351,12 +351,25 @@ class Scheduler:
             if self.proposals.is_exhausted:
                 left = min(left, self.study.count(TrialState.WAITING, TrialState.QUEUED))
             left = max(0.0, left - len(vanishing))
-        demand.look(self.classes, left, math.inf if self.limits.seconds is None else self._seconds_left())
+        seconds_left = math.inf if self.limits.seconds is None else self._seconds_left()
+        demand.look(self.classes, left, seconds_left, self._unsent_of(left))
         if self.classes or self.study.in_flight or left or self.paused:
             self._served_at = now
         elif vanishing and now - self._served_at >= ALONE_SECONDS:
             error = "no machine is started for it, because the machines of its last attempts have vanished"
             self._finish([self.study.give_up(number, error) for number in vanishing])
+
+    def _unsent_of(self, left: float) -> float:
+        """Return how many of the `left` trials that do not run yet live workers neither have nor can take now.
+
+        If slots are idle after `fill` while no trial waits, there is nothing to send now, and new slots would be idle,
+        too. A trial that waits beside idle slots fits none of them.
+        """
+        is_idle = any(self._free(each) > 0 for each in self.classes if each.name not in self._reservations.names)
+        if is_idle and not self.study.count(TrialState.WAITING):
+            return 0.0
+        queued = sum(self.study.count(TrialState.QUEUED, compute_class=each.name) for each in self.classes)
+        return max(0.0, left - queued)
 
     def _is_without_gain(self) -> bool:
         most = self.limits.without_gain

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shadho_celery.placement.wanted import Held, Room, wanted_slots
+from shadho_celery.placement.wanted import Held, Room, at_most, wanted_slots
 
 ONE = {"a": {"x": 10.0}}
 MIX = {"a": 1.0}
@@ -103,3 +103,22 @@ def test_a_name_that_is_gone_falls_too() -> None:
     assert held.see({}, 10.0) == {"x": 2}
     assert held.see({}, 31.0) == {"x": 0}
     assert held.see({}, 32.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [
+        (math.inf, {"a": 1, "b": 16, "c": 3}),
+        (20.0, {"a": 1, "b": 16, "c": 3}),
+        (10.0, {"a": 1, "b": 8, "c": 1}),
+        (2.9, {"a": 0, "b": 2, "c": 0}),
+        (0.0, {"a": 0, "b": 0, "c": 0}),
+        (-1.0, {"a": 0, "b": 0, "c": 0}),
+    ],
+)
+def test_numbers_are_reduced_in_proportion_to_a_sum(most: float, found: dict[str, int]) -> None:
+    assert at_most({"a": 1, "b": 16, "c": 3}, most) == found
+
+
+def test_of_equal_numbers_the_first_ones_are_kept() -> None:
+    assert at_most({"a": 2, "b": 2, "c": 2}, 2.0) == {"a": 1, "b": 1, "c": 0}

@@ -76,6 +76,47 @@ def test_a_paused_or_stopped_study_wants_no_new_slots() -> None:
         assert wanted(made) == 0
 
 
+def fleet(trials: int) -> SimulatedSearch:
+    """A study on one live slot of a class, beside two declared classes without workers."""
+    made = search(slots=1, trials=trials)
+    scheduler = made.scheduler
+    spec = {"large": ClassSpec(), "cloud": ClassSpec(), "small": ClassSpec()}
+    scheduler.demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals)
+    return made
+
+
+def new(made: SimulatedSearch) -> int:
+    """Return the number of wanted slots of the classes without workers."""
+    return sum(slots for name, slots in made.scheduler.wanted_slots.items() if name != "cloud")
+
+
+def test_no_more_new_slots_are_wanted_than_trials_are_to_be_sent_and_none_while_a_slot_is_idle() -> None:
+    made, seen = fleet(40), list[int]()
+    while not made.scheduler.done:
+        made.scheduler.turn()
+        unsent = 40 - made.study.counted - made.study.in_flight
+        seen.append(new(made))
+        assert seen[-1] <= unsent
+    assert max(seen) > 10
+    assert seen[-1] == 0, "although more were wanted less than HOLD_SECONDS before"
+    made = fleet(1)
+    made.scheduler.turn()
+    assert new(made) == 0, "the live slot has the only trial"
+
+
+def test_new_slots_are_not_wanted_any_more_as_soon_as_a_study_is_paused_or_stopped() -> None:
+    for act in ("pause", "stop"):
+        made = fleet(40)
+        made.scheduler.turn()
+        made.clock.sleep(LOOK_SECONDS)
+        made.scheduler.fill()
+        assert new(made) > 10
+        getattr(made.scheduler, act)()
+        made.scheduler.fill()
+        assert new(made) == 0
+        assert wanted(made) == 1, "a live slot stays wanted for a while"
+
+
 def test_a_worker_that_would_come_after_the_time_limit_is_not_wanted() -> None:
     made = search(seconds=50.0)
     made.scheduler.turn()
