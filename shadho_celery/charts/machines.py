@@ -37,6 +37,8 @@ INTERVALS, PER_INTERVAL = 60, 10
 EXACT = 1.01
 #: seconds of a trial below which it takes longer to send than to run
 SHORT_SECONDS = 0.1
+#: number of completed trials, and seconds for which trials ran, from which on they tell how well machines are used
+TELLING_TRIALS, TELLING_SECONDS = 20, 60.0
 _HOUR = 3600.0
 _BOUND = (
     "The bound is what a linear program allows with the mean slot seconds of each subspace on each class, the slots of "
@@ -75,8 +77,9 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     columns = {"x": cells(edges), "y": cells(np.array([*bounds, bounds[-1]]))}
     series.append(Series(name="bound", mark=Mark.STEPS, colour="bound", columns=columns))
     completed, possible = int(trials.is_complete.sum()), float((np.array(bounds) * hours).sum())
-    share = completed / possible if possible else 0.0
-    title = f"{100 * share:.0f} % of the trials that this fleet could have completed"
+    title = f"{counted(completed, 'trial')} completed in {took(_live_seconds(trials, attempts))}"
+    if possible and are_telling(trials, attempts):
+        title = f"{100 * completed / possible:.0f} % of the trials that this fleet could have completed"
     note = f"The dashed line is the bound. {_bound_note(trials, attempts)}"
     if (total > EXACT * np.array(bounds)).any():
         note += (
@@ -99,6 +102,10 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     name, title = "one more worker", "What one more worker of each class would complete"
     if not seconds or not slots:
         return empty_chart(name, title, _NO_TRIALS, *axes)
+    is_short = are_short(trials)
+    if not is_short and not are_telling(trials, attempts):
+        empty = f"This takes {TELLING_TRIALS} completed trials, and {took(TELLING_SECONDS)} in which trials run."
+        return empty_chart(name, title, empty, *axes)
     found = throughput_bound(seconds, slots, mix)
     sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
     larger = {each: throughput_bound(seconds, {**slots, each: slots[each] + sizes[each]}, mix) for each in slots}
@@ -114,7 +121,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         f"One more {shown[0]} worker adds {digits(gains[shown[0]])} completed trials an hour to the "
         f"{digits(_HOUR * found.rate)} of this fleet at full use"
     )
-    if are_short(trials):
+    if is_short:
         title = "One more worker adds little: most trials take less time than it takes to send them"
     elif (busy := busy_share(attempts)) is not None:
         title += f"; its slots were busy for {100 * busy:.0f} % of the time"
@@ -124,7 +131,8 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
         note=f"{_bound_note(trials, attempts)} A gain is the difference to the bound with the slots of one more "
-        "worker. For a small part of a slot it is the dual value of the class's slots.",
+        "worker. For a small part of a slot it is the dual value of the class's slots. Trials that are pruned or fail "
+        "do not count, but their time does.",
     )
 
 
@@ -136,7 +144,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     )
     is_done = attempts.end.is_in("complete")
     predicted, seconds = attempts.predicted, _actual(trials, attempts)
-    is_known = is_done & (predicted > 0) & (seconds > 0)
+    is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
     name = "predictions"
     if not is_known.any():
         empty = _NO_TRIALS
@@ -157,6 +165,9 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     factor = float(np.exp(np.median(np.abs(np.log(seconds[places] / predicted[places])))))
     within = "1 %" if factor < EXACT else f"a factor of {factor:.2f}"
     title = f"Half of {counted(len(places), 'trial')} took their predicted seconds, to within {within}"
+    if len(places) < TELLING_TRIALS or not are_telling(trials, attempts):
+        least, most = took(float(seconds[places].min())), took(float(seconds[places].max()))
+        title = f"{counted(len(places), 'trial')} took {least if least == most else f'{least} to {most}'}"
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 
@@ -338,6 +349,15 @@ def are_short(trials: TrialColumns) -> bool:
     return bool(len(seconds)) and float(np.median(seconds)) < SHORT_SECONDS
 
 
+def are_telling(trials: TrialColumns, attempts: AttemptColumns) -> bool:
+    """Return True if enough trials completed, in enough time, to tell how well machines are used and seconds predicted.
+
+    A shorter study is mostly the start of its processes.
+    """
+    is_enough = int(trials.is_complete.sum()) >= TELLING_TRIALS and not are_short(trials)
+    return is_enough and _live_seconds(trials, attempts) >= TELLING_SECONDS
+
+
 def _lost_factor(trials: TrialColumns) -> Array:
     """Return by subspace: all slot seconds that trials took, divided by those of completed trials."""
     names = trials.subspace.names
@@ -388,6 +408,13 @@ def _slots(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, float]:
     # A study that is resumed has had no workers for a while.
     share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
     return {name: count / share for name, count in slots.items()}
+
+
+def _live_seconds(trials: TrialColumns, attempts: AttemptColumns) -> float:
+    """Return the seconds from the first start to the last end of a trial, without those in which no worker lived."""
+    began, ended = _extent(trials, attempts)
+    share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
+    return share * max(0.0, ended - began)
 
 
 def _live_share(attempts: AttemptColumns, start: float, end: float) -> float:

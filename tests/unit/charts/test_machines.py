@@ -85,9 +85,9 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
             ("tree", "gpu", 1.0),
             ("tree", "cpu", 1.0),
         ]
-        * 10
+        * 20
     ]
-    found = attempts([], [session("gpu", 1), session("cpu", 8)], now=50.0)
+    found = attempts([], [session("gpu", 1), session("cpu", 8)], now=100.0)
     chart = one_more_worker(trials(rows), found)
     bound = fleet_bound(trials(rows), found)
     assert bound is not None
@@ -95,7 +95,7 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
     slots = dict(zip(chart.axes[1].categories, chart.series[0].columns["first slot"], strict=True))
     for name, size in (("gpu", 1), ("cpu", 8)):
         assert slots[name] == pytest.approx(3600 * bound.per_slot[name])
-        larger = attempts([], [*found.sessions, session(name, size, host="two")], now=50.0)
+        larger = attempts([], [*found.sessions, session(name, size, host="two")], now=100.0)
         more = fleet_bound(trials(rows), larger)
         assert more is not None
         assert shown[name] == pytest.approx(3600 * (more.rate - bound.rate))
@@ -144,6 +144,27 @@ def test_trials_that_take_longer_to_send_than_to_run_are_said_to_be_short() -> N
     assert "less than a tenth of a second" not in throughput(trials(busy()), found).note
 
 
+def test_a_short_study_rates_neither_machines_nor_predictions() -> None:
+    """Most of its time is the start of its processes, and the first predictions are guesses."""
+
+    def titles(seconds: float, count: int) -> list[str]:
+        rows = trials(busy(seconds, count))
+        found = attempts([{"predicted": 1.0}] * count, [session("cpu", until=2000.0)], now=2000.0)
+        more = one_more_worker(rows, found)
+        return [throughput(rows, found).title, predictions(rows, found).title, more.empty or more.title]
+
+    plain = "This takes 20 completed trials, and 60 s in which trials run."
+    assert titles(10.0, 1) == ["1 trial completed in 10 s", "1 trial took 10 s", plain]
+    assert titles(10.0, 19) == ["19 trials completed in 3 min 10 s", "19 trials took 10 s", plain]
+    assert titles(1.0, 59) == ["59 trials completed in 59 s", "59 trials took 1 s", plain]
+    short = "One more worker adds little: most trials take less time than it takes to send them"
+    assert titles(0.002, 59) == ["59 trials completed in 118 ms", "59 trials took 2 ms", short]
+    assert titles(10.0, 20)[0] == "100 % of the trials that this fleet could have completed"
+    resumed = [*busy(1.0, 20), *({**row, "started_at": 1e3, "finished_at": 1e3 + 1} for row in busy(1.0, 1))]
+    lived = attempts([], [session("cpu", until=20.0), session("cpu", since=1e3, until=1e3 + 1)])
+    assert throughput(trials(resumed), lived).title == "21 trials completed in 21 s", "without the pause"
+
+
 def test_predictions_stand_beside_actual_seconds() -> None:
     rows = [{"loss": 1.0, "seconds": 2.0}, {"loss": 1.0, "seconds": 8.0}, {"state": "FAILED"}]
     found = attempts(
@@ -156,9 +177,10 @@ def test_predictions_stand_beside_actual_seconds() -> None:
     chart = predictions(trials(rows), found)
     assert chart.series[0].columns["x"] == [4.0, 4.0]
     assert sorted(map(float, chart.series[0].columns["y"])) == [2.0, 8.0]  # type: ignore[arg-type]
-    assert chart.title == "Half of 2 trials took their predicted seconds, to within a factor of 2.00"
-    exact = attempts([{"predicted": 2.0}, {"predicted": 8.01}])
-    assert predictions(trials(rows), exact).title == "Half of 2 trials took their predicted seconds, to within 1 %"
+    many, twice = busy(), attempts([{"predicted": 5.0 * 4 ** (n % 2)} for n in range(20)])
+    title = "Half of 20 trials took their predicted seconds, to within"
+    assert predictions(trials(many), twice).title == f"{title} a factor of 2.00"
+    assert predictions(trials(many), attempts([{"predicted": 10.01}] * 20)).title == f"{title} 1 %"
     assert "earlier version" in predictions(trials(rows), attempts([])).empty
     assert "No prediction was recorded" in predictions(trials(rows), attempts([{}])).empty
 
