@@ -64,7 +64,7 @@ def failures_by_label(trials: TrialColumns) -> Chart:
     """
     name, title = "failures by label", "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
-    is_ended = is_failed | trials.is_complete
+    is_ended = is_failed | trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED)
     axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
     if not is_failed.any():
         return empty_chart(name, title, _NONE, *axes)

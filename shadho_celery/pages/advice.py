@@ -8,9 +8,7 @@ import numpy as np
 
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.failures import failures, failures_by_label
-from shadho_celery.charts.machines import are_short, fleet_bound, one_more_worker
-from shadho_celery.charts.params import importances
-from shadho_celery.core.checks import listed
+from shadho_celery.charts.machines import are_telling, fleet_bound, one_more_worker
 from shadho_celery.core.units import digits
 from shadho_celery.pages.reading import StudyData
 
@@ -20,10 +18,10 @@ LEAST_TRIALS = 20
 BEST, END = 3, 0.05
 #: share of failed trials from which on failures are mentioned
 MANY_FAILED = 0.1
-#: share of explained variance below which a label does not matter, and the number of trials that it takes to tell
-NO_MATTER, ENOUGH = 0.02, 100
 #: share of the latest trials: a best trial among them means that the search still makes progress
 LATEST = 0.2
+#: beginnings of the descriptions of domains without ends
+_ENDLESS = ("normal(", "lognormal(", "qnormal(", "qlognormal(")
 
 
 def advice(data: StudyData) -> list[str]:
@@ -36,28 +34,36 @@ def many_failures(data: StudyData) -> Iterator[str]:
     trials = data.trials()
     failed, ended = len(np.flatnonzero(trials.failure.codes >= 0)), _ended(trials)
     if failed and failed >= MANY_FAILED * ended:
-        yield f"{failures(trials).title}. Fix the cause, or exclude such params from the space."
         where = failures_by_label(trials)
-        if not where.empty:
-            yield f"{where.title}."
+        yield f"{failures(trials).title}."
+        if where.empty:
+            yield "Fix the cause of the failures."
+        else:
+            yield f"{where.title}: fix the cause, or exclude such params from the space."
 
 
 def best_at_an_end(data: StudyData) -> Iterator[str]:
-    """If the best trials have values at one end of a label's range, say that the range may be too small."""
-    trials = data.trials()
+    """If the best trials have values at one end of a label's range, say that the range may be too small.
+
+    It is only a possibility: an adaptive sampler draws the best trials alike, also in labels without an effect.
+    """
+    trials, space = data.trials(), data.study.space
     rated = np.flatnonzero(trials.is_rated)
     if len(rated) < LEAST_TRIALS:
         return
     order = rated[np.argsort(trials.merit[rated], kind="stable")]
     for label in trials.labels.values():
         best = order[label.is_active[order]][:BEST]
-        if label.options or len(best) < BEST or best[0] != order[0]:
+        if label.options or len(best) < BEST or best[0] != order[0] or space.get(label.name, "").startswith(_ENDLESS):
             continue
         places = _within_range(label)[best]
         for is_near, end in ((places <= END, "lower"), (places >= 1 - END, "upper")):
             if is_near.all():
                 value = digits(float(label.values[order[0]]))
-                yield f"The best trials have {label.name} at the {end} end of its range ({value}): extend the range."
+                yield (
+                    f"The best trials have {label.name} at the {end} end of its range ({value}): "
+                    "a wider range may have better ones."
+                )
 
 
 def progress(data: StudyData) -> Iterator[str]:
@@ -77,33 +83,14 @@ def progress(data: StudyData) -> Iterator[str]:
         yield f"{still[:1].upper()}{still[1:]}."
 
 
-def no_matter(data: StudyData) -> Iterator[str]:
-    """Name the labels that explain neither the loss nor the seconds."""
-    trials = data.trials()
-    idle = [
-        each.label
-        for each in importances(trials)
-        if each.trials >= ENOUGH
-        and each.loss is not None
-        # The share is one of the losses of all trials, also of those in which the label is inactive.
-        and each.loss * len(trials) < NO_MATTER * each.trials
-        and each.seconds is not None
-        and each.seconds < NO_MATTER
-    ]
-    if len(idle) == 1:
-        yield f"{idle[0]} by itself changes neither the loss nor the seconds: give it a fixed value."
-    elif idle:
-        yield f"{listed(idle, 5)} by themselves change neither the loss nor the seconds: give them fixed values."
-
-
 def another_worker(data: StudyData) -> Iterator[str]:
     """Say of which class one more worker adds most, if there are several classes on several machines.
 
-    Nothing is said of short trials: the time to send them decides, and not the number of workers.
+    Nothing is said of a short study: its start-up and the time to send trials decide, and not the number of workers.
     """
     trials, attempts = data.trials(), data.attempts()
     is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
-    if is_fleet and not are_short(trials) and fleet_bound(trials, attempts) is not None:
+    if is_fleet and are_telling(trials, attempts) and fleet_bound(trials, attempts) is not None:
         yield f"{one_more_worker(trials, attempts).title}."
 
 
@@ -113,7 +100,6 @@ RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
     best_at_an_end,
     progress,
     another_worker,
-    no_matter,
 )
 
 

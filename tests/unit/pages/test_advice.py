@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from services import columns
 
-from shadho_celery.pages.advice import advice, another_worker, best_at_an_end, many_failures, no_matter, progress
+from shadho_celery.charts.params import importances
+from shadho_celery.pages.advice import advice, another_worker, best_at_an_end, many_failures, progress
 from shadho_celery.pages.reading import StudyData
 
 
 class Given(StudyData):
     """A study of these trials, without a store."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
-        super().__init__(SimpleNamespace(is_simulated=False, name="mine"))  # type: ignore[arg-type]
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], space: Mapping[str, str] = MappingProxyType({}), **more: Any
+    ) -> None:
+        super().__init__(SimpleNamespace(is_simulated=False, name="mine", space=space))  # type: ignore[arg-type]
         self._given = columns.trials(rows, **more)
         self.report = SimpleNamespace(still_words="")  # type: ignore[assignment]
 
@@ -42,6 +45,12 @@ def test_a_best_trial_at_the_end_of_a_range_asks_for_a_larger_range() -> None:
     found = [*best_at_an_end(Given(searched()))]
     assert len(found) == 1
     assert found[0].startswith("The best trials have x at the upper end of its range (0.99")
+    assert found[0].endswith("): a wider range may have better ones.")
+
+
+def test_a_label_without_ends_needs_no_larger_range() -> None:
+    assert [*best_at_an_end(Given(searched(), {"x": "lognormal(0, 1)"}))] == []
+    assert len([*best_at_an_end(Given(searched(), {"x": "loguniform(-9, 0)"}))]) == 1
 
 
 def test_no_range_is_too_small_in_a_short_study_or_for_a_label_with_few_values() -> None:
@@ -66,7 +75,15 @@ def test_many_failures_are_named_with_their_place_in_the_space() -> None:
     found = [*many_failures(Given(rows))]
     assert "of them like trial" in found[0]
     assert "of the trials with x " in found[1]
+    assert found[1].endswith(" fail: fix the cause, or exclude such params from the space.")
     assert [*many_failures(Given(searched(60)))] == []
+
+
+def test_failures_that_no_label_explains_exclude_no_params() -> None:
+    rows = searched(60)
+    for row in rows[::9]:
+        row |= {"state": "FAILED", "failure": "OSError: disk full", "loss": np.nan}
+    assert [*many_failures(Given(rows))][1:] == ["Fix the cause of the failures."]
 
 
 def test_progress_depends_on_when_the_best_trial_was() -> None:
@@ -82,19 +99,36 @@ def test_progress_depends_on_when_the_best_trial_was() -> None:
     assert [*progress(Given(rows[:10]))] == []
 
 
-def test_a_label_that_does_not_matter_is_named() -> None:
-    assert [*no_matter(Given(searched(1000)))] == [
-        "noise by itself changes neither the loss nor the seconds: give it a fixed value."
-    ]
-    assert [*no_matter(Given(searched(90)))] == []
+def converged(count: int = 200) -> list[dict[str, Any]]:
+    """Trials of trees and nets that share `rate`, of which a pruner left only those near the best rate of each."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for place in range(count):
+        is_net = place % 4 > 0
+        log_rate = (-2 if is_net else -1) + (rng.normal(0, 0.05) if place > 20 else rng.uniform(-2, 1))
+        loss = abs(log_rate + (2 if is_net else 1)) + 0.1 * rng.normal()
+        params = {"model": float(is_net), "rate": 10.0**log_rate}
+        state = {"state": "COMPLETE" if loss < 0.1 else "PRUNED"}
+        rows.append({"loss": loss, "params": params, "subspace": f"model={is_net}", **state})
+    return rows
+
+
+def test_no_label_is_said_to_be_without_effect() -> None:
+    """The rate explains little of the losses that are left, although the losses of the pruned trials depend on it."""
+    trials = Given(converged(), log=["rate"]).trials()
+    assert {each.label: each.loss or 0.0 for each in importances(trials)}["rate"] < 0.02
+    said = " ".join(advice(Given(converged(), log=["rate"])) + advice(Given(searched(1000))))
+    assert "noise" not in said
+    assert "rate" not in said
 
 
 def test_one_more_worker_is_proposed_where_classes_differ() -> None:
-    on_two = [("cpu", "one"), ("gpu", "two")] * 20
+    on_two = [("cpu", "one"), ("gpu", "two")] * 40
     rows = [
-        {**row, "compute_class": name, "host": host} for row, (name, host) in zip(searched(40), on_two, strict=True)
+        {**row, "compute_class": name, "host": host} for row, (name, host) in zip(searched(80), on_two, strict=True)
     ]
     assert next(another_worker(Given(rows))).startswith("One more ")
+    assert [*another_worker(Given(rows[:40]))] == [], "40 seconds are mostly the start of workers"
     assert [*another_worker(Given([{**row, "host": "one"} for row in rows]))] == []
     assert [*another_worker(Given([{**row, "seconds": 0.01} for row in rows]))] == [], "sending them takes longer"
     assert [*another_worker(Given(searched(40)))] == []
