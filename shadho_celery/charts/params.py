@@ -29,6 +29,7 @@ from shadho_celery.charts.chart import (
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.param_seconds import NEEDED, seconds_shares
 from shadho_celery.core.checks import listed
+from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted
 
 #: number of best trials that parallel coordinates always keep
@@ -36,9 +37,9 @@ BEST = 50
 #: maximum number of labels of parallel coordinates
 MOST_AXES = 12
 
-#: share of the variance of the seconds below which a label is not said to matter, and above which it matters most
-#: whatever the labels explain of which nothing is known yet; and factor of two shares from which on one is greater
-NAMED, MOST_OF_ALL, GREATER = 0.1, 0.8, 1.25
+#: share of the variance of the seconds below which a label is not said to matter, and from which on it matters most
+#: while other labels have no share yet; and factor of two shares from which on one is greater
+NAMED, MOST_OF_ALL, GREATER = 0.1, 0.5, 1.25
 #: maximum number of labels that a title names
 MOST_NAMED = 3
 
@@ -85,7 +86,7 @@ def parallel(trials: TrialColumns) -> Chart:
     if not all(trials.labels[label].is_active[places].all() for label in shown):
         note += "Trials without a label pass its axis at the place marked inactive."
     more = len(trials.labels) - len(shown)
-    title = f"The params of {counted(len(places), 'trial')}" + (
+    title = f"The params of {counted(len(places), 'complete trial')}" + (
         f"; {counted(more, 'label that matters less is', 'labels that matter less are')} left out" if more else ""
     )
     return Chart(name="parallel", title=title, axes=axes, series=series, note=note.strip())
@@ -112,7 +113,7 @@ def slice_of(trials: TrialColumns, label: str) -> Chart:
             "number": cells(trials.number[own]),
         }
         series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
-    title = f"The loss over {label}, {_where(trials, found)}"
+    title = f"The loss over {label}{_where(trials, found)}"
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 
 
@@ -181,11 +182,17 @@ def _axis(label: Label) -> Axis:
 
 
 def _where(trials: TrialColumns, label: Label) -> str:
-    """Return in which subspaces a label is active, as words."""
+    """Return in which subspaces a label is active, and how many of its ended trials are complete if not all are."""
     within = [name for name, _ in trials.subspace.places(label.is_active)]
-    if len(within) == len(trials.subspace.names):
-        return "in all trials"
-    return f"in {within[0]}" if len(within) == 1 else f"in {len(within)} of {len(trials.subspace.names)} subspaces"
+    subspaces = len(trials.subspace.names)
+    where = ""
+    if len(within) < subspaces:
+        where = f", in {within[0]}" if len(within) == 1 else f", in {len(within)} of {subspaces} subspaces"
+    complete = int((trials.is_complete & label.is_active).sum())
+    ended = int((trials.state.is_in(*COUNTED) & label.is_active).sum())
+    if complete < ended:
+        return f"{where}, in {complete:,} of {counted(ended, 'trial')}: the others were pruned or failed"
+    return where or ", in all trials"
 
 
 def _important(losses: Shares, rated: Sequence[Importance]) -> str:
@@ -210,8 +217,9 @@ def _important(losses: Shares, rated: Sequence[Importance]) -> str:
         return (
             f"{for_loss}; {_named(for_seconds)} {'matters' if len(for_seconds) == 1 else 'matter'} most for the seconds"
         )
+    # The note says which bars are missing.
     if len(known) < len(rated):
-        return f"{for_loss}; too few trials to say for the seconds"
+        return for_loss
     return f"{for_loss}; none matters much for the seconds"
 
 
@@ -219,7 +227,7 @@ def _for_seconds(rated: Sequence[Importance]) -> tuple[str, ...]:
     """Return the labels that matter most for the seconds, if they matter much and no other one may matter more."""
     shares = {each.label: each.seconds for each in rated if each.seconds is not None}
     most = max(shares.values(), default=0.0)
-    if most < NAMED or (len(shares) < len(rated) and most <= MOST_OF_ALL):
+    if most < (MOST_OF_ALL if len(shares) < len(rated) else NAMED):
         return ()
     # Labels of two subspaces may both explain nearly all in their own.
     return tuple(sorted((name for name, share in shares.items() if GREATER * share > most), key=lambda n: -shares[n]))

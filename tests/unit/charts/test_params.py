@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -63,16 +64,30 @@ def test_importance_says_what_is_missing_for_the_seconds_of_few_trials() -> None
     assert "20 completed trials" in chart.empty
 
 
-def test_no_title_ranks_the_seconds_of_one_label_while_others_have_too_few_trials() -> None:
+def test_no_title_ranks_the_seconds_of_a_small_bar_while_others_have_too_few_trials() -> None:
     rows = searched(60)
     by_label = {each.label: each for each in importances(trials(rows, options={"kind": ["tree", "net"]}))}
     assert {label for label, each in by_label.items() if each.seconds is not None} == {"kind"}
     title = importance(trials(rows, options={"kind": ["tree", "net"]})).title
-    assert title == "x matters most for the loss; too few trials to say for the seconds"
+    assert title == "x matters most for the loss"
     for row in rows:
         row["seconds"] = 1.0
     rows = [{**row, "subspace": "all"} for row in rows]
     assert importance(trials(rows)).title == "x matters most for the loss; none matters much for the seconds"
+
+
+@pytest.mark.parametrize("count", [30, 60, 80, 200])
+def test_a_title_names_the_label_whose_bar_has_most_of_the_seconds(count: int) -> None:
+    """However many trials there are, and whether or not other labels have a bar yet."""
+    rng = np.random.default_rng(2)
+    rows = searched(count)
+    for row in rows:
+        row["seconds"] = float(np.exp(2.0 * (row["subspace"] == "kind=net") + 0.5 * rng.normal()))
+    found = trials(rows, options={"kind": ["tree", "net"]})
+    shares = {each.label: each.seconds for each in importances(found)}
+    assert (shares["kind"] or 0) > 0.5
+    assert (shares["size"] is None) == (count <= 60)
+    assert importance(found).title == "x matters most for the loss, kind for the seconds"
 
 
 def test_labels_of_two_subspaces_that_both_decide_the_seconds_are_named_together() -> None:
@@ -241,6 +256,15 @@ def test_a_slice_has_the_trials_in_which_the_label_is_active() -> None:
     found = trials(rows, options={"kind": ["tree", "net"]}, log=["size"])
     chart = slice_of(found, "depth")
     assert chart.title == "The loss over depth, in kind=net"
+    for row in rows[:150]:
+        row["state"] = "PRUNED"
+    left = trials(rows, options={"kind": ["tree", "net"]})
+    assert slice_of(left, "x").title == "The loss over x, in 50 of 200 trials: the others were pruned or failed"
+    assert re.fullmatch(
+        r"The loss over depth, in kind=net, in \d+ of \d+ trials: the others were pruned or failed",
+        slice_of(left, "depth").title,
+    )
+    assert parallel(left).title == "The params of 50 complete trials"
     assert len(chart) == int(found.labels["depth"].is_active.sum())
     assert slice_of(found, "size").axes[0].scale is Scale.LOG
     assert slice_of(found, "kind").axes[0].categories == ["tree", "net"]
@@ -264,6 +288,10 @@ def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
     where = failures_by_label(trials(rows))
     assert where.axes[1].name == "x"
     assert max(where.series[0].columns["x"]) == 1.0  # type: ignore[type-var]
+    for row in rows:
+        row["state"] = "FAILED" if row.get("state") == "FAILED" else "PRUNED"
+    pruned = failures_by_label(trials(rows))
+    assert pruned.title == where.title, "a pruned trial has not failed"
     assert failures(trials(searched(3))).empty == "No trial has failed."
     assert failures_by_label(trials(searched(3))).empty
 
