@@ -212,22 +212,28 @@ def counts_line(report: Overview) -> str:
 def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
     """Return lines on the duration of the search, its machines, and the versions of its software and code."""
     if run is not None:
-        time = [time_line(run.seconds, run.trials)]
+        time = [time_line(run.seconds, run.trials, _kinds(report))]
     else:
-        time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
+        time = [time_line(report.active_seconds, report.ended, _kinds(report), has_run=False)] if report.ended else []
     spent = [report.money_words] if report.money else []
     spent += [report.deadline_words] if report.deadline_words else []
     versions = () if run is None else run.versions
     return [*time, *spent, *place_lines(report.hosts, report.codes, versions)]
 
 
-def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
-    """Return a line with a duration, the number of trials in it, and their rate.
+def _kinds(report: Overview) -> str:
+    """Return which trials a number of ended trials counts, in brackets; "" if all of them are complete."""
+    found = [state.lower() for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED) if report.counts[state]]
+    return "" if found == ["complete"] else f" ({', '.join(found)})"
+
+
+def time_line(seconds: float, trials: int, kinds: str = "", *, has_run: bool = True) -> str:
+    """Return a line with a duration, the number of trials in it, which they are (`kinds`), and their rate.
 
     `has_run` is True for the duration of this run, and False for that of all runs.
     """
     rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
-    words = f"{counted(trials, 'trial')}{rate}"
+    words = f"{counted(trials, 'trial')}{kinds if trials else ''}{rate}"
     return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
 
 

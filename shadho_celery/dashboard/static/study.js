@@ -73,7 +73,7 @@ function headlines(name, facts) {
     }
   }
   if (facts.running_on && facts.a_minute) {
-    found.push(headline("trials a minute", number(facts.a_minute)));
+    found.push(headline("trials ended a minute", number(facts.a_minute)));
   }
   if (facts.money) {
     found.push(headline("of money", money(facts.money)));

@@ -162,7 +162,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
         assert text in shown
     assert "cannot be" in shown
-    assert re.search(r"\nran for about \S+ m?s: 12 trials, \S+ trials a minute\n", shown)
+    assert re.search(r"\nran for about \S+ m?s: 12 trials \(complete, failed\), \S+ trials a minute\n", shown)
     assert "trials by host: this process (12)" in shown
     assert "(rounded; in full precision: shadho-celery best svm-1a2b)" in shown or "its loss is rounded" in shown
     assert "One more" not in shown, "it has run in this process"

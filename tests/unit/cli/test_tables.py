@@ -594,7 +594,7 @@ def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how
     screen, text = console()
     tables.summary(report, screen, None, run)
     assert lines == [
-        "this run took 80 s: 10 trials, 7.5 trials a minute",
+        "this run took 80 s: 10 trials (complete, failed), 7.5 trials a minute",
         "trials by host: b (7), a (3)",
         "versions: shadho_celery 1, Python 3, code 12ab",
     ]
