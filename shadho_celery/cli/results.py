@@ -311,8 +311,9 @@ def _chosen(
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from rich.text import Text
 
-    from shadho_celery.cli.tables import NAME, brief, cut, make_console
+    from shadho_celery.cli.tables import NAME, cut, make_console
     from shadho_celery.core.units import took
+    from shadho_celery.results.trial import given
 
     has_room = make_console().width >= NARROW
     # The version of the code shows which failures are from before a fix.
@@ -328,7 +329,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     names += ["code"] if has_codes else []
     table = _table(*names, "error" if with_errors else "what the objective got")
     for each in found:
-        words = str(read_failure(each.error)) if with_errors else brief(each.values)
+        words = str(read_failure(each.error)) if with_errors else given(each)
         shown = [each.losses.get(name) for name in losses] or [each.loss]
         rung = [_number(each.budget)] * has_budgets + ["-" if each.step is None else str(each.step)] * has_steps
         rung += [f"{each.violation:.3g}" if each.violation else "-"] * violates

@@ -23,7 +23,7 @@ from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
 from shadho_celery.results.report import Overview, Run, StudyReport
-from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.trial import TrialResult, brief, given
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import FailureCount
 from shadho_celery.study.rungs import OnClass, RungSummary
@@ -416,22 +416,3 @@ def _is_rounded(value: object) -> bool:
     if isinstance(value, dict):
         value = [*value.values()]
     return isinstance(value, (tuple, list)) and any(map(_is_rounded, value))
-
-
-def given(trial: TrialResult) -> str:
-    """Return a trial's values in short form."""
-    try:
-        return brief(trial.values)
-    except Exception as error:  # a space may call any function, which may fail on these params
-        return f"({type(error).__name__})"
-
-
-def brief(value: object) -> str:
-    """Return values as a short text, with rounded numbers."""
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(brief, value)) + ")"
-    return str(value)

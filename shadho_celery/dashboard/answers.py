@@ -23,7 +23,7 @@ from shadho_celery.pages.payload import MOST_CHARACTERS, packed
 from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
 from shadho_celery.results.study import StudyResults
-from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.trial import TrialResult, given
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
 PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
@@ -84,7 +84,7 @@ def summary(cached: CachedStudy) -> Json:
         "ended": ended,
         "asked": cached.asked,
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
-        "best": None if best is None else plain_json(trial_json(best)),
+        "best": None if best is None else _with_text(best),
         "objectives": dict(study.objectives),
         "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
         "has_samplers": len(trials.sampler.names) > 1,
@@ -113,6 +113,12 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
         keys = {label_key(label): label for label in cached.study.space}
         texts["label"] = keys.get(texts["label"], texts["label"])
     return packed(chart_by_name(cached.charts, name, texts))
+
+
+def _with_text(trial: TrialResult) -> Json:
+    """Return a trial with its values as a text, as the command line shows them."""
+    found: Json = plain_json({**trial_json(trial), "text": given(trial)})
+    return found
 
 
 def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
@@ -173,7 +179,7 @@ def trials_page(cached: CachedStudy, asked: Mapping[str, str]) -> Json:
         "count": len(places),
         "page": start // size if size else 0,
         "size": size,
-        "trials": [plain_json(trial_json(trial)) for trial in cached.numbered(numbers)],
+        "trials": [_with_text(trial) for trial in cached.numbered(numbers)],
     }
 
 

@@ -11,7 +11,7 @@ from shadho_celery.pages.document import Html, document, element, joined
 from shadho_celery.pages.figures import figures_of
 from shadho_celery.pages.payload import encoded
 from shadho_celery.pages.reading import StudyData
-from shadho_celery.pages.summary import params_of, summary
+from shadho_celery.pages.summary import summary, values_of
 from shadho_celery.results.report import BEST
 
 #: maximum number of labels in the table of the search space
@@ -66,7 +66,7 @@ def headline(data: StudyData) -> Html:
 
 def best_trials(data: StudyData) -> Html:
     """Return a table of the best trials."""
-    names = ("trial", "loss", "seconds", "class", "params")
+    names = ("trial", "loss", "seconds", "class", "values")
     kinds = dict.fromkeys(names[:3], "number")
     head = element("tr", *(element("th", name, scope="col", class_=kinds.get(name, "text")) for name in names))
     rows = []
@@ -77,7 +77,7 @@ def best_trials(data: StudyData) -> Html:
             "–" if loss is None else digits(loss),
             took(trial.seconds),
             one_line(trial.compute_class or "–", 60),
-            params_of(data, trial),
+            values_of(trial),
         )
         shown = (
             element("td", cell, data_label=name, class_=kinds.get(name, "text"))

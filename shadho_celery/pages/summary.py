@@ -9,14 +9,14 @@ from shadho_celery.charts.chart import Chart
 from shadho_celery.core.checks import listed, one_line
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.units import counted, digits, took
+from shadho_celery.core.units import counted, took
 from shadho_celery.pages.advice import advice
 from shadho_celery.pages.figures import Figure
 from shadho_celery.pages.reading import StudyData
-from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.trial import TrialResult, given
 
-#: maximum number of labels, classes and machines that are named, and of characters of a value
-NAMED, VALUE = 8, 40
+#: maximum number of labels, classes and machines that are named; and of characters of a name, and of a trial's values
+NAMED, VALUE, VALUES = 8, 40, 250
 _NO_ADVICE = "Nothing stands out so far."
 
 
@@ -45,10 +45,9 @@ def _with_short(labels: Iterable[str], sentence: str) -> str:
     return sentence
 
 
-def params_of(data: StudyData, trial: TrialResult) -> str:
-    """Return a trial's params in one line, each value as a table shows it, with three digits."""
-    shown = [(label, data.study.shown(trial.params, label)) for label in trial.params]
-    return " ".join(f"{one_line(label, VALUE)}={one_line(_value(value), VALUE)}" for label, value in shown)
+def values_of(trial: TrialResult) -> str:
+    """Return what the objective got in one line."""
+    return one_line(given(trial), VALUES)
 
 
 def _searched(data: StudyData) -> Iterator[str]:
@@ -81,7 +80,7 @@ def _found(data: StudyData, importance: str | None) -> Iterator[str]:
     best = data.report.best
     yield f"{_upper(data.report.best_words)}."
     if best is not None:
-        yield f"Trial {best.number} has it: {params_of(data, best)}."
+        yield f"Trial {best.number} has it: {values_of(best)}."
     if importance is not None:
         yield f"{importance}."
     if data.report.failures:
@@ -90,10 +89,6 @@ def _found(data: StudyData, importance: str | None) -> Iterator[str]:
 
 def _charts(figures: Iterable[Figure]) -> Iterator[Chart]:
     return (chart for figure in figures for _, chart in figure.charts)
-
-
-def _value(value: object) -> str:
-    return digits(value) if isinstance(value, float) else str(value)
 
 
 def _ended(counts: object) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.units import took
 from shadho_celery.results.report import overview_of
+from shadho_celery.results.trial import given
 from shadho_celery.scheduler.scheduler import Scheduler
 
 #: seconds between two updates in a notebook
@@ -100,7 +101,7 @@ def _state(scheduler: Scheduler) -> str:
 def _summary(scheduler: Scheduler) -> str:
     """Return the result of a search in one line."""
     # Imported late, because it imports rich.
-    from shadho_celery.cli.tables import counts_line, given
+    from shadho_celery.cli.tables import counts_line
 
     study = overview_of(scheduler.study)
     best = study.best

@@ -143,6 +143,26 @@ class TrialResult(TrialFacts):
         return f"<trial {self.number}: {self.state}, {found}, params {self.params}>"
 
 
+def given(trial: TrialResult) -> str:
+    """Return a trial's values in short form, as all tables and pages show them."""
+    try:
+        return brief(trial.values)
+    except Exception as error:  # a space may call any function, which may fail on these params
+        return f"({type(error).__name__})"
+
+
+def brief(value: object) -> str:
+    """Return values as a short text, with rounded numbers."""
+    if isinstance(value, float):
+        # A whole number, such as a width, keeps its digits.
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(brief, value)) + ")"
+    return str(value)
+
+
 class TrialResults(Sequence[TrialResult]):
     """Trials of a study in the order of their numbers, finished or not: those recorded when this was created.
 

@@ -237,22 +237,3 @@ export const seconds = (value) => (value === null || value === undefined ? "–"
 export const time = (value) => (value === null || value === undefined ? "–" : moment(value));
 export const money = (amount) => (amount >= 0.995 || !amount ? amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : String(Number(amount.toPrecision(2))));
 export const gib = (bytes) => (bytes ? `${digits(bytes / 2 ** 30)} GiB` : "unknown");
-
-export function valueText(value) {
-  if (typeof value === "number") {
-    return digits(value);
-  }
-  if (value instanceof Object) {
-    const inner = Object.entries(value).map(([key, each]) => (Array.isArray(value) ? valueText(each) : `${key}=${valueText(each)}`));
-    return Array.isArray(value) ? `[${inner.join(", ")}]` : `{${inner.join(", ")}}`;
-  }
-  return String(value);
-}
-
-// Empty parts, such as those of a choice without params, say nothing.
-export function paramsText(params) {
-  return Object.entries(params ?? {})
-    .filter(([, value]) => !(value instanceof Object && !Object.keys(value).length))
-    .map(([label, value]) => `${label}=${valueText(value)}`)
-    .join("  ");
-}

@@ -1,7 +1,7 @@
 // The page of a study: how it goes, which params matter, what failed.
 
 import { get, ofStudy } from "/static/api.js";
-import { askForChart, chartPlace, follow, headline, link, money, number, paramsText } from "/static/parts.js";
+import { askForChart, chartPlace, follow, headline, link, money, number } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted, whole } from "/pages/numbers.js";
 
@@ -57,7 +57,7 @@ function headlines(name, facts) {
   const found = [];
   if (best) {
     const first = headline(`best ${loss}`, number(best.loss));
-    const params = element("p", paramsText(best.values instanceof Object ? best.values : best.params), { class: "params" });
+    const params = element("p", best.text, { class: "params" });
     params.append(" ", link(`trial ${best.number}`, "study", name, "trial", best.number));
     first.append(params);
     found.push(first);

@@ -1,7 +1,7 @@
 // The table of trials: pages from the server, which filters, sorts and searches.
 
 import { get, ofStudy } from "/static/api.js";
-import { follow, link, number, paramsText, seconds, table, time } from "/static/parts.js";
+import { follow, link, number, seconds, table, time } from "/static/parts.js";
 import { element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
@@ -66,7 +66,7 @@ function rows(name, found, go, isFiltered) {
     ["time", (trial) => seconds(trial.seconds), "number"],
     ["class", (trial) => trial.compute_class],
     ["host", (trial) => trial.host],
-    ["values", (trial) => paramsText(trial.values instanceof Object ? trial.values : trial.params)],
+    ["values", (trial) => trial.text],
     ["ended", (trial) => time(trial.finished_at)],
   ];
   const last = Math.max(0, Math.ceil(found.count / found.size) - 1);

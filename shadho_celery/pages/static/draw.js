@@ -21,6 +21,9 @@ const INTERVALS = 5;
 // share of the axis.
 const INACTIVE = "inactive";
 const APART = 0.15;
+// Pixels left and right of parallel axes, and of a character.
+const BESIDE = [56, 72];
+const CHARACTER = 8;
 // Powers of ten beyond this are 0 or infinite.
 const LAST_DECADE = 307;
 
@@ -83,8 +86,7 @@ function axisOf(axis, theme, width, chart, column) {
   if (axis.scale === "category") {
     const most = width < NARROW ? NARROW_CATEGORY : CATEGORY;
     made.data = axis.categories;
-    // Categories may differ at their ends only.
-    label.formatter = (text) => (text.length > most ? `${text.slice(0, most / 2 - 1)}…${text.slice(-most / 2)}` : text);
+    label.formatter = (text) => inMiddle(text, most);
   } else if (axis.scale !== "time") {
     label.formatter = digits;
     made.splitNumber = width < NARROW ? 3 : 5;
@@ -94,6 +96,12 @@ function axisOf(axis, theme, width, chart, column) {
 }
 
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+// Cut in the middle, because categories may differ at their ends only.
+function inMiddle(text, most) {
+  const end = Math.floor(most / 2);
+  return text.length > most ? `${text.slice(0, most - end - 1)}…${text.slice(-end)}` : text;
+}
 
 // The ends of an axis, where ECharts' own choice would not do.
 function extent(axis, chart, column) {
@@ -250,19 +258,20 @@ function parallel(chart, theme, width) {
   const isNarrow = width < NARROW;
   const feet = chart.axes.map((axis, dim) => footOf(axis, rangeOf(chart, columnOf(dim))));
   const lines = chart.series.reduce((sum, series) => sum + lengthOf(series), 0);
+  const apart = (width - BESIDE[0] - BESIDE[1]) / Math.max(1, chart.axes.length - 1);
+  const most = isNarrow ? 11 : Math.max(4, Math.floor(apart / CHARACTER) - 1);
   return {
     // On a narrow page the axes lie below one another.
     parallel: isNarrow
       ? { left: 96, right: 32, top: 24, bottom: 32, layout: "vertical" }
-      : { left: 56, right: 72, top: 48, bottom: 16 },
+      : { left: BESIDE[0], right: BESIDE[1], top: 48, bottom: 16 },
     parallelAxis: chart.axes.map((axis, dim) => {
       const made = axisOf(axis, theme, width, chart, columnOf(dim));
-      const most = isNarrow ? 11 : Math.max(8, Math.floor(width / chart.axes.length / 8));
       made.name = cut(made.name, most);
       // Lines cross the labels.
       Object.assign(made.axisLabel, { textBorderColor: theme.ground, textBorderWidth: 3, color: theme.ink });
       made.axisLabel.showMinLabel = made.axisLabel.showMaxLabel = true;
-      made.axisLabel.formatter = axis.scale === "category" ? (text) => text.slice(0, 8) : digits;
+      made.axisLabel.formatter = axis.scale === "category" ? (text) => inMiddle(text, Math.min(most, 11)) : digits;
       return {
         ...made,
         ...withFoot(made, axis, feet[dim], rangeOf(chart, columnOf(dim))),

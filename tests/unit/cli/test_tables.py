@@ -31,7 +31,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.results.report import BEST, Run, StudyReport, overview_of, placed_by_params, report_of, run_of
 from shadho_celery.results.schema import plain_json, study_json
-from shadho_celery.results.trial import TrialResult, Values
+from shadho_celery.results.trial import TrialResult, Values, given
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -311,6 +311,7 @@ def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once(
         ({"x": 0.123456789, "on": True, "n": None}, "{x: 0.12346, on: True, n: None}"),
         ((1, 2.0, "a"), "(1, 2, a)"),
         ([1e-9], "(1e-09)"),
+        (131072.0, "131072"),
         (True, "True"),
     ],
 )
@@ -319,7 +320,7 @@ def test_what_the_objective_got_is_shown_short(value: Any, shown: str) -> None:
         def evaluate(self, params: Any) -> Any:
             return value
 
-    assert tables.given(result(Trial(number=0, subspace="all", params={}), searched(turns=0)[0], Fixed())) == shown  # type: ignore[arg-type]
+    assert given(result(Trial(number=0, subspace="all", params={}), searched(turns=0)[0], Fixed())) == shown  # type: ignore[arg-type]
 
 
 # While it runs
@@ -443,7 +444,7 @@ def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_faile
     screen.print(view.picture())
     shown = text.getvalue()
     assert study.best is not None
-    assert tables.given(result(study.best, study, space)) in shown
+    assert given(result(study.best, study, space)) in shown
     assert "trials a minute\n" in shown, "trials that run for far longer than those before leave the rest unknown"
     assert "failed: 1 x ValueError: [/bad] depth; the first is trial 3" in shown
     [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
@@ -491,7 +492,7 @@ def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
     show(study, space, Console(file=text, width=60, force_terminal=False), again)
     lines = text.getvalue().splitlines()
     assert study.best is not None
-    assert f"best: {tables.given(result(study.best, study, space))}" in lines
+    assert f"best: {given(result(study.best, study, space))}" in lines
     assert f"more trials of it: {again}".rstrip() in [line.rstrip() for line in lines]
 
 

@@ -34,6 +34,7 @@ from shadho_celery.dashboard.server import Server
 from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
 from shadho_celery.pages.payload import MOST_CHARACTERS
+from shadho_celery.results.trial import given
 from shadho_celery.store.sql import SqlStore
 
 HOST = "http://127.0.0.1:8420"
@@ -153,6 +154,7 @@ def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
     study = load_study(f"sqlite:///{rig.path}", "first")
     assert found["best"]["number"] == study.best.number
     assert found["best"]["values"]["rate"] == study.best.values["rate"]
+    assert found["best"]["text"] == given(study.best), "as the command line shows it"
     assert found["ended"] == 30
     assert {label["text"] for label in found["labels"]} == {"kind", "rate"}
     assert found["ran_on"] == sorted({trial.compute_class for trial in study.trials if trial.compute_class}), (

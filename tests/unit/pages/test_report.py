@@ -18,6 +18,7 @@ from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.pages.reading import StudyData
 from shadho_celery.pages.report import report_html
 from shadho_celery.pages.summary import summary
+from shadho_celery.results.trial import given
 
 
 def test_the_summary_answers_five_questions(tmp_path: Path) -> None:
@@ -29,6 +30,9 @@ def test_the_summary_answers_five_questions(tmp_path: Path) -> None:
     )
     assert found["On what"][0].startswith("3 compute classes: cpu (")
     assert re.match(r"Best loss 0\.0\d+\.", found["What was found"][0])
+    best = data.report.best
+    assert best is not None
+    assert found["What was found"][1] == f"Trial {best.number} has it: {given(best)}.", "as the command line shows it"
     assert "Most frequent failure: 10 x ValueError: singular matrix" in found["What was found"][-1]
     assert "% of the trials that this fleet could have completed." in found["How the machines were used"][0]
     assert any(sentence.startswith("One more ") for sentence in found["What to try next"])
