@@ -116,8 +116,8 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
 
 
 def _with_text(trial: TrialResult) -> Json:
-    """Return a trial with its values as a text, as the command line shows them."""
-    found: Json = plain_json({**trial_json(trial), "text": given(trial)})
+    """Return a trial with its values as a text, as the command line shows them. A longer one is cut."""
+    found: Json = plain_json({**trial_json(trial), "text": one_line(given(trial), MOST_CHARACTERS)})
     return found
 
 

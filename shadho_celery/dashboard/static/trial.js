@@ -4,11 +4,13 @@ import { cancelAction } from "/static/actions.js";
 import { get, ofStudy } from "/static/api.js";
 import { followLog } from "/static/log.js";
 import { chartPlace, follow, gib, headline, money, number, seconds, table, time } from "/static/parts.js";
-import { element } from "/pages/marks.js";
+import { cut, element } from "/pages/marks.js";
 import { counted } from "/pages/numbers.js";
 
 // Milliseconds of a second.
 const SECOND = 1000;
+// Maximum number of characters of a label, as in charts.
+const LABEL = 300;
 
 export async function showTrial(page, name, number_) {
   const { main, signal } = page;
@@ -73,7 +75,7 @@ function parts({ trial, attempts, machine, reports }, spent) {
   const made = [top];
   const values = trial.values instanceof Object ? trial.values : trial.params;
   const pairs = (found) => Object.entries(found ?? {});
-  const named = [["name", ([label]) => label], ["value", ([, value]) => (typeof value === "string" ? value : JSON.stringify(value))]];
+  const named = [["name", ([label]) => cut(label, LABEL)], ["value", ([, value]) => (typeof value === "string" ? value : JSON.stringify(value))]];
   made.push(table("Values that the objective got", named, pairs(values)));
   const metrics = pairs(trial.metrics);
   if (metrics.length) {

@@ -1,6 +1,6 @@
 // The option with which ECharts draws a chart. All texts are drawn on a canvas, or are text nodes.
 
-import { card, columnOf, withUnit } from "./marks.js";
+import { card, columnOf, cut, withUnit } from "./marks.js";
 import { digits } from "./numbers.js";
 import { lengthOf } from "./table.js";
 
@@ -94,8 +94,6 @@ function axisOf(axis, theme, width, chart, column) {
   }
   return made;
 }
-
-const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 // Cut in the middle, because categories may differ at their ends only.
 function inMiddle(text, most) {

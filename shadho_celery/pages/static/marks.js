@@ -8,6 +8,9 @@ const UNPRINTABLE = /[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u2
 // A text that may be shown: such characters are escaped as in Python.
 export const printable = (text) => String(text ?? "").replace(UNPRINTABLE, escaped);
 
+// A text of at most so many characters; a longer one ends with an ellipsis.
+export const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
 function escaped(character) {
   const code = character.codePointAt(0);
   if (character === "\r") {

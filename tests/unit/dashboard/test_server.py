@@ -187,6 +187,7 @@ def test_a_label_of_any_length_has_a_chart(tmp_path: Path) -> None:
         assert label["text"].startswith("\\u202e l")
         chart = rig.get(f"/api/study/first/chart/slice?label={label['key']}")
         assert len(chart["series"][0]["columns"]["x"]) == 5
+    assert {len(trial["text"]) for trial in rig.get("/api/study/first/trials")["trials"]} == {MOST_CHARACTERS}
 
 
 @pytest.mark.parametrize(
