@@ -47,6 +47,7 @@ _BOUND = (
 _SHORT = "These trials take less than a tenth of a second. Sending one takes longer, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
 _NO_TRIALS = "No trial has completed yet."
+_NO_TIMES = "The recorded times do not show which slots there were, for example because a clock was set back."
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
 _NO_RECORDS = "The store has no attempts of this study: an earlier version has written it."
 
@@ -56,7 +57,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     axes = Axis(name="time", scale=Scale.TIME), Axis(name="trials", unit="an hour")
     seconds, mix = mean_seconds(trials, attempts), _mix(trials)
     if not seconds or not _slots(trials, attempts):
-        return empty_chart("throughput", "Completed trials an hour", _NO_TRIALS, *axes)
+        return empty_chart("throughput", "Completed trials an hour", _why_empty(trials), *axes)
     edges = _edges(*_extent(trials, attempts), int(trials.is_complete.sum()))
     hours = np.diff(edges) / _HOUR
     series = []
@@ -101,7 +102,7 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     axes = Axis(name="more trials", unit="an hour"), Axis(name="class", scale=Scale.CATEGORY)
     name, title = "one more worker", "What one more worker of each class would complete"
     if not seconds or not slots:
-        return empty_chart(name, title, _NO_TRIALS, *axes)
+        return empty_chart(name, title, _why_empty(trials), *axes)
     is_short = are_short(trials)
     if not is_short and not are_telling(trials, attempts):
         empty = f"This takes {TELLING_TRIALS} completed trials, and {took(TELLING_SECONDS)} in which trials run."
@@ -408,6 +409,11 @@ def _slots(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, float]:
     # A study that is resumed has had no workers for a while.
     share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
     return {name: count / share for name, count in slots.items()}
+
+
+def _why_empty(trials: TrialColumns) -> str:
+    """Return why there are no seconds or slots to draw."""
+    return _NO_TIMES if trials.is_complete.any() else _NO_TRIALS
 
 
 def _live_seconds(trials: TrialColumns, attempts: AttemptColumns) -> float:

@@ -400,5 +400,6 @@ def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
 def test_without_the_times_of_trials_there_is_no_throughput() -> None:
     rows = [{"loss": 1.0, "started_at": math.nan, "finished_at": math.nan}] * 20
     found = attempts([], [session("cpu", until=200.0)])
-    assert throughput(trials(rows), found).empty
-    assert one_more_worker(trials(rows), found).empty
+    assert "the recorded times do not show" in str(throughput(trials(rows), found).empty).lower()
+    assert "the recorded times do not show" in str(one_more_worker(trials(rows), found).empty).lower()
+    assert throughput(trials([]), found).empty == "No trial has completed yet."
