@@ -368,10 +368,15 @@ class ClassRow:
 
 
 def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
-    """Return the state of each compute class that is live, has trials or should have workers."""
+    """Return the state of each compute class that is live, has trials or should have workers.
+
+    The classes keep their order: the expected ones first, then the others by name.
+    """
     study, live = scheduler.study, {c.name: c for c in scheduler.classes}
     busy, rows = busy_slots(study), []
-    for name in dict.fromkeys([*live, *study.compute_classes, *scheduler.wanted_slots]):
+    places = {name: place for place, name in enumerate(scheduler.expected)}
+    names = {*live, *study.compute_classes, *scheduler.wanted_slots}
+    for name in sorted(names, key=lambda name: (places.get(name, len(places)), name)):
         shown, workers = live.get(name) or ComputeClass(name=name, slots=0, workers=0), fleet.of(name)
         # Slots of silent workers count until their leases run out. The number is at least `busy`, because a worker that
         # is quarantined or drains still finishes its trials, although its slots take no new ones.

@@ -3,52 +3,105 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
-from statistics import fmean
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
+Array = NDArray[np.float64]
+
 #: minimum seconds, and minimum number of ended trials, over which the rate is computed
-PACE_SECONDS, PACE_TRIALS = 120.0, 20
+PACE_SECONDS, PACE_TRIALS = 120.0, 40
 
-#: minimum number of ended trials for a prediction of the time left, and maximum number of latest trials that it uses
-LEAST_ENDED, MOST_ENDED = 20, 1000
+#: the time left is known once this many trials of the run, or this part of them, have ended
+ENOUGH_ENDED, ENOUGH_PART = 20, 0.1
 
-#: number of standard deviations around the mean within which 90 % of a normal distribution lie
-DEVIATIONS = 1.645
+#: maximum number of latest trials that show how long trials take
+MOST_ENDED = 1000
 
-#: maximum relative error of the time left for which it is shown; it is then right within a factor of two
-MOST_WRONG = 0.4
-
-#: a running trial is late if it has run for this many times the expected seconds; and the maximum number of late
-#: trials, per ended trial, with which the time left is shown
-LATE, MOST_LATE = 1.5, 0.05
+#: number of times at which the probability is computed that all trials have ended
+TIMES = 200
 
 
 class _Sample(NamedTuple):
     at: float
     #: number of trials that have ended
     counted: int
-    #: the same number plus the expected fraction of each running trial
+    #: the same number plus the part of each running trial that is done
     progress: float
 
 
-class Durations(NamedTuple):
-    """Expected seconds of trials by class, and their variance."""
+class Lengths(NamedTuple):
+    """Distribution of the seconds of trials."""
 
-    means: dict[str, float]
-    #: mean over all classes
-    mean: float
-    #: variance within a class, divided by the square of its mean
-    spread: float
+    #: seconds in rising order, and the probability of each
+    values: Array
+    parts: Array
 
-    def of(self, compute_class: str | None) -> float:
-        """Return the expected seconds of a trial on a class."""
-        return self.means.get(str(compute_class), self.mean)
+    @property
+    def mean(self) -> float:
+        """Mean seconds of a trial."""
+        return max(float(self.values @ self.parts), 1e-9)
+
+    def rest(self, age: float) -> float:
+        """Return the mean further seconds of a trial that has run for `age` seconds.
+
+        One that has run for longer than all others is expected to run as long again.
+        """
+        first = int(np.searchsorted(self.values, age, side="right"))
+        parts = self.parts[first:]
+        return float(self.values[first:] @ parts / parts.sum()) - age if parts.sum() > 0 else age
+
+    def ended(self, age: float, times: Array) -> Array:
+        """Return the probabilities that a trial that has run for `age` seconds ends within `times`, shape (times,)."""
+        first = int(np.searchsorted(self.values, age, side="right"))
+        sums = np.concatenate([[0.0], np.cumsum(self.parts[first:])])
+        if not sums[-1] > 0:
+            return np.asarray(times >= age, dtype=float)
+        return np.asarray(sums[np.searchsorted(self.values[first:], age + times, side="right")] / sums[-1])
+
+    def at_random(self, times: Array) -> Array:
+        """Return what `ended` does, of the trial that a slot runs at a random moment: it is probably a long one."""
+        return np.asarray(np.minimum(self.values, times[:, None]) @ self.parts / self.mean)
+
+    @property
+    def rest_at_random(self) -> float:
+        """Mean further seconds of the trial that a slot runs at a random moment."""
+        return float(self.values**2 @ self.parts) / (2 * self.mean)
+
+
+def lengths_of(ended: Sequence[float], running: Sequence[float]) -> Lengths:
+    """Return the distribution of the seconds of trials, from those of ended ones and those of running ones so far.
+
+    Without the running ones it would be biased, because short trials end first. It is the estimate of Kaplan and Meier:
+    the probability of a running trial is shared by all longer ones (Efron, Proc. 5th Berkeley Symposium, 1967). If
+    there is none, the trial is expected to run as long again.
+    """
+    known = sorted([*((seconds, True) for seconds in ended), *((seconds, False) for seconds in running)])
+    values, parts, each = [], [], 1.0 / max(1, len(known))
+    for longer, (seconds, has_ended) in zip(range(len(known) - 1, -1, -1), known, strict=True):
+        if has_ended or not longer:
+            values.append(seconds if has_ended else 2 * seconds)
+            parts.append(each)
+        else:
+            each *= (longer + 1) / longer
+    return Lengths(np.array(values), np.array(parts))
+
+
+def latest(ended: Callable[[Array], Array], longest: float) -> float:
+    """Return the mean time at which all trials have ended, which is at most `longest`.
+
+    `ended` returns the probabilities that they have, shape (times,).
+    """
+    times = longest * (np.arange(TIMES) + 0.5) / TIMES
+    return longest * float(1 - ended(times).mean())
 
 
 class Pace:
@@ -74,7 +127,8 @@ class Pace:
         if counted == self._samples[-1].counted:
             return
         self._ended_at = now
-        self._samples.append(_Sample(now, counted, self._progress(self._durations())))
+        running = self._running()
+        self._samples.append(_Sample(now, counted, self._done(self._known(running), running)))
         second = self._samples[1]
         while now - second.at > PACE_SECONDS and counted - second.counted >= PACE_TRIALS:
             self._samples.popleft()
@@ -97,58 +151,54 @@ class Pace:
         return 60 * (self._study.counted - oldest.counted) / seconds if seconds > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the limit on trials, or None if they are not known within a factor of two.
+        """Return the expected seconds until the limit on trials, or None as long as they are not known.
 
-        They are the remaining work divided by the recent rate of work. A running trial counts as the fraction of its
-        class's mean seconds for which it has run. The error is the standard error of the mean seconds of the trials by
-        which the rate was measured, and of those to come, and the deviation of the last trial's end. Trials that run
-        longer than the mean are samples too, because otherwise quick trials would bias the mean. No time is known while
-        several of them run much longer, or one of the last ones does.
+        Trials are expected to take as long as those of this run so far. If the sampler goes on to prefer longer trials,
+        the real time is longer.
         """
-        left = self._limits().trials_left(self._study.counted)
+        left, running = self._limits().trials_left(self._study.counted), self._running()
         if math.isinf(left):
             return math.inf
-        found = self._durations()
-        if found is None or left <= 0:
-            return None
-        running = self._running()
-        late = sum(seconds > LATE * found.of(name) for name, seconds in running)
-        is_late = late > (0 if len(running) >= left else MOST_LATE * self.ended)
-        now, oldest, progress = self._study.clock.now(), self._samples[0], self._progress(found)
+        known = self._known(running)
         # Nothing runs while a server does not answer, or while no worker is there.
-        is_idle = not running and self.since_last > found.mean
-        if is_late or is_idle or now <= oldest.at or progress <= oldest.progress:
+        if not known or left <= 0 or (not running and self.since_last > known[None].mean):
             return None
-        rate = (progress - oldest.progress) / (now - oldest.at)
-        longest = max((found.of(name) - seconds for name, seconds in running), default=0.0)
-        seconds_left = max((left - (progress - self._study.counted)) / rate, longest)
-        measured = max(1, self._study.counted - oldest.counted)
-        last = max(found.means.values()) / seconds_left if seconds_left > 0 else 0.0
-        error = math.sqrt(found.spread * (1 / measured + 1 / left + last**2))
-        return seconds_left if DEVIATIONS * error <= MOST_WRONG else None
+        last = _last_end(known, running)
+        if left <= len(running):
+            return last
+        done, oldest = self._done(known, running), self._samples[0]
+        rate = (done - oldest.progress) / max(self._study.clock.now() - oldest.at, 1e-9)
+        if done - oldest.progress < 1.0:
+            # Most of the trials that have begun are long ones.
+            rate = sum(1 / known[name].mean for name, _ in running) or 1 / known[None].mean
+        return max(last, (left - (done - self._study.counted)) / rate + _last_wave(known, running, rate))
 
-    def _durations(self) -> Durations | None:
-        """Return the expected seconds of trials, or None as long as too few have ended."""
-        trials = self._study.trials
+    def _known(self, running: Sequence[tuple[str, float]]) -> Mapping[str | None, Lengths]:
+        """Return how long trials take on each class of running ones, and on all together (None).
+
+        The result is empty as long as too few trials have ended.
+        """
+        trials, total = self._study.trials, self.ended + self._limits().trials_left(self._study.counted)
         ended = trials.seconds_since(max(self._first, len(trials) - MOST_ENDED))
-        if sum(map(len, ended.values())) < LEAST_ENDED:
-            return None
-        mean = fmean(seconds for each in ended.values() for seconds in each)
-        for name, seconds in self._running():
-            if seconds > (fmean(ended[name]) if name in ended else mean):
-                # A running trial is expected to run as long again as it has run so far.
-                ended.setdefault(name, []).append(2 * seconds)
-        means = {name: fmean(each) for name, each in ended.items()}
-        squares = [(seconds / means[name] - 1) ** 2 for name, each in ended.items() for seconds in each if means[name]]
-        freedom = sum(map(len, ended.values())) - len(ended)
-        return Durations(means, mean, sum(squares) / freedom) if freedom else None
+        if not ended or self.ended < min(ENOUGH_ENDED, ENOUGH_PART * total):
+            return {}
+        so_far: defaultdict[str, list[float]] = defaultdict(list)
+        for name, seconds in running:
+            so_far[name].append(seconds)
+        whole = lengths_of([*chain(*ended.values())], [*chain(*so_far.values())])
+        known: dict[str | None, Lengths] = {None: whole}
+        for name, seconds_so_far in so_far.items():
+            known[name] = lengths_of(ended[name], seconds_so_far) if name in ended else whole
+        return known
 
-    def _progress(self, found: Durations | None) -> float:
-        """Return the number of ended trials plus the expected fractions of the running trials."""
-        parts = 0.0
-        if found is not None:
-            parts = sum(min(1.0, seconds / max(found.of(name), 1e-9)) for name, seconds in self._running())
-        return self._study.counted + parts
+    def _done(self, known: Mapping[str | None, Lengths], running: Sequence[tuple[str, float]]) -> float:
+        """Return the number of ended trials plus the part of each running trial that is done.
+
+        It is below 0 for a trial whose rest is expected to be longer than a mean trial. So all slots together do on
+        average one mean trial in its mean seconds (Wald's equation).
+        """
+        parts = (1 - known[name].rest(seconds) / known[name].mean for name, seconds in running if known)
+        return self._study.counted + sum(parts)
 
     def _running(self) -> list[tuple[str, float]]:
         """Return the class of each running trial, and the seconds for which it has run."""
@@ -158,3 +208,25 @@ class Pace:
             for trial in study.sent
             if trial.state is TrialState.RUNNING
         ]
+
+
+def _last_end(known: Mapping[str | None, Lengths], running: Sequence[tuple[str, float]]) -> float:
+    """Return the expected seconds until all running trials have ended."""
+    longest = max((max(float(known[name].values[-1]) - age, age) for name, age in running), default=0.0)
+    return latest(
+        lambda times: np.prod([known[name].ended(age, times) for name, age in running], axis=0, initial=1.0), longest
+    )
+
+
+def _last_wave(known: Mapping[str | None, Lengths], running: Sequence[tuple[str, float]], rate: float) -> float:
+    """Return the seconds by which the last slot is later than if all slots shared the rest of the work evenly.
+
+    Each slot that runs a trial now will then run one of its class. `rate` is the work of all slots in a second.
+    """
+    slots = Counter(name for name, _ in running)
+    longest = max((float(known[name].values[-1]) for name in slots), default=0.0)
+    last = latest(
+        lambda times: np.prod([known[name].at_random(times) ** slots[name] for name in slots], axis=0), longest
+    )
+    shared = sum(count * known[name].rest_at_random / known[name].mean for name, count in slots.items()) / rate
+    return max(0.0, last - shared)
