@@ -15,7 +15,7 @@ from shadho_celery.charts.chart import Array, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
 from shadho_celery.charts.study import chart_by_name
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
@@ -117,7 +117,9 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
 
 def _with_text(trial: TrialResult) -> Json:
     """Return a trial with its values as a text, as the command line shows them. A longer one is cut."""
-    found: Json = plain_json({**trial_json(trial), "text": one_line(given(trial), MOST_CHARACTERS)})
+    text = printable(given(trial))
+    cut = text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+    found: Json = plain_json({**trial_json(trial), "text": cut})
     return found
 
 
