@@ -19,7 +19,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import groups, interval_names
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted
 
 #: probability, over all places that are looked at, at which failures still count as the work of chance
@@ -64,7 +64,7 @@ def failures_by_label(trials: TrialColumns) -> Chart:
     """
     name, title = "failures by label", "Where in the space trials fail"
     is_failed = trials.state.is_in(TrialState.FAILED)
-    is_ended = is_failed | trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED)
+    is_ended = trials.state.is_in(*COUNTED)
     axes = Axis(name="share of failed trials", most=1.0), Axis(name="label", scale=Scale.CATEGORY)
     if not is_failed.any():
         return empty_chart(name, title, _NONE, *axes)

@@ -178,7 +178,7 @@ def test_what_does_not_return_within_the_grace_is_given_back(desk: Desk, fleet: 
 
 
 def test_a_worker_for_some_time_takes_only_what_ends_in_time_and_leaves(desk: Desk, fleet: Fleet) -> None:
-    """Of a trial that is predicted to last longer it says so, and interrupts none."""
+    """It logs that it does not take a trial that is predicted to last longer. It interrupts none."""
     desk.write("my_study.py", STUDY.format(log=str(desk.folder / "log"), steps=150))
     # How long a trial takes is known from the first one, whose worker finishes it and leaves.
     first = worker(desk, fleet, "--slots", "1")

@@ -73,7 +73,7 @@ class Ground:
         """Both workers of each fleet take trials again; the study may have ended before the second one came back."""
         deadline = time.monotonic() + 60 * services.PATIENCE
         for fleet in self.fleets:
-            while len({pid for *_, pid in fleet.desk.runs()[-TRIALS // 2 :]}) < 2:
+            while len({pid for *_, pid in fleet.desk.runs()[-(TRIALS // 2) :]}) < 2:
                 assert time.monotonic() < deadline, f"one worker takes no trials: {fleet.desk.said()}"
                 name += "-again"
                 fleet.ended_well(fleet.launch("my_study", TRIALS // 2, name=name), name, TRIALS // 2, 90)
