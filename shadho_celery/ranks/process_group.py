@@ -240,6 +240,11 @@ class ProcessGroup:
             return None
         if local >= torch.cuda.device_count():
             return None
+        if self._is_fork and self._wanted != "gloo" and torch.cuda._is_in_bad_fork():
+            raise UsageError(
+                "a forked rank cannot use its GPU, because CUDA was in use before the process group; "
+                "torch.cuda.is_available() counts as use: open the group first, or start the ranks by context.launch"
+            )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return f"{socket.gethostname()}/{visible}/{local}"
 

@@ -104,7 +104,8 @@ class Watch:
             if self._closing.is_set():
                 return
             with suppress(Exception):
-                if distributed_c10d.get_backend() == "nccl":
+                # The group also has gloo, for tensors on the CPU, so `get_backend` names both.
+                if "nccl" in distributed_c10d.get_backend_config():
                     distributed_c10d._abort_process_group()
             shut(self.opened)
         if self._closing.wait(GRACE_SECONDS):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +76,22 @@ def test_a_group_whose_ranks_have_no_gpu_each_says_that_it_runs_on_the_cpu(
     with process_group(LocalContext(checkpoints=tmp_path, device=device), ranks=1, backend=backend) as pg:
         assert pg.device.type == "cpu"
     assert ("runs on the CPU" in caplog.text) is warned
+
+
+@cases(("backend", "is_refused"), [(None, True), ("gloo", False)])
+def test_a_rank_that_was_forked_after_the_first_use_of_cuda_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Literal["gloo"] | None, is_refused: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    first = os.getpid()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: os.getpid() != first)
+    context = LocalContext(checkpoints=tmp_path, device="cuda")
+    says = r"rank 1 failed: UsageError: a forked rank .*is_available\(\) counts as use: open the group first"
+    with (
+        pytest.raises(ShadhoError, match=says) if is_refused else nullcontext(),
+        process_group(context, backend=backend) as pg,
+    ):
+        assert (pg.size, pg.device.type, total()) == (2, "cpu", 2.0)
 
 
 def hang() -> None:
