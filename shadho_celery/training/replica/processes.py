@@ -30,9 +30,14 @@ class Processes:
 
     def __init__(self, method: Literal["fork", "spawn"] | None = None) -> None:
         """Start processes by `method`. If it is None, use "fork" on Linux unless CUDA is in use, else "spawn"."""
-        can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
-        self.method = method or ("fork" if can_fork else "spawn")
+        self._method = method
         self.children: list[BaseProcess] = []
+
+    @property
+    def method(self) -> Literal["fork", "spawn"]:
+        """How a process would be started now: the first use of CUDA may come after the gang was constructed."""
+        can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
+        return self._method or ("fork" if can_fork else "spawn")
 
     def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
         """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
@@ -76,12 +81,14 @@ class Processes:
 def _copy(workload: Workload, *, on_cpu: bool) -> Workload:
     """Return a copy for a spawned process: tensors that are sent to it share their memory with this process.
 
-    Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU.
+    Memory of a GPU would be opened on that GPU, also by a replica on another GPU, so it is copied to the CPU, with the
+    optimizer's state.
     """
     batches = workload.computer.batches
     own = copy.deepcopy(workload, {id(batches): batches})
     if on_cpu:
         own.computer.model.cpu()
+        _follow_model(own)
     return own
 
 
@@ -100,9 +107,14 @@ def move(workload: Workload, device: torch.device) -> None:
     """Move the model, the optimizer's state, and data that are on a GPU to this process's own GPU."""
     torch.cuda.set_device(device)
     workload.computer.model.to(device)
+    _follow_model(workload)
+    workload.computer.batches.move(device)
+
+
+def _follow_model(workload: Workload) -> None:
+    """Move the optimizer's state to the device of the model."""
     optimizer = workload.update.optimizer
     optimizer.load_state_dict(optimizer.state_dict())
-    workload.computer.batches.move(device)
 
 
 def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -16,7 +17,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
 from shadho_celery.training.replica.batches import Batches, Computer
-from shadho_celery.training.replica.processes import Processes, move, own_device
+from shadho_celery.training.replica.processes import Processes, _copy, move, own_device
 from shadho_celery.training.replica.replica import Workload
 from shadho_celery.training.replica.update import Update
 
@@ -44,6 +45,29 @@ def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(loss: A
             processes.start(seat, job, server)
     assert processes.alive() == 0
     processes.close()
+
+
+def test_processes_are_spawned_if_cuda_is_used_after_the_gang_was_constructed(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes()
+    for in_use in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
+        assert processes.method == ("fork" if sys.platform == "linux" and not in_use else "spawn")
+
+
+def test_a_copy_for_another_gpu_has_its_model_and_the_optimizers_state_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(1, 1)
+    given = workload(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    moved = Mock()
+    monkeypatch.setattr(nn.Module, "cpu", moved.model)
+    monkeypatch.setattr(torch.optim.SGD, "load_state_dict", moved.state)
+    for on_cpu, names in ((False, []), (True, ["model", "state"])):
+        moved.reset_mock()
+        own = _copy(given, on_cpu=on_cpu)
+        assert [name for name, *_ in moved.mock_calls] == names
+        assert own.computer.model is not model
+        assert own.computer.batches is given.computer.batches
 
 
 def model_on(*devices: str) -> Any:
