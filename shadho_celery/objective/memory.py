@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import resource
@@ -47,10 +48,14 @@ class PeakMemory:
         self._shared = shared
         #: peaks of the processes that have run beside this one
         self._beside = dict.fromkeys(Memory, 0)
+        #: bytes of torch's tensors on GPUs at the beginning
+        self._held = 0
         # If a trial has broken torch or its GPU, the next trial's own error describes it better.
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
-                cuda.reset_peak_memory_stats()
+                for device in range(cuda.device_count()):
+                    cuda.reset_peak_memory_stats(device)
+                self._held = _allocated(cuda)
         # The system sets the peak to the current resident memory (Linux).
         self._was_reset = False
         with suppress(OSError):
@@ -82,9 +87,22 @@ class PeakMemory:
             return own + self._beside[Memory.HOST]
         return (gpu_peak() + self._beside[Memory.GPU]) or None
 
+    def release(self) -> None:
+        """Free what the trial has left on GPUs, as far as nothing refers to it. Never raises.
+
+        Where other trials share the GPU, also give back the memory that torch's allocator keeps.
+        """
+        with suppress(Exception):
+            if (cuda := _cuda()) is not None:
+                if _allocated(cuda) > self._held:
+                    # Tensors in a cycle of references, as of a trainer and its callbacks, would stay for a while.
+                    gc.collect()
+                if _shares():
+                    cuda.empty_cache()
+
 
 def gpu_peak(device: int | None = None) -> int:
-    """Return the peak bytes of torch's tensors on a GPU, by default the current one; 0 if torch uses none.
+    """Return the peak bytes of torch's tensors on a GPU, by default the largest one of all; 0 if torch uses none.
 
     Where trials share GPUs, they are those of torch's allocator, which keeps more than the tensors take.
     """
@@ -93,15 +111,14 @@ def gpu_peak(device: int | None = None) -> int:
         # For the first trial on the GPU no peak was reset, but no earlier trial has contributed to it either.
         if (cuda := _cuda()) is not None:
             peak = cuda.max_memory_reserved if _shares() else cuda.max_memory_allocated
-            return int(peak() if device is None else peak(device))
+            devices = range(cuda.device_count()) if device is None else [device]
+            return max((int(peak(each)) for each in devices), default=0)
     return 0
 
 
-def release_gpu() -> None:
-    """Give back the GPU memory that torch's allocator keeps, where other trials share the GPU. Never raises."""
-    with suppress(Exception):
-        if (cuda := _cuda()) is not None and _shares():
-            cuda.empty_cache()
+def _allocated(cuda: Any) -> int:
+    """Return the bytes of torch's tensors on all GPUs."""
+    return sum(int(cuda.memory_allocated(device)) for device in range(cuda.device_count()))
 
 
 def _shares() -> bool:

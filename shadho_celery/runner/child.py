@@ -33,7 +33,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined, wants_context
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
-from shadho_celery.objective.memory import PeakMemory, release_gpu, shared_memory
+from shadho_celery.objective.memory import PeakMemory, shared_memory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
@@ -303,7 +303,7 @@ class Child:
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
-        release_gpu()
+        peak.release()
         facts = {"memory": memory, "gpu_memory": gpu_memory, "code": self._codes[payload.module].digest}
         return replace(outcome, continued=continued, **facts)
 
@@ -394,10 +394,12 @@ def _seed(seed: int) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(seed % 2**32)
     if (torch := sys.modules.get("torch")) is not None:
-        # torch.manual_seed is avoided: it takes a fifth of a millisecond without a GPU.
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed_all(seed)
+        if os.environ.get(DEVICE, "cpu") == "cpu":
+            # torch.manual_seed is avoided: it takes a fifth of a millisecond without a GPU.
+            torch.default_generator.manual_seed(seed)
+        else:
+            # This includes the generators of a GPU that is not in use yet.
+            torch.manual_seed(seed)
 
 
 def change_threads(before: str, after: str) -> None:

@@ -70,6 +70,14 @@ _HANDLERS = (
 )
 _STREAM_SETTINGS = ("encoding", "errors", "line_buffering", "write_through")
 
+#: settings of torch from version 2.9 on for products of float32 numbers, below `torch.backends`, the general ones first
+_PRECISIONS = (
+    *("fp32_precision", "cuda.matmul.fp32_precision"),
+    *("cudnn.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+    *("mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
+    *("mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+)
+
 #: value of a part of the state that does not exist or cannot be read
 _ABSENT = object()
 
@@ -307,6 +315,15 @@ def _of_torch(torch: Any) -> Iterator[_Rule]:
     for name in ("enabled", "benchmark", "deterministic", "allow_tf32"):
         cudnn = torch.backends.cudnn
         yield f"torch.backends.cudnn.{name}", partial(getattr, cudnn, name), partial(setattr, cudnn, name)
+    # This comes after the older settings of precision, which set some of these.
+    names = [name for name in _PRECISIONS if _value(partial(attrgetter(name), torch.backends)) is not _ABSENT]
+
+    def set_precisions(before: Sequence[str]) -> None:
+        for name, precision in zip(names, before, strict=True):
+            holder, _, attribute = f"backends.{name}".rpartition(".")
+            setattr(attrgetter(holder)(torch), attribute, precision)
+
+    yield "float32 precision of torch", lambda: [attrgetter(name)(torch.backends) for name in names], set_precisions
     options = torch._tensor_str.PRINT_OPTS
     yield "print options of torch", vars(options).copy, vars(options).update
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -22,26 +23,42 @@ MB = 10**6
 class FakeCuda:
     """What torch.cuda tells of its allocator; `broken` is a GPU on which every call fails, as after a failed kernel."""
 
-    def __init__(self, *, initialised: bool = True, held: int = 0, broken: bool = False) -> None:
+    def __init__(self, *, initialised: bool = True, held: int = 0, broken: bool = False, gpus: int = 1) -> None:
         self.initialised = initialised
-        self.held = self.peak = held
+        self.held, self.peaks = [held] * gpus, [held] * gpus
         self.broken = broken
+        #: number of times that the allocator was emptied
+        self.emptied = 0
 
     def is_initialized(self) -> bool:
         return self.initialised
 
-    def reset_peak_memory_stats(self) -> None:
-        self._check()
-        self.peak = self.held
+    def device_count(self) -> int:
+        return len(self.held)
 
-    def max_memory_allocated(self) -> int:
+    def reset_peak_memory_stats(self, device: int) -> None:
         self._check()
-        return self.peak
+        self.peaks[device] = self.held[device]
 
-    def use(self, size: int) -> None:
+    def max_memory_allocated(self, device: int) -> int:
+        self._check()
+        return self.peaks[device]
+
+    def memory_allocated(self, device: int) -> int:
+        self._check()
+        return self.held[device]
+
+    def max_memory_reserved(self, device: int) -> int:
+        return 2 * self.max_memory_allocated(device)
+
+    def empty_cache(self) -> None:
+        self._check()
+        self.emptied += 1
+
+    def use(self, size: int, device: int = 0) -> None:
         """Take `size` bytes and give them back."""
         self.initialised = True
-        self.peak = max(self.peak, self.held + size)
+        self.peaks[device] = max(self.peaks[device], self.held[device] + size)
 
     def _check(self) -> None:
         assert self.initialised, "asking would initialise CUDA"
@@ -135,6 +152,58 @@ def test_the_trial_that_first_loads_torch_is_measured_on_the_gpu(monkeypatch: py
     assert peak.read(Memory.GPU) == 10**9
 
 
+def test_of_several_gpus_the_one_with_most_memory_counts_in_each_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = with_torch(monkeypatch, FakeCuda(gpus=3))
+    for sizes in ((10**9, 8 * 10**9, 0), (10**9, 0, 2 * 10**9)):
+        peak = PeakMemory()
+        for device, size in enumerate(sizes):
+            cuda.use(size, device)
+        assert peak.read(Memory.GPU) == max(sizes)
+
+
+class Held:
+    """A tensor on the GPU, in a cycle of references."""
+
+    def __init__(self, cuda: FakeCuda, size: int) -> None:
+        self.cuda, self.size, self.itself = cuda, size, self
+        cuda.use(size)
+        cuda.held[0] += size
+
+    def __del__(self) -> None:
+        self.cuda.held[0] -= self.size
+
+
+def test_what_a_trial_left_on_the_gpu_in_cycles_is_freed_at_its_end(cuda: FakeCuda) -> None:
+    for size in (8 * 10**9, 10**9):
+        peak = PeakMemory()
+        Held(cuda, size)
+        assert peak.read(Memory.GPU) == size
+        peak.release()
+        assert cuda.held == [0]
+
+
+def test_what_was_on_the_gpu_before_a_trial_costs_no_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = with_torch(monkeypatch, FakeCuda(held=10**9))
+    monkeypatch.setattr(gc, "collect", lambda: pytest.fail("nothing was left"))
+    peak = PeakMemory()
+    cuda.use(10**9)
+    peak.release()
+
+
+@pytest.mark.parametrize(("slots", "emptied", "factor"), [("auto", 1, 2), ("4", 0, 1)])
+def test_where_trials_share_gpus_the_allocators_memory_counts_and_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, slots: str, emptied: int, factor: int
+) -> None:
+    monkeypatch.setenv("SHADHO_SLOTS_PER_GPU", slots)
+    peak = PeakMemory()
+    cuda.use(10**9)
+    assert peak.read(Memory.GPU) == factor * 10**9
+    peak.release()
+    assert cuda.emptied == emptied
+
+
 @linux
 def test_the_memory_of_the_gpu_and_of_the_process_are_two(cuda: FakeCuda) -> None:
     peak = PeakMemory()
@@ -152,7 +221,9 @@ def test_the_memory_of_the_gpu_and_of_the_process_are_two(cuda: FakeCuda) -> Non
 )
 def test_whatever_has_become_of_torch_measuring_raises_nothing(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert PeakMemory().read(Memory.GPU) is None
+    peak = PeakMemory()
+    assert peak.read(Memory.GPU) is None
+    peak.release()
 
 
 def test_torch_is_not_loaded_and_cuda_not_begun_for_the_measure() -> None:

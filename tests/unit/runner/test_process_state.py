@@ -137,6 +137,14 @@ TORCH = {
         "torch.set_float32_matmul_precision('medium')",
         "torch.get_float32_matmul_precision()",
     ),
+    "float32 precision of torch": (
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'; torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "[torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision]",
+    ),
+    "float32 precision of torch, of all libraries": (
+        "torch.backends.fp32_precision = 'tf32'",
+        "[torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision]",
+    ),
     "anomaly mode of torch": ("torch.autograd.set_detect_anomaly(True)", "torch.is_anomaly_enabled()"),
     "denormal numbers of torch": ("torch.set_flush_denormal(True)", "sys.float_info.min / 2 > 0"),
     "sharing strategy of torch": (
