@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -455,12 +455,28 @@ def _quota(folder: Path) -> float:
 
 
 def _nvidia_gpus() -> tuple[Gpu, ...]:
-    """Return the NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` names, all by default; () if the driver fails."""
+    """Return the NVIDIA GPUs that ``CUDA_VISIBLE_DEVICES`` names, all by default; () if the driver fails.
+
+    In place of a GPU that is divided (MIG) they are its parts, because CUDA uses only these.
+    """
     import pynvml
 
     def gpu(handle: Any, number: str, uuid: str) -> Gpu:
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
         return Gpu(name=str(pynvml.nvmlDeviceGetName(handle)), memory=memory, id=number, uuid=uuid)
+
+    def is_divided(handle: Any) -> bool:
+        with suppress(pynvml.NVMLError):
+            return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+        return False
+
+    def parts_of(handle: Any) -> Iterator[Gpu]:
+        for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            # There may be fewer of them.
+            with suppress(pynvml.NVMLError):
+                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+                uuid = str(pynvml.nvmlDeviceGetUUID(part))
+                yield gpu(part, uuid, uuid)
 
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     parts = [part.strip() for part in (told or "").split(",")]
@@ -469,9 +485,13 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
             pynvml.nvmlInit()
             opened.callback(pynvml.nvmlShutdown)
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            known = [gpu(each, str(i), str(pynvml.nvmlDeviceGetUUID(each))) for i, each in enumerate(handles)]
+            whole = [gpu(each, str(i), str(pynvml.nvmlDeviceGetUUID(each))) for i, each in enumerate(handles)]
+            known = {
+                card: [*parts_of(handle)] if is_divided(handle) else [card]
+                for card, handle in zip(whole, handles, strict=True)
+            }
             if told is None:
-                return tuple(known)
+                return tuple(chain.from_iterable(known.values()))
             named: list[Gpu] = []
             for part in parts:
                 if part.startswith("MIG-"):
@@ -480,7 +500,7 @@ def _nvidia_gpus() -> tuple[Gpu, ...]:
                 # The start of a UUID suffices.
                 is_uuid = part.startswith("GPU-")
                 found = [each for each in known if each.id == part or (is_uuid and each.uuid.startswith(part))]
-                named += found if len(found) == 1 else []
+                named += known[found[0]] if len(found) == 1 else []
             return tuple(dict.fromkeys(named))
     except pynvml.NVMLError:
         return ()

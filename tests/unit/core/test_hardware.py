@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -246,10 +247,12 @@ class FakeNvml(ModuleType):
     class NVMLError(Exception):
         pass
 
-    def __init__(self, memories: list[int], broken: str = "") -> None:
+    def __init__(self, memories: list[int], broken: str = "", parts: Mapping[int, int] | None = None) -> None:
+        """`parts` are the numbers of parts of the GPUs that are divided into parts of 10 GiB."""
         super().__init__("pynvml")
         self.memories = memories
         self.broken = broken
+        self.parts = parts
         self.open = 0
 
     def _answer(self, call: str, answer: Any) -> Any:
@@ -270,22 +273,37 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         return int(self._answer("handle", index))
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        if self.parts is None:
+            raise self.NVMLError("the GPU cannot be divided")
+        return [int(handle in self.parts), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> tuple[int, int]:  # noqa: N802
+        if self.parts is None or index >= self.parts[handle]:
+            raise self.NVMLError("there are fewer parts")
+        return handle, index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int | tuple[int, int]) -> Any:  # noqa: N802
         class Info:
-            total = self.memories[handle]
+            total = self.memories[handle] if isinstance(handle, int) else 10 * GIB
 
         return self._answer("memory", Info)
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return str(self._answer("uuid", f"GPU-{handle}a-{handle}"))
+    def nvmlDeviceGetUUID(self, handle: int | tuple[int, int]) -> str:  # noqa: N802
+        uuid = f"GPU-{handle}a-{handle}" if isinstance(handle, int) else f"MIG-{handle[0]}-{handle[1]}"
+        return str(self._answer("uuid", uuid))
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
         if uuid != "MIG-1":
             raise self.NVMLError(uuid)
         return 1
 
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return str(self._answer("name", f"Fake {handle}"))
+    def nvmlDeviceGetName(self, handle: int | tuple[int, int]) -> str:  # noqa: N802
+        name = f"Fake {handle}" if isinstance(handle, int) else f"Fake {handle[0]} MIG 1g.10gb"
+        return str(self._answer("name", name))
 
 
 @pytest.fixture(autouse=True)
@@ -348,6 +366,30 @@ def test_each_gpu_has_its_own_name_and_memory(monkeypatch: pytest.MonkeyPatch) -
         Gpu(id="0", name="Fake 0", memory=80 * GIB, uuid="GPU-0a-0"),
         Gpu(id="1", name="Fake 1", memory=8 * GIB, uuid="GPU-1a-1"),
     )
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        (None, ("0", "MIG-1-0", "MIG-1-1", "MIG-1-2")),
+        ("1", ("MIG-1-0", "MIG-1-1", "MIG-1-2")),
+        ("GPU-1a,0", ("MIG-1-0", "MIG-1-1", "MIG-1-2", "0")),
+        ("2", ()),
+    ],
+)
+def test_of_a_gpu_that_is_divided_the_parts_are_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: tuple[str, ...]
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([8 * GIB, 80 * GIB, 80 * GIB], parts={1: 3, 2: 0}))
+    found = detect()
+    assert found.gpus == gpus
+    for part in [each for each in found.cards if each.id != "0"]:
+        assert (part.name, part.memory, part.uuid) == ("Fake 1 MIG 1g.10gb", 10 * GIB, part.id)
+    if visible is None:
+        slots = [found.slot_environment("gpu_small", [slot], 4)["CUDA_VISIBLE_DEVICES"] for slot in range(4)]
+        assert slots == [*gpus], "CUDA uses one part a process"
 
 
 def test_apples_gpu_is_a_device_of_torch_that_cuda_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
