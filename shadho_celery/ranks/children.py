@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -20,6 +21,9 @@ def begin_child(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The threads of OpenMP do not exist in a forked process.
     torch.set_num_threads(1)
+    # Nor do other threads. An object of the parent that waits for its thread when it is collected, such as the store of
+    # a failed `launch`, would end this process.
+    gc.freeze()
     end_with_parent(parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -52,6 +53,29 @@ def test_every_rank_takes_part_and_only_rank_0_leaves_the_block_and_reports(tmp_
         process = int((tmp_path / f"rank-{rank}").read_text().split()[0])
         with pytest.raises(ChildProcessError):
             os.waitpid(process, os.WNOHANG)
+
+
+class Thread:
+    """An object that ends the process if it is collected in another one than its thread's, as torch's store does."""
+
+    def __init__(self) -> None:
+        self.process, self.itself = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            os.abort()
+
+
+def test_a_forked_rank_collects_nothing_of_its_parent(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        Thread()
+        with process_group(LocalContext(checkpoints=tmp_path), ranks=2):
+            gc.collect()
+            ranks = total()
+    finally:
+        gc.enable()
+    assert ranks == 2.0
 
 
 def test_studies_may_import_process_groups_from_training_too() -> None:
