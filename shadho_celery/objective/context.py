@@ -241,7 +241,8 @@ class LocalContext:
     timed_out: Callable[[], bool] = lambda: False
     on_call_replicas: Callable[[str, str, int], None] = _refuse_call
     on_gang_assembled: Callable[[], None] = lambda: None
-    #: called with the peaks of all ranks of a launch: resident bytes, and the most bytes on one GPU
+    #: called with the peaks of all ranks of a launch, or replicas of a gang: resident bytes, and the most bytes on one
+    #: GPU
     on_ranks: Callable[[int, int], None] = lambda host, gpu: None
 
     def __dir__(self) -> list[str]:

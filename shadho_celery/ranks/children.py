@@ -15,8 +15,11 @@ import torch
 CHECK_SECONDS = 0.1
 
 
-def begin_child(parent: int) -> None:
-    """Prepare a new process that computes: it ends with its parent, and leaves the decision about Ctrl-C to it."""
+def begin_child(parent: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Prepare a new process that computes: it ends with its parent, and leaves the decision about Ctrl-C to it.
+
+    `meanwhile` is that of `end_with_parent`.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The threads of OpenMP do not exist in a forked process.
@@ -24,7 +27,7 @@ def begin_child(parent: int) -> None:
     # Nor do other threads. An object of the parent that waits for its thread when it is collected, such as the store of
     # a failed `launch`, would end this process.
     gc.freeze()
-    end_with_parent(parent)
+    end_with_parent(parent, meanwhile)
 
 
 def end_with_parent(parent: int, meanwhile: Callable[[], None] = lambda: None) -> None:

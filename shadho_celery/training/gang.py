@@ -192,6 +192,9 @@ class Gang:
         if self._listener is not None:
             self._listener.close(reason)
         self.processes.close()
+        if (peak := self.processes.gpu_peak) and hasattr(self.context, "on_ranks"):
+            # It counts with the memory of this process.
+            self.context.on_ranks(0, peak)
 
     def _train(self, plan: Plan, centre: ModelCentre) -> Iterator[Vector | None]:
         """Train in the role of this process: a replica, the coordinator, or the only process.

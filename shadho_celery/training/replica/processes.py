@@ -9,6 +9,8 @@ import socket
 import sys
 import time
 import warnings
+from collections import Counter
+from collections.abc import MutableSequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Literal
@@ -18,6 +20,7 @@ from torch import nn
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.memory import gpu_peak
 from shadho_celery.ranks.children import begin_child
 from shadho_celery.training.replica.replica import Workload, serve
 
@@ -32,12 +35,22 @@ class Processes:
         """Start processes by `method`. If it is None, use "fork" on Linux unless CUDA is in use, else "spawn"."""
         self._method = method
         self.children: list[BaseProcess] = []
+        #: GPU and peak bytes there of each replica that has a GPU
+        self._peaks: list[tuple[torch.device, MutableSequence[int]]] = []
 
     @property
     def method(self) -> Literal["fork", "spawn"]:
         """How a process would be started now: the first use of CUDA may come after the gang was constructed."""
         can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
         return self._method or ("fork" if can_fork else "spawn")
+
+    @property
+    def gpu_peak(self) -> int:
+        """Most bytes that the replicas have taken on one GPU, as far as they have noted it; 0 without a GPU."""
+        cards = Counter[torch.device]()
+        for device, peak in self._peaks:
+            cards[device] += peak[0]
+        return max(cards.values(), default=0)
 
     def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
         """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
@@ -46,11 +59,16 @@ class Processes:
         daemon = workload.computer.batches.loader is None
         try:
             if self.method == "fork":
-                process = get_context("fork").Process(target=_run, args=(seat, workload, None, server), daemon=daemon)
+                process = get_context("fork").Process(target=_run, args=(seat, workload, server), daemon=daemon)
             else:
+                spawn = get_context("spawn")
                 device = own_device(workload.computer.model, seat.rank)
                 own = _copy(workload, on_cpu=device is not None)
-                process = get_context("spawn").Process(target=_run, args=(seat, own, device, None), daemon=daemon)
+                # A replica that is killed cannot note its peak at its end.
+                peak = spawn.RawArray("q", 1)
+                if device is not None:
+                    self._peaks.append((device, peak))
+                process = spawn.Process(target=_run_spawned, args=(seat, own, device, peak), daemon=daemon)
             with warnings.catch_warnings():
                 # Newer Pythons warn about a fork in a process with threads. This child takes no lock that another
                 # thread may hold: it has one torch thread and its own sockets, and exits without clean-up.
@@ -117,13 +135,31 @@ def _follow_model(workload: Workload) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def _run(seat: ReplicaSeat, workload: Workload, device: torch.device | None, inherited: socket.socket | None) -> None:
-    """Run a replica in its own process. A forked process has `inherited` the listening socket; others pass None."""
+def _run(seat: ReplicaSeat, workload: Workload, inherited: socket.socket) -> None:
+    """Run a replica in a forked process, which has inherited the listening socket."""
     begin_child(os.getppid())
-    if inherited is not None:
-        inherited.close()
+    inherited.close()
+    _serve(seat, workload)
+
+
+def _run_spawned(
+    seat: ReplicaSeat, workload: Workload, device: torch.device | None, peak: MutableSequence[int]
+) -> None:
+    """Run a replica in a spawned process, on its own GPU if it has one. Note the peak of its GPU memory."""
+
+    def note() -> None:
+        peak[0] = gpu_peak()
+
+    begin_child(os.getppid(), note)
     if device is not None:
         move(workload, device)
+    try:
+        _serve(seat, workload)
+    finally:
+        note()
+
+
+def _serve(seat: ReplicaSeat, workload: Workload) -> None:
     try:
         serve(seat, workload)
     except ShadhoError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -14,8 +15,8 @@ from torch import nn
 
 from shadho_celery.core.addresses import listen
 from shadho_celery.errors import UsageError
-from shadho_celery.objective.context import ReplicaSeat
-from shadho_celery.training import Sync
+from shadho_celery.objective.context import LocalContext, ReplicaSeat
+from shadho_celery.training import Sync, gang
 from shadho_celery.training.replica.batches import Batches, Computer
 from shadho_celery.training.replica.processes import Processes, _copy, move, own_device
 from shadho_celery.training.replica.replica import Workload
@@ -68,6 +69,17 @@ def test_a_copy_for_another_gpu_has_its_model_and_the_optimizers_state_on_the_cp
         assert [name for name, *_ in moved.mock_calls] == names
         assert own.computer.model is not model
         assert own.computer.batches is given.computer.batches
+
+
+def test_the_gpu_memory_of_a_gangs_replicas_counts_as_its_trials(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    context = LocalContext(checkpoints=tmp_path, on_ranks=lambda host, gpu: told.append((host, gpu)))
+    with gang(context, replicas=3) as g:
+        g.processes._peaks += [(torch.device("cuda", rank % 2), [10**9 * (rank + 1)]) for rank in range(3)]
+    assert told == [(0, 4 * 10**9)]
+    with gang(context, replicas=3) as g:
+        pass
+    assert len(told) == 1
 
 
 def model_on(*devices: str) -> Any:
