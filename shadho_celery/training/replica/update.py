@@ -113,8 +113,10 @@ class Update:
                     "each step: remove schedule.step() from on_step, or leave schedule= out"
                 )
             with warnings.catch_warnings():
-                # Steps may be skipped, and a replica that comes late repeats those of the schedule alone.
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                # Steps may be skipped, and a replica that comes late repeats those of the schedule alone. In a spawned
+                # replica the optimizer is a copy, which the schedule has not marked.
+                for message in ("Detected call of `lr_scheduler.step", "Seems like `optimizer.step"):
+                    warnings.filterwarnings("ignore", message=message)
                 if not isinstance(self.schedule, ReduceLROnPlateau):
                     self.schedule.step()
                 elif math.isfinite(loss):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,21 @@ def test_a_learning_rate_goes_to_any_step() -> None:
         rates.append((rule.param_groups[0]["lr"], update.factor))
     assert len(set(rates)) == 1
     assert rates[0][1] == 0.8
+
+
+def test_an_update_that_was_sent_to_a_spawned_replica_steps_without_a_warning() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, update = pickle.loads(pickle.dumps((model, Update(optimizer, LambdaLR(optimizer, halved)))))
+    for _ in range(2):
+        model(torch.ones(1, 1)).backward()
+        update.apply(list(model.parameters()))
+        update.advance()
+    assert update.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def halved(step: int) -> float:
+    return 0.5**step
 
 
 def test_micro_batches_and_replicas_are_weighed_by_what_they_count() -> None:
