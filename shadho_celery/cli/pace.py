@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -67,15 +67,6 @@ class Lengths(NamedTuple):
             return np.asarray(times >= age, dtype=float)
         return np.asarray(sums[np.searchsorted(self.values[first:], age + times, side="right")] / sums[-1])
 
-    def at_random(self, times: Array) -> Array:
-        """Return what `ended` does, of the trial that a slot runs at a random moment: it is probably a long one."""
-        return np.asarray(np.minimum(self.values, times[:, None]) @ self.parts / self.mean)
-
-    @property
-    def rest_at_random(self) -> float:
-        """Mean further seconds of the trial that a slot runs at a random moment."""
-        return float(self.values**2 @ self.parts) / (2 * self.mean)
-
 
 def lengths_of(ended: Sequence[float], running: Sequence[float]) -> Lengths:
     """Return the distribution of the seconds of trials, from those of ended ones and those of running ones so far.
@@ -93,15 +84,6 @@ def lengths_of(ended: Sequence[float], running: Sequence[float]) -> Lengths:
         else:
             each *= (longer + 1) / longer
     return Lengths(np.array(values), np.array(parts))
-
-
-def latest(ended: Callable[[Array], Array], longest: float) -> float:
-    """Return the mean time at which all trials have ended, which is at most `longest`.
-
-    `ended` returns the probabilities that they have, shape (times,).
-    """
-    times = longest * (np.arange(TIMES) + 0.5) / TIMES
-    return longest * float(1 - ended(times).mean())
 
 
 class Pace:
@@ -154,7 +136,7 @@ class Pace:
         """Return the expected seconds until the limit on trials, or None as long as they are not known.
 
         Trials are expected to take as long as those of this run so far. If the sampler goes on to prefer longer trials,
-        the real time is longer.
+        the real time is longer. That some slots will end later than others counts once all trials have begun.
         """
         left, running = self._limits().trials_left(self._study.counted), self._running()
         if math.isinf(left):
@@ -171,7 +153,7 @@ class Pace:
         if done - oldest.progress < 1.0:
             # Most of the trials that have begun are long ones.
             rate = sum(1 / known[name].mean for name, _ in running) or 1 / known[None].mean
-        return max(last, (left - (done - self._study.counted)) / rate + _last_wave(known, running, rate))
+        return max(last, (left - (done - self._study.counted)) / rate)
 
     def _known(self, running: Sequence[tuple[str, float]]) -> Mapping[str | None, Lengths]:
         """Return how long trials take on each class of running ones, and on all together (None).
@@ -213,20 +195,6 @@ class Pace:
 def _last_end(known: Mapping[str | None, Lengths], running: Sequence[tuple[str, float]]) -> float:
     """Return the expected seconds until all running trials have ended."""
     longest = max((max(float(known[name].values[-1]) - age, age) for name, age in running), default=0.0)
-    return latest(
-        lambda times: np.prod([known[name].ended(age, times) for name, age in running], axis=0, initial=1.0), longest
-    )
-
-
-def _last_wave(known: Mapping[str | None, Lengths], running: Sequence[tuple[str, float]], rate: float) -> float:
-    """Return the seconds by which the last slot is later than if all slots shared the rest of the work evenly.
-
-    Each slot that runs a trial now will then run one of its class. `rate` is the work of all slots in a second.
-    """
-    slots = Counter(name for name, _ in running)
-    longest = max((float(known[name].values[-1]) for name in slots), default=0.0)
-    last = latest(
-        lambda times: np.prod([known[name].at_random(times) ** slots[name] for name in slots], axis=0), longest
-    )
-    shared = sum(count * known[name].rest_at_random / known[name].mean for name, count in slots.items()) / rate
-    return max(0.0, last - shared)
+    times = longest * (np.arange(TIMES) + 0.5) / TIMES
+    all_ended = np.prod([known[name].ended(age, times) for name, age in running], axis=0, initial=1.0)
+    return longest * float(1 - all_ended.mean())

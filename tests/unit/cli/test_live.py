@@ -90,8 +90,10 @@ LAWS: Mapping[str, tuple[Seconds, Mapping[str, int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_the_time_left_is_told_from_a_tenth_on_and_is_right_on_average(law: str) -> None:
-    """The rate is that of 40 trials. Where a few rare ones take most of the time, it varies by a third."""
-    most = 1.6 if law == "rare" else 1.33
+    """The rate is that of 40 trials. Where a few rare ones take most of the time, it varies by a third, and where
+    lengths differ much, the last slots end late.
+    """
+    most = {"rare": 1.6, "exponential": 1.5}.get(law, 1.33)
     sums: dict[int, list[tuple[float, float]]] = {}
     for seed in range(3):
         for part, left, real in told(*LAWS[law], trials=200, seed=seed):
