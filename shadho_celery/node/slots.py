@@ -126,6 +126,8 @@ class Slots:
         self._lines = TrialLines()
         self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
         self._fork_servers = fork_servers or ForkServers()
+        self._fork_servers.on_complaints = self._tell_complaints
+        self._telling = threading.Lock()
         # Each warning about incomplete logs is logged once.
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
         gpus = machine.gpus_for(compute_class)
@@ -436,6 +438,14 @@ class Slots:
         """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
         self.heartbeat.tell_codes(self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit)
 
+    def _tell_complaints(self) -> None:
+        """Announce why the slots' processes start slowly. The slots that start meanwhile wait for the announcement.
+
+        So it comes before the results of their trials, which may be the last ones of a short study.
+        """
+        with self._telling:
+            self.heartbeat.tell_complaints(self._fork_servers.complaints())
+
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
         for answer in self._persist(partial(bundle.exchange, count)):
@@ -666,7 +676,7 @@ class Slots:
         self.tally.renewals += self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
         self._tell_codes()
-        self.heartbeat.tell_complaints(self._fork_servers.complaints())
+        self._tell_complaints()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._follow_open()

@@ -81,6 +81,8 @@ def _run(options: Options) -> ShownStudy:
         Session(options, file, partial(say, err=True)) as session,
     ):
         code = session.run(view_of(session, tables.make_console()))
+        for line in session.watch.last_news(is_fleet=options.fleet):
+            say(line, err=True)
     if code == STOPPED[signal.SIGTERM]:
         # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)

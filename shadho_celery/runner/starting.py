@@ -130,10 +130,19 @@ def is_readable(end: socket.socket | int, seconds: float | None) -> bool:
 class _Forked:
     """A reaper that a prepared process forks. Its status socket first brings its pidfd, then its exit code."""
 
-    def __init__(self, status: socket.socket, server: _Server, give_up: Callable[[_Server], None]) -> None:
-        """`give_up` is called with the prepared process if it does not start the reaper."""
+    def __init__(
+        self,
+        status: socket.socket,
+        server: _Server,
+        give_up: Callable[[_Server], None],
+        on_first: Callable[[_Server], None],
+    ) -> None:
+        """`give_up` is called with the prepared process if it does not start the reaper.
+
+        `on_first` is called with it before `await_start` returns, if this is the first reaper that it has started.
+        """
         self._status = status
-        self._server, self._give_up = server, give_up
+        self._server, self._give_up, self._on_first = server, give_up, on_first
         self._pidfd: int | None = None
         self._code: int | None = None
         self._was_given_up = False
@@ -175,9 +184,11 @@ class _Forked:
     def await_start(self) -> bool:
         seconds = FORK_AGAIN_SECONDS if self._server.has_forked else FORK_SECONDS
         self._receive(seconds, lambda: self._pidfd is not None or self._code is not None)
-        if self._pidfd is not None:
+        if self._pidfd is not None and not self._server.has_forked:
+            self._on_first(self._server)
+            # Set afterwards, so that no other slot's trial begins before the call has returned.
             self._server.has_forked = True
-        elif not self._was_given_up:
+        elif self._pidfd is None and not self._was_given_up:
             self._give_up(self._server)
         return self._pidfd is not None
 
@@ -281,6 +292,8 @@ class ForkServers:
     def __init__(self, preload: Sequence[str] = (), complain: Callable[[str], None] = log.warning) -> None:
         """`preload` are further modules to import. `complain` is called with the reason if a prepared process fails."""
         self.preload = preload
+        #: called in a slot's thread before its trial begins, if there may be new complaints
+        self.on_complaints: Callable[[], object] = lambda: None
         self._complain = complain
         self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
         #: moment from which prepared processes are used
@@ -333,7 +346,7 @@ class ForkServers:
                 except OSError:
                     ours.close()
                     return ordinary()
-        return _Forked(ours, server, self._give_up)
+        return _Forked(ours, server, self._give_up, self._note_first)
 
     def close(self) -> None:
         """End the prepared processes. Reapers that have started go on."""
@@ -357,8 +370,18 @@ class ForkServers:
             self._servers[fixed] = server
         return server
 
+    def _note_first(self, server: _Server) -> None:
+        """Note the complaints of a prepared process that has started a reaper, so its imports are over."""
+        with self._lock:
+            self._note(*server.complaints())
+        self.on_complaints()
+
     def _give_up(self, server: _Server) -> None:
         """End a prepared process that has not started a reaper, and start reapers in new interpreters for a while."""
+        self._end(server)
+        self.on_complaints()
+
+    def _end(self, server: _Server) -> None:
         with self._lock:
             if self._is_closed or server not in self._servers.values():
                 return

@@ -479,7 +479,7 @@ class Watch:
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(_notices({Kind.CODE: others}))
         found = {
-            Kind.FLEET: session.executor.notices(),
+            Kind.FLEET: session.executor.notices(at_end=True),
             Kind.DELETIONS: session.study.deletions(at_end=True),
             Kind.SEARCH: session.scheduler.notices(),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,21 @@ def test_nothing_is_started_early_for_a_study_of_a_program(desk: Desk) -> None:
     assert command.code == 0, desk.said()
     desk.nothing_left()
     assert desk.states_folder().is_dir()
+
+
+@pytest.mark.parametrize("way", ["command", "program"])
+def test_a_library_that_cannot_be_preloaded_is_said_once_at_the_end_of_a_study_of_one_short_trial(
+    desk: Desk, way: str
+) -> None:
+    libraries = desk.folder / "lib" / "site-packages"
+    libraries.mkdir(parents=True)
+    (libraries / "broken_library.py").write_text("raise RuntimeError('it needs a display')\n")
+    desk.study(seconds=0.0, settings={"preload": ["broken_library"]})
+    desk.write("program.py", 'import shadho_celery\nshadho_celery.minimize("my_study", trials=1, workers={"cpu": 1})\n')
+    paths = os.pathsep.join([desk.environment["PYTHONPATH"], str(libraries)])
+    start = desk.launch if way == "command" else partial(desk.start, sys.executable)
+    words = ["my_study", "--trials", "1", "--workers", "cpu=1"] if way == "command" else ["program.py"]
+    command = start(*words, PYTHONPATH=paths).wait()
+    assert command.code == 0, desk.said()
+    assert (command.out + command.err).count("its import failed: RuntimeError: it needs a display") == 1, desk.said()
+    desk.nothing_left()

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+import redis
 from msgspec import structs
 from services.clocks import MachineTime
 from services.told import ToldExecutor
@@ -124,6 +125,15 @@ def test_a_complaint_of_workers_is_told_in_one_printable_line_with_the_first_wor
     many = [str(number) for number in range(MAX_COMPLAINTS)]
     workers.announced = {"good": structs.replace(told, complaints=many)}
     assert len(rig.executor.notices()) == MAX_COMPLAINTS
+
+
+def test_a_complaint_since_the_last_look_is_told_at_the_end_of_a_study(rig: Rig) -> None:
+    complaining = Worker(protocol=PROTOCOL, compute_class="cpu", slots=5, imports=["m"], complaints=["slow"])
+    rig.client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(complaining)) for _ in names]
+    assert rig.executor.notices() == []
+    assert rig.executor.notices(at_end=True) == ["worker bad: slow"]
+    rig.client.smembers.side_effect = redis.ConnectionError("gone")
+    assert rig.executor.notices(at_end=True) == ["worker bad: slow"]
 
 
 def test_short_trials_are_sent_ahead_once_they_are_known_to_be_short(rig: Rig) -> None:

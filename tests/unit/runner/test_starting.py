@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -344,7 +344,8 @@ def test_complaints_are_short_printable_lines_and_few(servers: ForkServers) -> N
 def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system looks again for what woke a waiting thread, and lets it wait on if that was received meanwhile."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    forked = starting._Forked(ours, MagicMock(has_forked=False), lambda server: pytest.fail("it has started"))
+    fail, first = MagicMock(), MagicMock()
+    forked = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
     waited: list[float] = []
 
     def received_meanwhile(end: socket.socket | int, seconds: float | None) -> bool:
@@ -359,6 +360,7 @@ def test_a_start_that_another_thread_notices_first_ends_the_wait(monkeypatch: py
         socket.send_fds(theirs, [b"started"], [os.pidfd_open(os.getpid())])
         assert forked.await_start()
     assert sum(waited) < 1 < starting.FORK_SECONDS
+    assert (fail.call_count, first.call_count) == (0, 1)
 
 
 def test_a_runner_that_is_closed_before_its_process_is_forked_does_not_wait(servers: ForkServers) -> None:
@@ -445,13 +447,13 @@ def test_on_a_system_without_pidfds_nothing_is_prepared(monkeypatch: pytest.Monk
 def test_a_reaper_whose_pidfd_found_no_room_in_the_worker_counts_as_killed() -> None:
     """The system drops the descriptors of a message if the receiver may open no more files."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    failures: list[bool] = []
-    reaper = starting._Forked(ours, MagicMock(has_forked=False), lambda server: failures.append(True))
+    fail, first = MagicMock(), MagicMock()
+    reaper = starting._Forked(ours, MagicMock(has_forked=False), fail, first)
     with theirs:
         theirs.send(b"started")
         assert not reaper.await_start()
         assert reaper.wait() == -signal.SIGKILL
-    assert failures == [True]
+    assert (fail.call_count, first.call_count) == (1, 0)
 
 
 @pytest.mark.slow
@@ -585,6 +587,27 @@ def test_libraries_that_cannot_be_preloaded_are_imported_in_the_slot_and_said_on
     ]
     said = capfd.readouterr().err
     assert [said.count(reason) for _, reason in found.values()] == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [FAILING, THREADED, "import os\nos.abort()\n"])
+def test_why_a_library_is_not_preloaded_is_known_before_the_first_trial_begins(
+    library: Callable[[str, str], None], text: str
+) -> None:
+    """The trial may be the only one of its study."""
+    library("the_library", text)
+    servers = ForkServers(["the_library"], complain=lambda reason: None)
+    known: list[Sequence[str]] = []
+    servers.on_complaints = lambda: known.append(servers.complaints())
+    runner = Runner(["using"], ENVIRONMENT, start=servers.start)
+    runner.start()
+    assert not known
+    outcomes = [run_in(runner, "using") for _ in range(2)]
+    runner.kill()
+    servers.close()
+    assert [each.state for each in outcomes] == [TrialState.COMPLETE] * 2
+    [[complaint]] = known
+    assert "the_library" in complaint
 
 
 @pytest.mark.slow
