@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from shadho_celery.pages.reading import in_order_of_colours
 from shadho_celery.results.schema import plain_json, trial_json
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult, given
+from shadho_celery.store.base import DEFAULT_STORE
 
 #: number of trials on a page by default, and at most; and maximum number of studies in the list
 PAGE, MOST_PAGE, MOST_STUDIES = 50, 200, 500
@@ -53,9 +55,16 @@ def studies(cache: Cache) -> Json:
     ]
     return {
         "store": cache.store.safe_url,
+        "first": _first_command(cache.store.safe_url),
         "studies": plain_json(found),
         "left_out": max(0, len(records) - MOST_STUDIES),
     }
+
+
+def _first_command(store: str) -> str:
+    """Return a command that starts a first study in a store, whose URL has no password here."""
+    where = [] if store == DEFAULT_STORE else ["--store", store]
+    return shlex.join(["shadho-celery", "run", "tasks.svm", "--trials", "40", *where])
 
 
 def _listed(study: StudyResults) -> Json:

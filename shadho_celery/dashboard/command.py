@@ -11,7 +11,7 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -67,12 +67,17 @@ def dashboard(
         from shadho_celery.dashboard.cache import Cache
         from shadho_celery.dashboard.server import Server
         from shadho_celery.dashboard.trial_logs import ANSWER_SECONDS, LogEnds
+        from shadho_celery.store.engine import missing_file
         from shadho_celery.store.sql import SqlStore
     except ModuleNotFoundError:
         raise UsageError('the dashboard needs its packages; in the checkout: pip install -e ".[dashboard]"') from None
     named = connection_options.environment(**connection)
     os.environ.update(named)
     access = Access(None if token_file is None else read_token(token_file))
+    if (missing := missing_file(store)) is not None:
+        # It then shows the first study as soon as that begins. A path that cannot be a store is an error.
+        with closing(SqlStore(store)):
+            say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)
     logs = open_logs(is_fleet=urls.is_fleet(named), seconds=ANSWER_SECONDS)
     # The server ends in order on Ctrl-C, and raises it again.

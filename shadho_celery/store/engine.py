@@ -399,6 +399,15 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
 
 
+def missing_file(url: str) -> Path | None:
+    """Return the path of an SQLite store that does not exist, or None for any other store. Raises StoreError."""
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "sqlite" or parsed.database in {None, "", ":memory:"}:
+        return None
+    path = file_of(parsed)
+    return None if path.exists() else path
+
+
 def _file_to_read(url: sa.URL) -> Path:
     if url.database in {None, "", ":memory:"}:
         raise StoreError("a store in memory ends with the program that created it; give the URL of a database")

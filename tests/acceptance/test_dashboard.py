@@ -214,6 +214,39 @@ def test_a_study_that_begins_while_the_list_is_open_is_listed(desk: Desk, browse
         assert opened.page.evaluate("document.activeElement.ariaLabel") == "Compare early"
 
 
+def test_before_the_first_study_the_page_says_which_command_starts_one(
+    desk: Desk, browser: Any, shots: Path
+) -> None:
+    desk.write("my_study.py", STUDY)
+    command, address = started(desk)
+    assert f"there was no store {desk.folder / 'shadho.db'}; it was created" in command.out
+    with Opened(browser, address, 400) as opened:
+        text = opened.page.get_by_text("There is none yet").inner_text()
+        assert text.endswith("shadho-celery run tasks.svm --trials 40")
+        assert not opened.scrolls_sideways()
+        assert not opened.problems()
+        opened.page.screenshot(path=shots / "none-400-light.png", full_page=True)
+        desk.launch("my_study", "--trials", "3", "--study", "first", "--seed", "0").wait()
+        opened.page.get_by_role("link", name="first").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("sqlite:///no/such/folder/shadho.db", "no/such/folder/shadho.db cannot be opened: No such file or directory"),
+        ("sqlite:///.", "there is no store"),
+        ("sqlite://", "a store in memory ends"),
+        ("here", "is not a database URL"),
+    ],
+)
+def test_a_store_that_cannot_be_created_is_one_line(desk: Desk, url: str, line: str) -> None:
+    told = desk.told("dashboard", "--store", url, "--port", "0")
+    assert told.code == 2
+    assert line in told.err
+    assert told.err.count("\n") == 1
+    assert not [*desk.folder.iterdir()]
+
+
 def test_a_change_before_the_stream_of_events_is_open_is_not_missed(desk: Desk, browser: Any) -> None:
     desk.write("my_study.py", STUDY)
     desk.launch("my_study", "--trials", "10", "--study", "shown", "--seed", "0").wait()

@@ -34,7 +34,9 @@ export async function showStudies({ main, signal }) {
 function partsOf(found, { columns, compare }) {
   const made = [element("p", found.store, { class: "soft" })];
   if (!found.studies.length) {
-    return [...made, element("p", "The studies of this store will be here. A first one: shadho-celery run tasks.svm --trials 40")];
+    const start = element("p", "The studies of this store will be here. There is none yet; this command starts one: ");
+    start.append(element("code", found.first));
+    return [...made, start];
   }
   made.push(table("Studies of this store, the latest first", columns, found.studies), compare);
   if (found.left_out) {

@@ -382,7 +382,9 @@ def test_an_action_that_is_none_is_refused(rig: Rig, asked: dict[str, object]) -
 def test_an_empty_store_has_no_studies(tmp_path: Path) -> None:
     with closing(SqlStore(f"sqlite:///{tmp_path}/shadho.db")) as store:
         store.records()
-    assert Rig(tmp_path / "shadho.db").get("/api/studies")["studies"] == []
+    found = Rig(tmp_path / "shadho.db").get("/api/studies")
+    assert found["studies"] == []
+    assert found["first"] == f"shadho-celery run tasks.svm --trials 40 --store sqlite:///{tmp_path}/shadho.db"
 
 
 def test_the_pages_and_their_scripts_are_served(rig: Rig) -> None:
