@@ -80,6 +80,8 @@ class Finding:
     text: str
     #: what to do about it; "" if nothing
     remedy: str = ""
+    #: check that has found the fault because of which this one could not be made; "" if there is none
+    needs: str = ""
 
 
 def _ok(text: str) -> Finding:
@@ -95,7 +97,12 @@ def _wrong(text: str, remedy: str) -> Finding:
 
 
 class Unknown(Exception):
-    """What a check needs could not be found out. The text says why."""
+    """What a check needs could not be found out, because of an error."""
+
+    def __init__(self, error: ShadhoError) -> None:
+        # The check of the server itself has cause and remedy.
+        super().__init__(one_line(error).partition(" (")[0])
+        self.error = error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +130,7 @@ class Site:
 def needed(found: T | ShadhoError) -> T:
     """Return what was found. Raises Unknown if it is an error."""
     if isinstance(found, ShadhoError):
-        # The check of the server itself has cause and remedy.
-        raise Unknown(one_line(found).partition(" (")[0])
+        raise Unknown(found)
     return found
 
 
@@ -138,6 +144,8 @@ def look(store: str, longest: float) -> Site:
     from shadho_celery.transport.redis import connect
 
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
+    if isinstance(broker, ShadhoError) and isinstance(client, ShadhoError) and _is_one_server():
+        client = broker
     down = next((each for each in (broker, client) if isinstance(each, ShadhoError)), None)
     fleet = _asked(read_fleet) if down is None else down
     is_rabbitmq = not isinstance(broker, ShadhoError) and broker.is_rabbitmq
@@ -149,6 +157,12 @@ def look(store: str, longest: float) -> Site:
         redis_facts=client if isinstance(client, ShadhoError) else _asked(lambda: redis_facts(client)),
         fleet=fleet,
     )
+
+
+def _is_one_server() -> bool:
+    """Return whether broker and Redis are the same server."""
+    broker, redis = (urls.url(name).partition("://")[2].partition("/")[0] for name in (urls.BROKER, urls.REDIS))
+    return bool(redis) and broker.rpartition("@")[2] == redis.rpartition("@")[2]
 
 
 def _asked(ask: Callable[[], T]) -> T | ShadhoError:
@@ -210,6 +224,8 @@ def visibility_timeout(site: Site) -> Finding | None:
 
 def redis(site: Site) -> Finding:
     """Redis answers."""
+    if site.redis is site.broker:
+        raise Unknown(site.redis)
     if isinstance(site.redis, ShadhoError):
         raise site.redis
     return _ok(f"it answers at {mask(urls.url(urls.REDIS))}")
@@ -430,7 +446,8 @@ def _judged(check: Check, site: Site) -> Finding | None:
     try:
         return check(site)
     except Unknown as error:
-        return _unknown(str(error))
+        servers = (name for name, server in (("broker", site.broker), ("redis", site.redis)) if server is error.error)
+        return replace(_unknown(str(error)), needs=next(servers, ""))
     except OSError as error:
         return _unknown(one_line(error))
     except ShadhoError as error:
@@ -464,7 +481,7 @@ Examples:
 def doctor(*, longest: float, store: str, as_json: bool, **connection: str | None) -> None:
     """Check what a fleet or this machine needs: servers and their limits, the store, clocks, workers, queues, disks.
 
-    Nothing is changed. Each line has its remedy. The exit code is 1 if something is wrong.
+    Nothing is changed. Each fault is one line with its remedy. The exit code is 1 if something is wrong.
     """
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with overridden(connection_options.environment(**connection)):
@@ -474,7 +491,11 @@ def doctor(*, longest: float, store: str, as_json: bool, **connection: str | Non
         print_json({"wrong": wrong, "checks": [{**asdict(each), "state": each.state.value} for each in found]})
     else:
         for each in found:
-            say(f"{each.state.value:<7} {each.name}: {each.text}" + (f"; {each.remedy}" if each.remedy else ""))
+            if each.needs:
+                continue
+            others = [other.name for other in found if other.needs == each.name]
+            parts = [each.text, each.remedy, f"not checked because of it: {', '.join(others)}" if others else ""]
+            say(f"{each.state.value:<7} {each.name}: {'; '.join(filter(None, parts))}")
         checks = counted(len(found), "check")
         say(f"{wrong} of {checks} found something wrong" if wrong else f"nothing is wrong ({checks})")
     raise SystemExit(1 if wrong else 0)

@@ -30,7 +30,7 @@ from shadho_celery.cli.tables import (
     right,
     rung_lines,
 )
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import one_line, unbroken
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Attempt, TrialState
@@ -200,7 +200,7 @@ class LiveView(_View):
 
 def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
     """Yield lines that are cut at the edge of the terminal, because the view would jump if one were wrapped."""
-    yield from (Text(line, style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
+    yield from (Text(unbroken(line), style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
 
 
 class PlainView(_View):

@@ -20,7 +20,7 @@ from shadho_celery.cli.result_options import (
     store_option,
     study_argument,
 )
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import one_line, unbroken
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
@@ -349,7 +349,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
         yield f"loss: {found.loss!r}"
     yield from _listed("losses", found.losses)
     yield from _listed("constraints", found.constraints)
-    yield f"subspace: {found.subspace}"
+    yield f"subspace: {unbroken(found.subspace)}"
     yield from _listed("values", found.values)
     yield from _listed("params as drawn", found.params)
     yield f"sampler: {found.sampler or 'not recorded'}"

@@ -142,8 +142,8 @@ class FleetState:
     studies: Mapping[str, StudyWants]
     #: number of announcements that are malformed or not signed with this machine's key
     refused: int
-    #: drained workers by place
-    drained: Mapping[str, Drain]
+    #: drained workers by place; None for one that has lost its record in Redis
+    drained: Mapping[str, Drain | None]
     #: number of messages that wait in each queue, by compute class and by the queue's name; None without such a queue
     depths: Mapping[str, Mapping[str, int | None]]
     #: seconds since the latest announcement of each worker and each study, by name and by key
@@ -182,7 +182,12 @@ def read_fleet(control: Signer | None = None) -> FleetState:
     with refusals():
         workers, studies = registry.living(), wanting.living()
         ages = {**registry.ages(workers), **wanting.ages(studies)}
-        drained = drains.all({place_of(name): worker.drain_sequence for name, worker in workers.items()})
+        obeyed = {place_of(name): worker.drain_sequence for name, worker in workers.items() if worker.drain_sequence}
+        drained: dict[str, Drain | None] = {**drains.all(obeyed)}
+        for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
+            # A worker that ends is drained as well, and has a record of its own.
+            if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
+                drained.setdefault(place, None)
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in {**study.wants, **study.wanted_slots}}
     queues = {name: {name} for name in sorted(classes)}
@@ -237,7 +242,10 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
             }
             for name in fleet.depths
         },
-        "drained": [{"worker": place, **asdict(drain)} for place, drain in fleet.drained.items()],
+        "drained": [
+            {"worker": place, **({"by": None, "at": None} if drain is None else asdict(drain))}
+            for place, drain in fleet.drained.items()
+        ],
     }
 
 
@@ -310,7 +318,7 @@ def _show(found: Mapping[str, Any]) -> None:
         say(f"no worker is live{'' if place else '; start one on a machine: shadho-celery worker --import my_study'}")
     for drain in found["drained"]:
         place = one_line(drain["worker"])
-        by = f"by {one_line(drain['by'])} at {moment(drain['at'])}"
+        by = f"by {one_line(drain['by'])} at {moment(drain['at'])}" if drain["by"] else "but Redis has lost its record"
         say(f"{place} is drained, {by}; shadho-celery undrain {shlex.quote(place)} lets it take trials again")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())

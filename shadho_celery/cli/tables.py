@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shadho_celery.cli.console import PrintableConsole
 from shadho_celery.core.actions import Action
-from shadho_celery.core.checks import listed, one_line
+from shadho_celery.core.checks import listed, one_line, unbroken
 from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.trial import TrialState, violation_of
 from shadho_celery.core.units import counted, took
@@ -96,7 +96,7 @@ def best_line(study: Overview) -> str:
     if best is None:
         return study.best_words
     nearest = f"the nearest breaks its constraints by {study.violation:.3g}: " if study.violation else ""
-    return f"{study.best_words} ({nearest}trial {best.number}, {best.subspace}, {best.compute_class})"
+    return f"{study.best_words} ({nearest}trial {best.number}, {unbroken(best.subspace)}, {best.compute_class})"
 
 
 def right(name: str) -> Column:
@@ -116,7 +116,7 @@ def last(name: str) -> Column:
 
 def cut(text: str) -> Text:
     """Return a cell of the last column. A long text is cut; `trial` and `trials --json` show all of it."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(unbroken(text), no_wrap=True, overflow="ellipsis")
 
 
 def summary(
@@ -164,7 +164,7 @@ def summary(
     styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(notices, WARN)}
     for line in lines:
         # A soft wrap, because a user may copy commands from these lines.
-        console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
+        console.print(Text(unbroken(line), style=styles.get(line, "")), soft_wrap=True)
 
 
 def action_lines(actions: Sequence[Action]) -> list[str]:
@@ -324,7 +324,7 @@ def _by_class(
     table = Table(title, *map(right, [*classes, *more]))
     for name, (placed, cells) in [*rows.items()][:most]:
         shown = ["-" if where not in placed else _placed(placed[where]) for where in classes]
-        table.add_row(Text(name), *shown, *cells)
+        table.add_row(Text(unbroken(name)), *shown, *cells)
     return table
 
 

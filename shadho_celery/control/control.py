@@ -82,10 +82,7 @@ class Control:
 
     def enqueue(self, study: str, points: Iterable[object]) -> Answer:
         """Run known points before other trials. Each is a mapping of labels to values, as for `minimize`."""
-        try:
-            found = json.loads(json.dumps([*points], allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"the points cannot be written as JSON: {one_line(error)}") from None
+        found = [_as_json(place, point) for place, point in enumerate(points)]
         if not 0 < len(found) <= MAX_POINTS:
             raise UsageError(f"there are {len(found)} points; give 1 to {MAX_POINTS} at a time")
         return self._ask(study, Enqueue(found))
@@ -210,6 +207,18 @@ class Control:
         others = f"running studies: {listed(running, LISTED)}" if running else "none runs"
         others += f"; {_other_key(refused)}" if refused else ""
         return UsageError(f"no running study is called {shown!r}; {others}; see shadho-celery status")
+
+
+def _as_json(place: int, point: object) -> object:
+    """Return a known point as JSON has it. Raises UsageError with its index `place` and the label that does not fit."""
+    found: dict[str, object] = {}
+    for label, value in point.items() if isinstance(point, Mapping) else [("", point)]:
+        try:
+            found |= json.loads(json.dumps({label: value}, allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            named = f"{short(label, 60)}: " if isinstance(point, Mapping) else ""
+            raise UsageError(f"point {place}: {named}{short(value, 60)} cannot be written as JSON") from None
+    return found if isinstance(point, Mapping) else found[""]
 
 
 def _other_key(refused: int) -> str:

@@ -70,6 +70,11 @@ def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
+def unbroken(text: str) -> str:
+    """Return a text as `printable` does, with escapes for its line feeds too, which labels and values may have."""
+    return printable(text).replace("\n", "\\n")
+
+
 def one_line(text: object, most: int = 200) -> str:
     """Return `text` as one printable line of at most `most` characters. A longer line is cut and ends with dots."""
     line = printable(" ".join(str(text).split()))
@@ -316,6 +321,8 @@ def _in_words(what: str, value: object) -> str:
     if isinstance(value, int) and 2**64 < abs(value) <= sys.float_info.max:
         value = float(value)  # 1e300 rather than its 301 digits
     shown = short(value, 60)
+    if isinstance(value, float) and not math.isfinite(value) and what.startswith("Expected `float"):
+        return f"{shown} is not a finite number"
     if bound := _BOUND.fullmatch(what):
         return f"{shown} is not allowed; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
     if length := _LENGTH.fullmatch(what):

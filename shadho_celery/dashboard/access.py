@@ -34,7 +34,7 @@ HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 COOKIE = "shadho_celery_"
 _TOO_LARGE = f"send at most {MOST_BODY} bytes"
 #: names that a URL's query must not have
-_SECRETS = {"token", "code", "key", "password"}
+_SECRETS = {"token", "access_token", "authorization", "code", "key", "password"}
 #: answers to requests without a session
 _FREE = ("/static/", "/pages/", "/login")
 
@@ -107,6 +107,9 @@ def read_token(path: Path) -> str:
 
     Raises UsageError if the file cannot be used, or if others may read it.
     """
+    if path.is_dir():
+        # An empty text is the working directory.
+        raise UsageError(f"--token-file: {path} is a folder; give the name of a file")
     try:
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
@@ -170,10 +173,15 @@ class Guard:
         # Some programs separate the parts with semicolons.
         parts = [unquote_plus(part).partition("=") for part in re.split("[&;]", query)]
         if any(name.lower() in _SECRETS for name, _, _ in parts) or any(
-            self._access.is_secret(text) for name, _, value in parts for text in (name, value)
+            self._access.is_secret(text) for name, _, value in parts for text in (name, *_texts_in(value))
         ):
             return 400, "a secret in a URL's query is refused: it would stay in logs; open the URL that was printed"
         return None
+
+
+def _texts_in(value: str) -> list[str]:
+    """Return a value of a query and the words in it, such as the token in ``Bearer TOKEN``."""
+    return [value, *re.split(r"[\s:,]+", value)]
 
 
 def _size_refusal(scope: Scope, headers: Headers) -> tuple[int, str] | None:

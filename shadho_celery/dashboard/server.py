@@ -33,7 +33,7 @@ from shadho_celery.dashboard.assets import Assets
 from shadho_celery.dashboard.cache import Cache
 from shadho_celery.dashboard.shared import Shared
 from shadho_celery.dashboard.trial_logs import LogEnds
-from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound
+from shadho_celery.errors import ServiceError, ShadhoError, StoreError, StudyNotFound, UsageError
 from shadho_celery.pages.payload import packed
 from shadho_celery.results.schema import plain_json
 
@@ -127,7 +127,9 @@ class Server:
 
     def compare(self, request: Request) -> Response:
         """Return the comparison of the studies whose names are in the query, joined by "/"."""
-        names = request.query_params.get("names", "").split("/")[:MOST_COMPARED]
+        names = [name for name in request.query_params.get("names", "").split("/") if name][:MOST_COMPARED]
+        if not names:
+            raise UsageError("no study is named; give names=FIRST/SECOND")
         return answer(packed(comparison({name: self._cache.study(name).trials(Depth.LOSSES) for name in names})))
 
     async def fleet(self, request: Request) -> Response:

@@ -214,9 +214,7 @@ def test_a_study_that_begins_while_the_list_is_open_is_listed(desk: Desk, browse
         assert opened.page.evaluate("document.activeElement.ariaLabel") == "Compare early"
 
 
-def test_before_the_first_study_the_page_says_which_command_starts_one(
-    desk: Desk, browser: Any, shots: Path
-) -> None:
+def test_before_the_first_study_the_page_says_which_command_starts_one(desk: Desk, browser: Any, shots: Path) -> None:
     desk.write("my_study.py", STUDY)
     command, address = started(desk)
     assert f"there was no store {desk.folder / 'shadho.db'}; it was created" in command.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,16 +12,19 @@ from unittest.mock import MagicMock
 
 import pytest
 from acceptance.commands import until
+from click.testing import CliRunner
 from integration.fleets import fleet
 from services.cases import cases
 from services.controlled import SIGNER, client, control
 
+from shadho_celery.cli.group import commands
 from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
+from shadho_celery.transport import urls
 from shadho_celery.transport.drains import KEY, Drain, Drains
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
@@ -99,6 +103,28 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained_also_after_a_resta
         consumer.resume.assert_called_once_with("drain")
         assert not heartbeat.is_drained
         assert control.undrain("cpu@h").text == "cpu@h was not drained"
+
+
+def test_status_names_a_drained_worker_also_when_redis_has_lost_the_record(
+    client: Any, control: Control, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (urls.BROKER, urls.REDIS):
+        monkeypatch.setenv(name, redis_url)
+    with serving(client, "cpu@h.1.aaaa"), serving(client, "gpu@h.2.bbbb") as (ending, _):
+        control.drain("gpu@h")
+        control.undrain("gpu@h")
+        control.drain("cpu@h")
+        Drains(client, SIGNER).end("gpu@h.2.bbbb", "me@here")
+        until(lambda: ending.is_drained and announced(client, "gpu@h.2.bbbb").drained, 10)
+        said = CliRunner().invoke(commands, ["status"]).output
+        assert re.findall("(.*) is drained, by .*; shadho-celery undrain cpu@h lets it", said) == ["cpu@h"]
+        client.hdel(KEY, "cpu@h")
+        said = CliRunner().invoke(commands, ["status"]).output
+        assert re.findall("(.*) is drained, but Redis has lost its record; shadho-celery undrain cpu@h", said) == [
+            "cpu@h"
+        ]
+        assert control.undrain("cpu@h").is_done
+        assert "is drained" not in CliRunner().invoke(commands, ["status"]).output
 
 
 def test_only_what_is_meant_and_live_is_drained(client: Any, control: Control) -> None:

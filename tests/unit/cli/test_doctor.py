@@ -222,6 +222,44 @@ def test_what_depends_on_a_server_that_is_down_is_unknown_and_only_the_server_is
     assert findings["redis"].state is findings["gpus"].state is State.OK
 
 
+@pytest.mark.parametrize("is_broker", [True, False])
+def test_a_server_that_is_down_is_one_line_with_the_checks_that_need_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_broker: bool
+) -> None:
+    """Redis may be the broker too."""
+    down = ServiceError("Redis at redis://x cannot be used (refused); start it")
+    lost: dict[str, Any] = {"redis": down, "redis_facts": down, "fleet": down}
+    lost |= {"broker": down, "rabbitmq": None} if is_broker else {}
+    monkeypatch.setattr(doctor, "look", lambda store, longest: site(**lost))
+    result = CliRunner().invoke(commands, ["doctor"])
+    assert result.exit_code == 1
+    [line] = [line for line in result.stdout.splitlines() if "redis://x" in line]
+    said, _, others = line.partition("; not checked because of it: ")
+    which = "broker" if is_broker else "redis"
+    assert said == f"wrong   {which}: Redis at redis://x cannot be used (refused); start it"
+    alone = {"broker alarms", "consumer timeout", "visibility timeout", "redis"} if is_broker else set()
+    shared = {"redis memory", "redis persistence", "clocks", "workers", "queues", "protocol", "keys", "code"}
+    assert {*others.split(", ")} == {*shared, *alone, "checkpoints"}
+    checks = json.loads(CliRunner().invoke(commands, ["doctor", "--json"]).stdout)["checks"]
+    assert {each["name"] for each in checks if each["needs"] == which} == {*others.split(", ")}
+
+
+@pytest.mark.parametrize(
+    ("broker", "redis", "is_one"),
+    [
+        ("redis://:secret@h:6379/0", "redis://h:6379/1", True),
+        ("amqp://h:6379", "redis://h:6380/0", False),
+        ("amqp://h", "redis://h:6379/0", False),
+    ],
+)
+def test_broker_and_redis_may_be_one_server(
+    monkeypatch: pytest.MonkeyPatch, broker: str, redis: str, *, is_one: bool
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", broker)
+    monkeypatch.setenv("SHADHO_REDIS_URL", redis)
+    assert doctor._is_one_server() == is_one
+
+
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The store cannot be written, and the disk is named; without a fleet only this machine is checked."""
 

@@ -226,7 +226,7 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
         (["--weight", "inf"], "--weight"),
         (["--weight", "1e308"], "--weight"),
         (["--trial-timeout", "1e305"], "--trial-timeout"),
-        (["--target", "nan"], "--target"),
+        (["--target", "nan"], "--target: nan is not a finite number"),
         (["--seconds", "inf"], "--seconds"),
         (["--trial-timeout", "0"], "--trial-timeout"),
         (["--trial-timeout", "nan"], "--trial-timeout"),
@@ -313,7 +313,7 @@ def test_a_study_file_that_is_not_there_is_one_line(name: str, tmp_path: Path) -
     ("words", "about"),
     [
         (["--seconds", "0"], "--seconds"),
-        (["--seconds", "nan"], "--seconds"),
+        (["--seconds", "nan"], "--seconds: nan is not a finite number"),
         (["--store", "mysql://me@host/db"], "sqlite:///"),
         (["--store", "sqlite://host/x"], "sqlite:///FILE"),
         (["--store", "sqlite://me@/x"], "sqlite:///FILE"),

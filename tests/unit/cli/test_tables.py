@@ -243,6 +243,21 @@ def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> Non
     assert head_and_rows(None, None)[0][:3] == ["trial", "loss", "class"]
 
 
+def test_a_line_of_the_summary_stays_one_line_whatever_the_labels() -> None:
+    space = compile_space({"a\nlabel": hp.choice("a\nlabel", [{"x\ny": hp.uniform("x\ny", 0, 1)}, "no\nline"])})
+    study, scheduler, _ = searched(space)
+    screen, text = console()
+    show(study, space, screen, "go on")
+    lines = text.getvalue().splitlines()
+    for start in ("best: ", "study "):
+        [line] = [line for line in lines if line.startswith(start)]
+        assert r"a\nlabel" in line
+    assert all(r"\n" in line for line in lines if "label" in line)
+    screen, text = console()
+    screen.print(LiveView(scheduler, space, screen).picture())
+    assert all(r"\n" in line for line in text.getvalue().splitlines() if "label" in line)
+
+
 def test_nothing_in_a_study_is_taken_for_markup() -> None:
     """Names, labels and values may hold square brackets, which rich would read as styles."""
     space = compile_space({"[/blue]": hp.choice("[bold]label", ["[/red] value", "[red]other"])})

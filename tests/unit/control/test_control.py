@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,21 @@ def test_an_ended_study_is_named_where_no_fleet_is(tmp_path: Path, monkeypatch: 
 def test_a_number_that_no_trial_has_is_refused_before_it_is_sent(number: Any) -> None:
     with pytest.raises(UsageError, match=r"^trial\.number: "):
         Control(redis="redis://127.0.0.1:1/0").cancel("mine", number)
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ({"rate": 0.5, "decay": math.nan}, "point 1: 'decay': nan cannot be written as JSON"),
+        ({"rate": [0.5, math.inf]}, "point 1: 'rate': [0.5, inf] cannot be written as JSON"),
+        ({"rate\nline": {1}}, r"point 1: 'rate\nline': {1} cannot be written as JSON"),
+        (math.nan, "point 1: nan cannot be written as JSON"),
+    ],
+)
+def test_a_value_of_a_known_point_that_cannot_be_sent_is_named_with_its_label(point: Any, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Control(redis="redis://127.0.0.1:1/0").enqueue("mine", [{"rate": 0.1}, point])
+    assert str(error.value) == said
 
 
 @pytest.mark.parametrize("name", [None, 3, b"mine"])

@@ -73,6 +73,7 @@ def test_a_browser_without_a_session_gets_only_the_empty_page(client: TestClient
     [
         *("token=x", "code=x", "a=1&TOKEN=x", "key", "password=", "a=1;token=x"),
         *(f"auth={TOKEN}", f"a=1;t={TOKEN}", TOKEN, f"t=%74{TOKEN[1:]}"),
+        *(f"a=Bearer%20{TOKEN}", f"a=Bearer+{TOKEN}", f"a=Bearer:{TOKEN}", "access_token=x", "Authorization=x"),
     ],
 )
 def test_a_secret_in_a_query_is_refused(client: TestClient, query: str) -> None:
@@ -159,6 +160,8 @@ def test_a_token_file_is_made_for_its_owner_only_and_read_again(tmp_path: Path) 
 
 def test_a_bad_token_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "token"
+    with pytest.raises(UsageError, match=r"--token-file: \. is a folder; give the name of a file"):
+        read_token(Path())
     with pytest.raises(UsageError, match="cannot be written"):
         read_token(tmp_path / "no folder" / "token")
     path.write_text("short")

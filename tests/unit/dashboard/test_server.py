@@ -204,6 +204,8 @@ def test_a_label_of_any_length_has_a_chart(tmp_path: Path) -> None:
         ("/api/study/first/trials?size=9999999999", 400, "is not a count"),
         ("/api/study/first/trials?colour=red", 400, "trials have no filter 'colour'"),
         ("/api/compare?names=first/none", 404, "none"),
+        ("/api/compare", 400, "no study is named; give names=FIRST/SECOND"),
+        ("/api/compare?names=//", 400, "no study is named"),
     ],
 )
 def test_a_bad_question_is_one_line(rig: Rig, path: str, status: int, line: str) -> None:
