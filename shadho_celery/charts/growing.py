@@ -66,7 +66,7 @@ class GrowingTrials:
     def __init__(self, study: StudyResults) -> None:
         self._space, self._objectives = study.space, study.objectives
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
-        self._shown = study.shown
+        self._shown = study.outlined
         #: limit on the number of trials in the latest run, or None
         self.asked: int | None = study.in_force.get("trials") or study.settings.get("trials")
         self._keys = Keys()

@@ -224,9 +224,9 @@ def visibility_timeout(site: Site) -> Finding | None:
 
 def redis(site: Site) -> Finding:
     """Redis answers."""
-    if site.redis is site.broker:
-        raise Unknown(site.redis)
     if isinstance(site.redis, ShadhoError):
+        if site.redis is site.broker:
+            raise Unknown(site.redis)
         raise site.redis
     return _ok(f"it answers at {mask(urls.url(urls.REDIS))}")
 

@@ -327,7 +327,7 @@ def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
     """Return the params by which the latest trials were placed on classes; empty for a policy that ignores params."""
     if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
         return []
-    return preferences(known.trials[-LATEST:], values.shown)
+    return preferences(known.trials[-LATEST:], values.outlined)
 
 
 def _overview(known: StudyTrials, values: Values) -> dict[str, Any]:

@@ -288,6 +288,10 @@ class StudyResults:
         """Return the value of one active label as a table shows it."""
         return self._values.shown(params, label)
 
+    def outlined(self, params: Params, label: str) -> Any:
+        """Return the value of one active label as a chart shows it: an option in the short form of `brief`."""
+        return self._values.outlined(params, label)
+
     @property
     def front(self) -> list[TrialResult]:
         """Feasible trials that no other trial dominates, sorted by the first loss; empty in a study of one loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -32,6 +33,8 @@ class Values:
         """`evaluate` is the method of the study's space, if it is available."""
         self._record = record
         self._evaluate = evaluate
+        #: by label of a choice: what `outlined` returns for some of its options, by index
+        self._outlines: dict[str, dict[int, str]] = {}
         #: reason why some values are texts, with the remedy; None as long as all are the values that the objective got
         self.note: str | None = None
 
@@ -58,6 +61,24 @@ class Values:
         """
         value = self._restored.shown(params, label) if self._restored else params[label]
         return "None" if value is None else value
+
+    def outlined(self, params: Params, label: str) -> Any:
+        """Return the same as `shown`, but a tuple or dict among the options of a choice in the form of `brief`."""
+        drawn = params[label]
+        known = self._outlines.get(label)
+        if known is None:
+            known = self._outlines[label] = self._outlines_of(label)
+        return known[drawn] if isinstance(drawn, int) and drawn in known else self.shown(params, label)
+
+    def _outlines_of(self, label: str) -> dict[int, str]:
+        if self._restored is None:
+            return {}
+        texts = {index: brief(value) for index, value in self._restored.outlines(label).items()}
+        if not texts:
+            return {}
+        # Options that differ only in rounded digits keep their texts in `shown`, which differ.
+        counts = Counter([*texts.values(), *map(str, self._restored.labels[label].options or ())])
+        return {index: text for index, text in texts.items() if counts[text] == 1}
 
     @cached_property
     def _restored(self) -> RestoredSpace | None:

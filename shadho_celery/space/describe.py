@@ -23,7 +23,7 @@ MAX_LEVELS = 5
 #: maximum length of a name that is an option's text
 MAX_NAME = 40
 #: text that stands for a drawn value
-_DRAWN = "..."
+DRAWN = "..."
 #: constants that may name an option
 _SCALARS = (str, int, float, np.number, np.bool_)
 
@@ -90,7 +90,7 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
 
 def option_text(option: Node) -> str:
     """Return an option as text: constants as Python writes them, and an ellipsis for each drawn value."""
-    return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: _DRAWN))
+    return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: DRAWN))
 
 
 def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
@@ -162,7 +162,7 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
 def _name_of(option: Node) -> str | None:
     """Return an option's text with labels for drawn values, or None if it has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
-    return _shortened(text) if _is_storable(text) and text != _DRAWN else None
+    return _shortened(text) if _is_storable(text) and text != DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:
@@ -170,7 +170,7 @@ def _drawn_label(node: Node) -> str:
     if isinstance(node, Switch):
         node = node.index
     labels = {each.label for each in nodes(node) if isinstance(each, Param)}
-    return labels.pop() if len(labels) == 1 else _DRAWN
+    return labels.pop() if len(labels) == 1 else DRAWN
 
 
 def _shortened(text: str) -> str:

@@ -22,7 +22,7 @@ from msgspec import Struct, convert, to_builtins
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
-from shadho_celery.space.describe import VERSION, option_tags, option_text, outermost_calls, unlike
+from shadho_celery.space.describe import DRAWN, MAX_LEVELS, VERSION, option_tags, option_text, outermost_calls, unlike
 from shadho_celery.space.literals import LONG_INT, literal_text
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Node, Value
@@ -304,6 +304,46 @@ class RestoredSpace:
         if known is None or known.expression is None:
             return drawn
         return self._evaluated(known.expression, params)[0]
+
+    def outlines(self, label: str) -> dict[int, Value]:
+        """Return the tuples and dicts among a choice's options that are shown as Python's text, by index.
+
+        "..." stands for what is drawn in them, and for what is nested deeper than MAX_LEVELS.
+        """
+        known = self.labels.get(label)
+        switches = (node for node in self._nodes if isinstance(node, Switch))
+        switch = next((node for node in switches if self._unshared(node.index) == Param(label=label)), None)
+        if known is None or known.options is None or switch is None:
+            return {}
+        steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(self._nodes))
+        found: dict[int, Value] = {}
+        for index, (shown, place) in enumerate(zip(known.options, switch.options, strict=False)):
+            if isinstance(shown, str) and shown.startswith(("(", "{")):
+                try:
+                    value = self._outline(place, MAX_LEVELS, steps)
+                except Refused:
+                    return found
+                found |= {index: value} if isinstance(value, (tuple, dict)) else {}
+        return found
+
+    def _outline(self, place: int, levels: int, steps: Steps) -> Value:
+        steps.spend()
+        match self._unshared(place):
+            case Literal(value=value):
+                return value
+            case Opaque(text=text):
+                return text
+            case Sequence(items=items) if levels:
+                return tuple(self._outline(item, levels - 1, steps) for item in items)
+            case Dict(items=named) if levels:
+                return {key: self._outline(item, levels - 1, steps) for key, item in named}
+        return DRAWN
+
+    def _unshared(self, place: int) -> AnyRecord:
+        node = self._nodes[place]
+        while isinstance(node, Shared):
+            node = self._nodes[node.node]
+        return node
 
     def _evaluated(self, place: int, params: Params) -> tuple[Value, bool]:
         evaluation = _Evaluation(self._nodes, params)

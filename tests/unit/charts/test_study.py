@@ -25,6 +25,7 @@ from shadho_celery.charts.study import CHARTS, StudyCharts, chart_by_name
 from shadho_celery.errors import UsageError
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import given
 
 STORE = "sqlite:///shadho.db"
 SPACE = {
@@ -114,6 +115,28 @@ def test_the_ranking_is_that_of_the_best_trial(study: StudyResults) -> None:
 def test_the_options_of_a_choice_have_the_names_that_tables_show(study: StudyResults) -> None:
     shown = {trial.params["model"]: str(study.shown(trial.params, "model")) for trial in study.trials}
     assert read_trials(study).labels["model"].options == [shown[0], shown[1]] == ["tree", "net"]
+
+
+def test_options_that_are_dicts_or_tuples_have_the_short_form_of_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it makes two of them alike. Words of options, and numbers, are as in tables."""
+    monkeypatch.chdir(tmp_path)
+    rate = hp.uniform("rate", 0, 1)
+    options = [{"type": "svm", "rate": rate}, {"type": "svm", "m": 2.0}, (1, 0.123456789), {"type": "tree", "m": 1}]
+    space = {
+        "model": hp.choice("model", options),
+        "alike": hp.choice("alike", [(0.123456789, 1), (0.1234567891, 1), ["a\nb"]]),
+        "width": hp.choice("width", [16, 32.5]),
+    }
+    shadho_celery.minimize(lambda _: 0.0, space, trials=40, seed=0, sampler="random", store="sqlite:///s.db", study="s")
+    study = load_study("sqlite:///s.db", "s")
+    labels = read_trials(study).labels
+    assert labels["model"].options == ["{rate: ..., type: svm}", "{m: 2, type: svm}", "(1, 0.12346)", "tree"]
+    assert labels["alike"].options == ["(0.123456789, 1)", "(0.1234567891, 1)", "(a b)"]
+    assert labels["width"].options == ["16", "32.5"]
+    first = next(trial for trial in study.trials if trial.params["model"] == 1)
+    assert "model: {m: 2, type: svm}" in given(first)
 
 
 def test_a_loss_to_maximise_has_the_objectives_own_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

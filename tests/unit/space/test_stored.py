@@ -15,6 +15,7 @@ from hyperopt.pyll import scope
 from services.cases import cases
 
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.describe import MAX_LEVELS
 from shadho_celery.space.stored import LEAST_STEPS, RestoredSpace, Shown, shown_options, to_json
 
 SHARED = 2 * hp.uniform("shared", 0, 1)
@@ -83,6 +84,26 @@ def test_an_unknown_function_is_a_text_too() -> None:
 def test_a_table_shows_what_the_objective_got_of_a_label(space: Any, params: dict[str, Any], shown: Any) -> None:
     restored = RestoredSpace(to_json(compile_space(space)))
     assert restored.shown(params, "o") == shown
+
+
+def test_an_outline_of_an_option_is_bounded_and_has_an_ellipsis_for_what_is_drawn() -> None:
+    deep: Any = 1
+    for _ in range(MAX_LEVELS + 1):
+        deep = (deep,)
+    options = [{"k": (1, hp.uniform("x", 0, 1) + 1, len)}, deep, "a word", {"type": "tree", "k": 1}]
+    stored = to_json(compile_space(hp.choice("o", options)))
+    outlines = RestoredSpace(stored).outlines("o")
+    assert outlines == {0: {"k": (1, "...", "builtins.len")}, 1: ((((("...",),),),),)}
+    assert RestoredSpace(stored).outlines("x") == RestoredSpace(stored).outlines("none") == {}
+
+
+def test_a_strangers_outline_takes_no_more_than_its_steps() -> None:
+    """Each of these nodes refers a hundred times to the one before it."""
+    nodes: list[dict[str, Any]] = [{"kind": "literal", "value": 1}]
+    nodes += [{"kind": "sequence", "items": [place] * 100} for place in range(5)]
+    nodes += [{"kind": "param", "label": "o"}, {"kind": "switch", "index": 6, "options": [5, 0]}]
+    label = {"law": "randint", "parameters": {}, "conditions": [[]], "options": ["(1)", 1]}
+    assert RestoredSpace({"nodes": nodes, "labels": {"o": label}}).outlines("o") == {}
 
 
 def test_laws_and_conditions_are_there_for_other_programs() -> None:
