@@ -20,12 +20,17 @@ def points(path: Path) -> list[object]:
         raise UsageError(f"the points in {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text; {FORM}") from None
+    return points_in(text, str(path))
+
+
+def points_in(text: str, where: str) -> list[object]:
+    """Return the known points in a text, which errors call `where`. Raises UsageError if it is not JSON."""
     if text.lstrip().startswith("["):
-        found = _parsed(text, str(path))
+        found = _parsed(text, where)
         return found if isinstance(found, list) else [found]
     # splitlines is not used, because a JSON text may contain U+2028 and U+0085.
     lines = enumerate(text.split("\n"), 1)
-    return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
+    return [_parsed(line, f"line {number} of {where}") for number, line in lines if line.strip()]
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

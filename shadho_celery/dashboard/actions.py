@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from shadho_celery.cli.points import points_in
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import one_line
+from shadho_celery.core.settings import SETTINGS, read_settings
 from shadho_celery.errors import UsageError
 
 _Count = Annotated[int, Meta(ge=0, le=10**9)]
@@ -40,9 +42,16 @@ class Cancel(_Action, frozen=True):
 
 
 class Set(_Action, frozen=True):
-    """Change the limit on the number of trials."""
+    """Change settings of the study, as the command `set` does."""
 
-    trials: Annotated[int, Meta(ge=1, le=10**9)]
+    settings: Annotated[dict[str, int | float | str], Meta(max_length=len(SETTINGS))]
+
+
+class Enqueue(_Action, frozen=True):
+    """Run known points before other trials, as the command `enqueue` does."""
+
+    #: the content of such a file
+    points: str
 
 
 class Drain(_Action, frozen=True):
@@ -57,7 +66,7 @@ class Undrain(_Action, frozen=True):
     worker: _Worker
 
 
-OfStudy = Stop | Pause | Unpause | Cancel | Set
+OfStudy = Stop | Pause | Unpause | Cancel | Set | Enqueue
 OfWorker = Drain | Undrain
 _of_study, _of_worker = msgspec.json.Decoder(OfStudy), msgspec.json.Decoder(OfWorker)
 
@@ -68,8 +77,11 @@ def on_study(control: Control, key: str, body: bytes) -> Answer:
     match asked:
         case Cancel(number):
             return control.cancel(key, number)
-        case Set(trials):
-            return control.set(key, trials=trials)
+        case Set(settings):
+            read_settings(settings)
+            return control.set(key, **settings)
+        case Enqueue(points):
+            return control.enqueue(key, points_in(points, "the points"))
     found: Answer = getattr(control, type(asked).__name__.lower())(key)
     return found
 

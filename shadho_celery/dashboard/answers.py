@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
 from shadho_celery.charts.study import chart_by_name
 from shadho_celery.core.checks import one_line, printable, short
+from shadho_celery.core.settings import CHANGEABLE, SETTINGS
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.dashboard.cache import Cache, CachedStudy
 from shadho_celery.errors import UsageError
@@ -92,6 +94,7 @@ def summary(cached: CachedStudy) -> Json:
         "counts": counts,
         "ended": ended,
         "asked": cached.asked,
+        "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
         "best": None if best is None else _with_text(best),
         "objectives": dict(study.objectives),
@@ -105,6 +108,14 @@ def summary(cached: CachedStudy) -> Json:
         "settings": plain_json(study.settings),
         "change": change,
     }
+
+
+def _changeable(cached: CachedStudy, name: str) -> Json:
+    """Return a setting that may change while the study runs, with its value if that is a number."""
+    setting, recorded = SETTINGS[name], cached.study.settings
+    value = cached.asked if name == "trials" else recorded.get(name, setting.default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {"name": name, "help": setting.help, "value": plain_json(value) if is_number else None}
 
 
 def label_key(label: str) -> str:

@@ -3,6 +3,9 @@
 import { ofStudy, post } from "/static/api.js";
 import { element, printable } from "/pages/marks.js";
 
+// Maximum length of the text of known points, in bytes; a request may have slightly more.
+const MOST_POINTS = 900_000;
+
 const said = document.getElementById("said");
 
 const say = (line) => (said.textContent = printable(line));
@@ -29,19 +32,100 @@ function button(text, question, act) {
   return made;
 }
 
-const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
-
-// A whole number that the reader gives, or null; what is none is said.
-function askNumber(words, known) {
-  const text = prompt(printable(words), String(known ?? ""));
-  const isOne = text === null || /^\s*[1-9]\d{0,8}\s*$/.test(text);
-  if (!isOne) {
-    say(`${text} is not a whole number from 1`);
-  }
-  return text === null || !isOne ? null : Number(text);
+// A button that opens a dialog with fields. `fields` makes them, and returns the elements and a function of what they
+// ask for. The dialog stays open, with the reason, as long as the action is not done.
+function asking(text, title, fields, act) {
+  const opener = element("button", text, { type: "button", "aria-haspopup": "dialog" });
+  opener.addEventListener("click", () => {
+    const dialog = element("dialog", "", { "aria-labelledby": "asked" });
+    const form = element("form", "", { novalidate: "" });
+    const line = element("p", "", { class: "trouble", role: "status" });
+    const go = element("button", text, { type: "submit" });
+    const leave = element("button", "cancel", { type: "button" });
+    const ends = element("p", "", { class: "ends" });
+    const { parts, asked } = fields((reason) => (line.textContent = printable(reason)));
+    ends.append(go, leave);
+    form.append(element("h2", title, { id: "asked" }), ...parts, line, ends);
+    dialog.append(form);
+    document.body.append(dialog);
+    const gone = new AbortController();
+    addEventListener("hashchange", () => dialog.close(), { signal: gone.signal });
+    leave.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => {
+      gone.abort();
+      dialog.remove();
+    });
+    let isBusy = false;
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      if (isBusy) {
+        return;
+      }
+      isBusy = true;
+      line.textContent = `${text} ...`;
+      try {
+        const { is_done: isDone, text: what } = await act(asked());
+        if (isDone) {
+          say(what);
+          dialog.close();
+        } else {
+          line.textContent = printable(`refused: ${what}`);
+        }
+      } catch (error) {
+        line.textContent = printable(error.message);
+      } finally {
+        isBusy = false;
+      }
+    });
+    dialog.showModal();
+  });
+  return opener;
 }
 
-export function studyActions(name, { state, asked }) {
+// A labelled field with a line of help below it.
+function field(label, help, input) {
+  const made = element("div", "", { class: "field" });
+  const id = `field-${label.replaceAll(" ", "-")}`;
+  input.id = id;
+  input.setAttribute("aria-describedby", `${id}-help`);
+  made.append(element("label", label, { for: id }), input, element("p", help, { id: `${id}-help`, class: "soft" }));
+  return made;
+}
+
+// A number if a text is one; else the text, which the server refuses in words.
+const numbered = (text) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
+
+function settingFields(changeable) {
+  const inputs = changeable.map(({ name, value }) => {
+    const input = element("input", "", { type: "text", inputmode: "decimal", autocomplete: "off" });
+    input.value = value ?? "";
+    return [name, input, input.value];
+  });
+  const parts = inputs.map(([name, input], index) => field(name.replaceAll("_", " "), changeable[index].help, input));
+  const changed = () => inputs.filter(([, input, before]) => input.value.trim() !== "" && input.value !== before);
+  const asked = () => Object.fromEntries(changed().map(([name, input]) => [name, numbered(input.value.trim())]));
+  return { parts, asked };
+}
+
+function pointFields(tell) {
+  const text = element("textarea", "", { rows: "6", spellcheck: "false" });
+  const file = element("input", "", { type: "file" });
+  file.addEventListener("change", async () => {
+    const chosen = file.files[0];
+    if (chosen && chosen.size > MOST_POINTS) {
+      tell(`${chosen.name} has ${chosen.size} bytes; at most ${MOST_POINTS} can be sent`);
+    } else if (chosen) {
+      text.value = await chosen.text();
+      tell("");
+    }
+  });
+  const help = 'One JSON object a line, such as {"rate": 0.1}, or one list of them. Labels that are left out are proposed.';
+  return { parts: [field("points", help, text), field("or a file", "It is read into the field above.", file)], asked: () => text.value };
+}
+
+const onStudy = (name, asked) => post(ofStudy(name, "/action"), asked);
+
+export function studyActions(name, { state, changeable }) {
   const simple = (action, words) => button(action, () => agreed(words), () => onStudy(name, { action }));
   if (state === "stopping") {
     return [];
@@ -51,10 +135,17 @@ export function studyActions(name, { state, asked }) {
       ? simple("unpause", `Start trials of ${name} again?`)
       : simple("pause", `Start no more trials of ${name} until it is unpaused? Its running trials finish.`),
     simple("stop", `End ${name} once its running trials have finished?`),
-    button(
-      "set trials",
-      () => askNumber(`Run ${name} until it has how many trials?`, asked),
-      (trials) => onStudy(name, { action: "set", trials }),
+    asking(
+      "set limits",
+      `Change settings of ${name}, also for its later runs`,
+      () => settingFields(changeable),
+      (settings) => onStudy(name, { action: "set", settings }),
+    ),
+    asking(
+      "enqueue",
+      `Let ${name} run known points before other trials`,
+      pointFields,
+      (points) => onStudy(name, { action: "enqueue", points }),
     ),
   ];
 }

@@ -109,7 +109,7 @@ export async function follow(name, at, { place, signal, ready }, facts, first, .
   const top = async () => {
     now = isNew ? facts : await get(ofStudy(name));
     isNew = false;
-    const text = JSON.stringify([now.state, now.running_on, now.asked]);
+    const text = JSON.stringify([now.state, now.running_on, now.changeable]);
     // A line that stays as it is keeps the focus of the keyboard.
     if (!signal.aborted && text !== shown) {
       place.replaceChildren(placeOf(name, now, at));

@@ -27,6 +27,7 @@ from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import AttemptRecord
+from shadho_celery.core.settings import CHANGEABLE
 from shadho_celery.dashboard import answers, server, shared
 from shadho_celery.dashboard.access import Access
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
@@ -347,13 +348,17 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
     assert act(study, action="unpause").json() == {"is_done": True, "text": "unpause it is"}
     assert act(study, action="stop").json() == {"is_done": False, "text": "stop it is"}
     assert act(study, action="cancel", number=3).status_code == 200
-    assert act(study, action="set", trials=200).status_code == 200
+    assert act(study, action="set", settings={"trials": 200, "weight": 2.5}).status_code == 200
+    assert act(study, action="enqueue", points='{"rate": 0.5}\n\n{"rate": 0.25}\n').status_code == 200
+    assert act(study, action="enqueue", points='[{"rate": 0.5}]').status_code == 200
     assert act("/api/worker/action", action="drain", worker="cpu@node7").status_code == 200
     assert rig.control.asked == [
         ("unpause", key),
         ("stop", key),
         ("cancel", key, 3),
-        ("set", key, ("trials", 200)),
+        ("set", key, ("trials", 200), ("weight", 2.5)),
+        ("enqueue", key, [{"rate": 0.5}, {"rate": 0.25}]),
+        ("enqueue", key, [{"rate": 0.5}]),
         ("drain", "cpu@node7"),
     ]
     silent = act(study, action="pause")
@@ -369,7 +374,10 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
         {"action": "cancel"},
         {"action": "cancel", "number": -1},
         {"action": "stop", "more": 1},
-        {"action": "set", "trials": "many"},
+        {"action": "set", "trials": 3},
+        {"action": "set", "settings": {"trials": [3]}},
+        {"action": "set", "settings": {str(number): 1 for number in range(1000)}},
+        {"action": "enqueue", "points": [{}]},
         {"action": "drain", "worker": "w"},
     ],
 )
@@ -379,6 +387,34 @@ def test_an_action_that_is_none_is_refused(rig: Rig, asked: dict[str, object]) -
     assert "there is no such action" in answer.json()["error"]
     assert rig.control.asked == []
     assert rig.client.post("/api/study/first/action", json=asked).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"action": "set", "settings": {"trials": "many"}}, "--trials: 'many' is not a whole number"),
+        ({"action": "set", "settings": {"seconds": "nan"}}, "--seconds: 'nan' is not a number"),
+        ({"action": "set", "settings": {"colour": 1}}, 'STUDY["colour"] is not a setting'),
+        ({"action": "set", "settings": {"study": "x", "self": 1}}, 'STUDY["study"] is not a setting'),
+        ({"action": "enqueue", "points": '{"rate": 1}\n{rate}'}, "line 2 of the points is not JSON ("),
+        ({"action": "enqueue", "points": '{"rate": 1, "rate": 2}'}, "'rate' occurs twice in one object"),
+        ({"action": "enqueue", "points": "[" * 100_000}, "the points is not JSON ("),
+    ],
+)
+def test_settings_and_points_are_refused_in_the_words_of_the_commands(
+    rig: Rig, asked: dict[str, object], said: str
+) -> None:
+    answer = rig.client.post("/api/study/first/action", json=asked, headers=JSON)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]
+    assert rig.control.asked == []
+
+
+def test_the_settings_that_can_change_have_their_help_and_values(rig: Rig) -> None:
+    found = {each["name"]: each for each in rig.get("/api/study/first")["changeable"]}
+    assert {*found} == {*CHANGEABLE}
+    assert (found["trials"]["value"], found["weight"]["value"], found["seconds"]["value"]) == (None, 1.0, None)
+    assert all(each["help"] for each in found.values())
 
 
 def test_an_empty_store_has_no_studies(tmp_path: Path) -> None:
