@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
@@ -74,8 +75,9 @@ def dashboard(
     named = connection_options.environment(**connection)
     os.environ.update(named)
     access = Access(None if token_file is None else read_token(token_file))
-    if (missing := missing_file(store)) is not None:
-        # It then shows the first study as soon as that begins. A path that cannot be a store is an error.
+    is_typed = click.get_current_context().get_parameter_source("store") is ParameterSource.COMMANDLINE
+    if (missing := missing_file(store)) is not None and not is_typed:
+        # The page then shows the first study as soon as that begins. A path that was typed may be a wrong one.
         with closing(SqlStore(store)):
             say(f"there was no store {missing}; it was created, without a study")
     opened = SqlStore(store, read_only=True)

@@ -231,18 +231,26 @@ def test_before_the_first_study_the_page_says_which_command_starts_one(desk: Des
 @pytest.mark.parametrize(
     ("url", "line"),
     [
-        ("sqlite:///no/such/folder/shadho.db", "no/such/folder/shadho.db cannot be opened: No such file or directory"),
+        ("sqlite:///none.db", "there is no store"),
+        ("sqlite:///no/such/folder/shadho.db", "no/such/folder/shadho.db"),
         ("sqlite:///.", "there is no store"),
         ("sqlite://", "a store in memory ends"),
         ("here", "is not a database URL"),
     ],
 )
-def test_a_store_that_cannot_be_created_is_one_line(desk: Desk, url: str, line: str) -> None:
+def test_a_wrong_path_of_a_store_is_one_line_and_creates_nothing(desk: Desk, url: str, line: str) -> None:
     told = desk.told("dashboard", "--store", url, "--port", "0")
     assert told.code == 2
     assert line in told.err
     assert told.err.count("\n") == 1
     assert not [*desk.folder.iterdir()]
+
+
+def test_a_store_that_cannot_be_created_is_one_line(desk: Desk) -> None:
+    told = desk.told("dashboard", "--port", "0", SHADHO_STORE="sqlite:///no/such/folder/shadho.db")
+    assert told.code == 2
+    assert "no/such/folder/shadho.db cannot be opened: No such file or directory" in told.err
+    assert told.err.count("\n") == 1
 
 
 def test_a_change_before_the_stream_of_events_is_open_is_not_missed(desk: Desk, browser: Any) -> None:
