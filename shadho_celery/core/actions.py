@@ -19,11 +19,11 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Action(Struct, frozen=True, kw_only=True):
-    """A request to a running study, as its store records it."""
+    """A request to a running study, or to workers of its fleet, as its store records it."""
 
     #: id of the request, 32 hexadecimal digits
     id: Name
-    #: seconds since the epoch, by the scheduler's clock
+    #: seconds since the epoch, by the scheduler's clock; of a drain, by the clock of Redis
     at: StoredMoment
     #: user and host
     by: Name
@@ -32,5 +32,5 @@ class Action(Struct, frozen=True, kw_only=True):
     #: its arguments by name
     arguments: Mapping[str, Any]
     answer: Answer
-    #: fencing number of the scheduler that was asked
+    #: fencing number of the scheduler that was asked; None for a drain, which no scheduler carries out
     fence: int | None = None

@@ -24,6 +24,7 @@ from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, Tr
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.dispatch import Dispatch, queue_of
+from shadho_celery.fleet.drain_watch import DrainWatch
 from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
@@ -32,9 +33,10 @@ from shadho_celery.transport import broker, urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
 from shadho_celery.transport.control import Inbox, Request
+from shadho_celery.transport.drains import Drain, Drains
 from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
-from shadho_celery.transport.registry import ANY_CODE, Progress, of_other_protocols
+from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -111,6 +113,9 @@ class QueueExecutor:
             one_worker=one_worker,
             control=None if control is None else control.fingerprint,
         )
+        self._drain_watch = None if control is None else DrainWatch(Drains(client, control))
+        #: announcements that were looked through for drains
+        self._watched: Mapping[str, Worker] = {}
         self._recorder = recorder
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
@@ -317,6 +322,21 @@ class QueueExecutor:
             return ()
         found, self._inbox.waiting = self._inbox.waiting, []
         return found
+
+    def refusals(self) -> Sequence[tuple[Request, Answer]]:
+        """Return the requests since the last call that were refused on arrival, with the answers that they got."""
+        if self._inbox is None:
+            return ()
+        found, self._inbox.refused = self._inbox.refused, []
+        return found
+
+    def drains(self) -> Mapping[str, Drain]:
+        """Return the drains and undrains, by place, that workers obey since the last call. See `DrainWatch`."""
+        if self._drain_watch is not None and self._watched is not self.workers.announced:
+            with outages_pass():
+                self._watched, found = self.workers.announced, self._drain_watch.news(self.workers.announced)
+                return found
+        return {}
 
     def answer(self, request: Request, answer: Answer) -> None:
         """Send the answer to a request. While Redis is unavailable the answer is dropped, and the request expires."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.study.state import StudyState, named
 from shadho_celery.transport.control import Cancel, Change, Deed, Enqueue, Pause, Request, Stop, Unpause
+from shadho_celery.transport.drains import Drain
 
 
 class Steered(Protocol):
@@ -44,27 +46,39 @@ class Steering:
         self.has_stopped = False
 
     def turn(self, say: Callable[[str], None]) -> None:
-        """Carry out the requests since the last turn, and answer them. `say` shows a line about each."""
+        """Carry out the requests since the last turn, and answer them. `say` shows a line about each.
+
+        What was refused on arrival, and drains that workers obey, are recorded too.
+        """
+        for place, drain in self._run.executor.drains().items():
+            # An earlier one is not about this study.
+            if drain.at >= self._run.study.record.created_at:
+                self._run.study.note_action(_of_drain(place, drain))
+        for request, answer in self._run.executor.refusals():
+            self._record(request, answer)
         for request in self._run.executor.requests():
             answer = self._carry_out(request.deed)
-            name = str(request.deed.__struct_config__.tag)
-            action = Action(
-                id=request.id,
-                at=self._run.study.clock.wall(),
-                by=request.by,
-                action=name,
-                arguments=_arguments(request.deed),
-                answer=answer,
-                fence=self._run.study.fence,
-            )
-            self._run.study.note_action(action)
+            self._record(request, answer)
             self._unsaid.append((request, answer))
             refused = "" if answer.is_done else ", refused"
-            say(f"{name}, asked by {one_line(request.by)}{refused}: {answer.text}")
+            say(f"{_name(request.deed)}, asked by {one_line(request.by)}{refused}: {answer.text}")
         if self._unsaid and self._run.study.commit():
             for request, answer in self._unsaid:
                 self._run.executor.answer(request, answer)
             self._unsaid.clear()
+
+    def _record(self, request: Request, answer: Answer) -> None:
+        study = self._run.study
+        action = Action(
+            id=request.id,
+            at=study.clock.wall(),
+            by=request.by,
+            action=_name(request.deed),
+            arguments=_arguments(request.deed),
+            answer=answer,
+            fence=study.fence,
+        )
+        study.note_action(action)
 
     def _carry_out(self, deed: Deed) -> Answer:
         match deed:
@@ -164,6 +178,22 @@ class Steering:
         if not (running := self._run.study.count(TrialState.RUNNING)):
             return "no trial runs"
         return counted(running, "running trial finishes", "running trials finish")
+
+
+def _of_drain(place: str, drain: Drain) -> Action:
+    """Return the action of a drain or an undrain, which is the same in each scheduler, so that it is recorded once."""
+    return Action(
+        id=hashlib.blake2b(f"{place} {drain.sequence}".encode(), digest_size=16).hexdigest(),
+        at=drain.at,
+        by=drain.by,
+        action="drain" if drain.is_drained else "undrain",
+        arguments={"worker": place},
+        answer=_done(f"{place} takes {'no more trials' if drain.is_drained else 'trials again'}"),
+    )
+
+
+def _name(deed: Deed) -> str:
+    return str(deed.__struct_config__.tag)
 
 
 def _arguments(deed: Deed) -> dict[str, Any]:

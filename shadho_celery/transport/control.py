@@ -105,6 +105,8 @@ class Inbox:
     forged: int = 0
     #: requests that were read and are to be carried out
     waiting: list[Request] = field(default_factory=list)
+    #: requests that were refused because they have expired, or are for another scheduler, with their answers
+    refused: list[tuple[Request, Answer]] = field(default_factory=list)
     #: by id of a request, until KEPT_SECONDS after it has expired: the end of its validity, and its answer, or None
     #: before that. A copy of the request must not replace the answer, for which its sender may still wait
     _known: dict[str, tuple[int, Answer | None]] = field(default_factory=dict)
@@ -127,7 +129,8 @@ class Inbox:
             elif request.id in self._known:
                 self._repeat(request)
             elif (reason := self._why_not(request, now)) is not None:
-                self._send(request, Answer(is_done=False, text=reason))
+                self.refused.append((request, Answer(is_done=False, text=reason)))
+                self._send(*self.refused[-1])
             else:
                 self._known[request.id] = request.expires, None
                 self.waiting.append(request)

@@ -98,6 +98,12 @@ def test_a_worker_on_this_machine_is_drained(desk: Desk) -> None:
     until(lambda: len([run for run in desk.runs() if run[2] == "cpu"]) > begun, 30, desk.said)
     told(desk, "stop", "mine")
     assert command.wait(30).code == 0, desk.said()
+    actions = desk.told("show", "mine", "--json").json()["actions"]
+    assert [(each["action"], each["arguments"]) for each in actions] == [
+        ("drain", {"worker": place}),
+        ("undrain", {"worker": place}),
+        ("stop", {}),
+    ]
 
 
 def test_a_study_on_a_signed_fleet_is_steered_by_whoever_has_the_key(

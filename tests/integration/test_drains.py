@@ -22,6 +22,7 @@ from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.fleet.drain_watch import DrainWatch
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.transport import urls
@@ -103,6 +104,23 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained_also_after_a_resta
         consumer.resume.assert_called_once_with("drain")
         assert not heartbeat.is_drained
         assert control.undrain("cpu@h").text == "cpu@h was not drained"
+
+
+def test_a_scheduler_finds_each_drain_once_also_one_from_before_its_start(client: Any, control: Control) -> None:
+    with serving(client, "cpu@h.1.aaaa"), serving(client, "gpu@h.2.bbbb"), serving(client, "cpu@i.3.cccc"):
+        control.drain("cpu@h")
+        watch = DrainWatch(Drains(client, SIGNER))
+        living = Registry(client, Worker, SIGNER).living
+        found = watch.news(living())
+        assert [(place, drain.is_drained) for place, drain in found.items()] == [("cpu@h", True)]
+        assert watch.news(living()) == {}
+        control.undrain("cpu@h")
+        control.drain("gpu@h")
+        found = watch.news(living())
+        assert {place: drain.is_drained for place, drain in found.items()} == {"cpu@h": False, "gpu@h": True}
+        control.drain("cpu@i")
+        client.hdel(KEY, "cpu@i")
+        assert watch.news(living()) == {}, "Redis has lost who did it"
 
 
 def test_status_names_a_drained_worker_also_when_redis_has_lost_the_record(

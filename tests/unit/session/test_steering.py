@@ -19,6 +19,7 @@ from shadho_celery.session.steering import Steering
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
 from shadho_celery.transport.control import Cancel, Change, Deed, Enqueue, Pause, Request, Stop, Unpause
+from shadho_celery.transport.drains import Drain
 
 S = TrialState
 
@@ -47,6 +48,8 @@ class Run:
         self.weights: list[float] = []
         self.asked: list[Request] = []
         self.answers: list[Answer] = []
+        self.refused: list[tuple[Request, Answer]] = []
+        self.drained: dict[str, Drain] = {}
         self.said: list[str] = []
         self.steering = Steering(self)  # type: ignore[arg-type]
 
@@ -61,6 +64,14 @@ class Run:
 
     def requests(self) -> list[Request]:
         found, self.asked = self.asked, []
+        return found
+
+    def refusals(self) -> list[tuple[Request, Answer]]:
+        found, self.refused = self.refused, []
+        return found
+
+    def drains(self) -> dict[str, Drain]:
+        found, self.drained = self.drained, {}
         return found
 
     def answer(self, _: Request, answer: Answer) -> None:
@@ -223,6 +234,38 @@ def test_a_stopping_study_takes_neither_points_nor_settings() -> None:
     run.ask(Stop())
     for deed in (Enqueue([{"x": 0.5}]), Change({"trials": 20})):
         assert run.ask(deed) == Answer(is_done=False, text="the study is stopping")
+
+
+def test_what_was_refused_on_arrival_is_recorded_once_and_not_answered_again() -> None:
+    run = Run().until(3)
+    request = Request(study="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
+    answer = Answer(is_done=False, text="the request has expired")
+    for _ in range(2):
+        run.refused = [(request, answer)] * 2
+        run.steering.turn(run.said.append)
+        run.study.commit()
+    [action] = run.search.store.actions(run.study.record.key)
+    assert (action.id, action.by, action.action, action.arguments) == ("a" * 32, "me@here", "cancel", {"number": 3})
+    assert (action.answer, action.fence) == (answer, run.study.fence)
+    assert (run.answers, run.said) == ([], [])
+
+
+def test_drains_since_the_study_began_are_recorded_once_whichever_scheduler_sees_them() -> None:
+    run = Run().until(3)
+    began = run.study.record.created_at
+    for _ in range(2):
+        run.drained = {
+            "cpu@a": Drain(by="me@here", at=began + 5.0, sequence=7),
+            "cpu@b": Drain(by="you@there", at=began + 6.0, sequence=7, is_drained=False),
+            "cpu@c": Drain(by="me@here", at=began - 1.0, sequence=3),
+        }
+        run.steering.turn(run.said.append)
+        run.study.commit()
+    drain, undrain = run.search.store.actions(run.study.record.key)
+    assert (drain.action, drain.by, drain.at, drain.arguments) == ("drain", "me@here", began + 5.0, {"worker": "cpu@a"})
+    assert drain.answer == Answer(is_done=True, text="cpu@a takes no more trials")
+    assert (undrain.action, undrain.answer.text) == ("undrain", "cpu@b takes trials again")
+    assert run.search.store.steered(run.study.record.key) == [], "no scheduler was asked"
 
 
 @cases("deed", [Stop(), Pause(), Cancel(0), Enqueue([{"x": 0.5}])])
