@@ -194,14 +194,13 @@ class QueueExecutor:
         """Return the slots of each gang, by number and attempt."""
         return self._gangs.seated()
 
-    def notices(self, *, at_end: bool = False) -> Sequence[str]:
-        """Return warnings about workers and messages for the operator.
+    def look(self) -> None:
+        """Look at the announcements of the workers now: a short study may end before the next look of `poll`."""
+        with outages_pass():
+            self.workers.look(self._clock.now(), self._in_flight, self._breaker.quarantined)
 
-        With `at_end`, include what workers have announced since the last look: a short study may end before the next.
-        """
-        if at_end:
-            with outages_pass():
-                self.workers.look(self._clock.now(), self._in_flight, self._breaker.quarantined)
+    def notices(self) -> Sequence[str]:
+        """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices, *self.workers.complaints()]
         if self.workers.able and (said := of_other_protocols(self.workers.announced, self._module)):
             found.append(f"some workers get no trials: they {said}")

@@ -339,6 +339,8 @@ class Session:
                 self._is_whole = True
                 return self._signals.exit_code
         self._is_whole = True
+        self.executor.look()
+        self.steering.note_drains()
         is_wanted = self._signals.noted or self.steering.has_stopped
         return 0 if self.study.best is not None or is_wanted else NoSuccessfulTrial.exit_code
 
@@ -479,7 +481,7 @@ class Watch:
             others = sorted(session.executor.workers.with_other_code(0.0))
             yield from self._untold(_notices({Kind.CODE: others}))
         found = {
-            Kind.FLEET: session.executor.notices(at_end=True),
+            Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: session.study.deletions(at_end=True),
             Kind.SEARCH: session.scheduler.notices(),
         }

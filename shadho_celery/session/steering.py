@@ -50,10 +50,7 @@ class Steering:
 
         What was refused on arrival, and drains that workers obey, are recorded too.
         """
-        for place, drain in self._run.executor.drains().items():
-            # An earlier one is not about this study.
-            if drain.at >= self._run.study.record.created_at:
-                self._run.study.note_action(_of_drain(place, drain))
+        self.note_drains()
         for request, answer in self._run.executor.refusals():
             self._record(request, answer)
         for request in self._run.executor.requests():
@@ -66,6 +63,12 @@ class Steering:
             for request, answer in self._unsaid:
                 self._run.executor.answer(request, answer)
             self._unsaid.clear()
+
+    def note_drains(self) -> None:
+        """Record the drains and undrains, since the study began, that workers obey since the last call."""
+        for place, drain in self._run.executor.drains().items():
+            if drain.at >= self._run.study.record.created_at:
+                self._run.study.note_action(_of_drain(place, drain))
 
     def _record(self, request: Request, answer: Answer) -> None:
         study = self._run.study

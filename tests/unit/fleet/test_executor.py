@@ -131,9 +131,11 @@ def test_a_complaint_since_the_last_look_is_told_at_the_end_of_a_study(rig: Rig)
     complaining = Worker(protocol=PROTOCOL, compute_class="cpu", slots=5, imports=["m"], complaints=["slow"])
     rig.client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(complaining)) for _ in names]
     assert rig.executor.notices() == []
-    assert rig.executor.notices(at_end=True) == ["worker bad: slow"]
+    rig.executor.look()
+    assert rig.executor.notices() == ["worker bad: slow"]
     rig.client.smembers.side_effect = redis.ConnectionError("gone")
-    assert rig.executor.notices(at_end=True) == ["worker bad: slow"]
+    rig.executor.look()
+    assert rig.executor.notices() == ["worker bad: slow"]
 
 
 def test_short_trials_are_sent_ahead_once_they_are_known_to_be_short(rig: Rig) -> None:
