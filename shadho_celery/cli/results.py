@@ -388,7 +388,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
 
 def _attempts(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield lines on the attempts of a trial, and one on what was known when the last of them was placed."""
-    lost = f", {found.lost} of them lost with their workers" if found.lost else ""
+    lost = f", {found.lost} of them lost" if found.lost else ""
     yield f"attempts: {found.attempts}{lost}; code: {found.code or 'not recorded'}"
     attempts = study.records.of_trial(found.number)
     yield from map(_attempt, attempts)

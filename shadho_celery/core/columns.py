@@ -160,7 +160,7 @@ class TrialFacts:
     sampler = Fact(lambda t: t.sampler, NAME, None, _FRONT,
                    "Sampler that chose the params; or start (of `auto`), promoted, enqueued or added.")
     lost = Fact(lambda t: t.lost, needed(INTEGER), ASIDE, _JSON,
-                "Number of attempts that were lost with their workers.")
+                "Number of attempts that were lost, with their workers or a rank.")
     vanished = Fact(lambda t: t.vanished, INTEGER, None, _NO,
                     "Number of further attempts whose machines have vanished; None for none.")
     seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")

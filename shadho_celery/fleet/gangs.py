@@ -150,7 +150,7 @@ class Gangs:
         else:
             # The replica has given its seat back, which is published again after a while.
             failure = one_line(headline(event.error))
-            text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {failure}"
+            text = f"rank {event.rank} of trial {event.number} failed on {event.host}: {failure}"
             self.notices.append(text)
             if (gang := self._gangs.get((event.number, event.attempt))) is not None:
                 gang.failure = text

@@ -195,7 +195,7 @@ FAMILIES: Sequence[Family[Run]] = [
     Family("shadho_best_loss", "Best loss so far; the first of several.", read=_best),
     Family(
         "shadho_lost_attempts",
-        "Claimed attempts that were lost with their workers.",
+        "Claimed attempts that were lost, with their workers or a rank.",
         kind=Kind.COUNTER,
         read=lambda run: {(): run.study.lost},
     ),

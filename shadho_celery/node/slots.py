@@ -509,7 +509,7 @@ class Slots:
         seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
         claim = self._persist(lambda: self._seats.take(payload.study, seat, delivery))
         if self._is_refused(claim, payload.study):
-            log.info("replica %s of trial %s, attempt %s does not run", seat.rank, seat.number, seat.attempt)
+            log.info("rank %s of trial %s, attempt %s does not run", seat.rank, seat.number, seat.attempt)
             return
         try:
             token = self._seats.token(payload.study, seat, replica.token)
@@ -532,7 +532,7 @@ class Slots:
         done = has_ended and failure is None
         is_taken = self._persist(lambda: self._seats.leave(payload.study, seat, delivery, done=done, failure=failure))
         if failure is not None and is_taken:
-            log.warning("replica %s of trial %s failed: %s", seat.rank, seat.number, headline(failure.error))
+            log.warning("rank %s of trial %s failed: %s", seat.rank, seat.number, headline(failure.error))
 
     def _is_refused(self, claim: Claim, study: str) -> bool:
         """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""

@@ -14,7 +14,7 @@ from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.names import LAUNCH, named
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
-from shadho_celery.errors import ShadhoError
+from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.result import Unreadable, number, scalar
 
 #: number of reports up to which all reports of an attempt are sent; with more, they are thinned out
@@ -119,10 +119,11 @@ class Context(Protocol):
         Raises UsageError if that is not possible, and RankFailed with the traceback of a rank that fails.
         """
 
-    def call_replicas(self, address: str, token: str, backups: int) -> None:
+    def call_replicas(self, address: str, token: str, backups: int, *, is_last: bool = False) -> None:
         """Request replicas, which join the gang at `address`: the trial's other slots, and up to `backups` idle slots.
 
-        ``shadho_celery.training.gang`` calls this for a trial with more than one slot.
+        ``shadho_celery.training.gang`` calls this for a trial with more than one slot. After a call that `is_last`,
+        such as a process group's, further ones raise UsageError.
         """
 
     def gang_assembled(self) -> None:
@@ -225,6 +226,8 @@ class LocalContext:
     replica: ReplicaSeat | None = None
     is_copy: bool = False
     gangs: int = 0
+    #: True if this attempt has called the ranks of a process group
+    has_group: bool = False
     encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
     #: directions of the study's losses by name; a report is a value of the first one, in its own direction
@@ -286,8 +289,14 @@ class LocalContext:
     def launch(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return named(LAUNCH)(self, function, arguments)
 
-    def call_replicas(self, address: str, token: str, backups: int) -> None:
+    def call_replicas(self, address: str, token: str, backups: int, *, is_last: bool = False) -> None:
+        if self.has_group:
+            raise UsageError(
+                "a process group cannot be followed by another group or gang in the same trial, because its ranks "
+                "cannot skip the first block; put both trainings into one block"
+            )
         self.on_call_replicas(address, token, backups)
+        self.has_group = is_last
 
     def gang_assembled(self) -> None:
         self.on_gang_assembled()

@@ -20,6 +20,7 @@ interface, where torch's default process group is initialised before the functio
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import random
@@ -161,6 +162,8 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
                 shutdown_timeout=END_SECONDS,
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
             )
+            # torch configures this logger once in a process, and what a trial changes in logging is undone after it.
+            logging.getLogger("torchelastic-events-null").propagate = False
             returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
     except ChildFailedError as error:
         end, trace = _failure(error)
@@ -168,7 +171,7 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
     except SignalException as error:
         # As without a launcher: the process ends, unless it is a worker's, which leaves the signal to the worker.
         os.kill(os.getpid(), error.sigval)
-        raise RankLost(f"the ranks were ended by {error.sigval.name}; the trial is tried again") from None
+        raise RankLost(f"the ranks were ended by {error.sigval.name}") from None
     finally:
         theirs.close()
         answering.join(END_SECONDS)
@@ -277,7 +280,7 @@ def _failure(error: ChildFailedError) -> tuple[ShadhoError, RankTraceback | None
     trace = recorded.get("extraInfo", {}).get("py_callstack")
     end: ShadhoError = RankFailed(f"rank {rank} ended with exit code {failure.exitcode}")
     if failure.exitcode < 0:
-        end = RankLost(f"rank {rank} was ended by signal {failure.signal_name()}; the trial is tried again")
+        end = RankLost(f"rank {rank} was ended by signal {failure.signal_name()}")
     elif recorded:
         end = RankFailed(f"rank {rank} failed: {recorded.get('message')}")
     return end, None if trace is None else RankTraceback(f"\n{str(trace).rstrip()}")

@@ -106,11 +106,6 @@ class ProcessGroup:
     def __enter__(self) -> ProcessGroup:
         seat = self.context.replica
         self.context.gangs += 1
-        if seat is not None and self.context.gangs < seat.call:
-            raise UsageError(
-                "a process group cannot be followed by another group or gang in the same trial, because its ranks "
-                "cannot skip the first block; put both trainings into one block"
-            )
         try:
             if seat is not None:
                 self._join(seat)
@@ -192,7 +187,7 @@ class ProcessGroup:
         server = listen(host, for_others=True)
         token, port = make_token(), server.getsockname()[1]
         store = open_store(0, host, port, server)
-        self.context.call_replicas(f"{host}:{port}", token, 0)
+        self.context.call_replicas(f"{host}:{port}", token, 0, is_last=True)
         self._meet(store, token, host)
         self.context.gang_assembled()
 
@@ -277,7 +272,7 @@ class ProcessGroup:
             raise ReplicaDone from None
         if self.rank == 0 and end is not None:
             if end.is_loss:
-                raise RankLost(f"{end.reason}; the trial is tried again") from error
+                raise RankLost(end.reason) from error
             raise ShadhoError(end.reason) from error
 
     def _end_of(self, error: BaseException | None) -> End | None:

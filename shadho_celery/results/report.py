@@ -384,7 +384,7 @@ def _faults(known: StudyTrials, *, is_running: bool) -> list[str]:
     # If the study does not run, trials that ran when it was stopped also wait.
     waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))
     counts = {
-        f"attempts lost with their workers and run again: {known.lost}": known.lost,
+        f"attempts lost and run again: {known.lost}": known.lost,
         f"trials that wait for --resume: {waiting}": waiting,
     }
     return [line for line, count in counts.items() if count]

@@ -315,7 +315,7 @@ def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once(
     study.tell(Lost(number=attempt.number, attempt=1, reason="its worker fell silent"))
     screen, text = console()
     show(study, space, screen, "go on", refused=2)
-    assert "attempts lost with their workers and run again: 1" in text.getvalue()
+    assert "attempts lost and run again: 1" in text.getvalue()
     assert "results refused, late or of other params; each trial counts once: 2" in text.getvalue()
     assert "trials that wait for --resume: 1" in text.getvalue()
 

@@ -290,10 +290,10 @@ def test_replicas_that_fail_are_told_of_and_are_why_their_gang_is_given_back(rig
     rig.gangs.hear(failure, 1.0)
     rig.gangs.hear(replace(failure, number=8), 1.0)
     said = "failed on node7: ValueError: no such thing"
-    assert rig.gangs.notices == [f"replica 2 of trial {number} {said}" for number in (0, 8)]
+    assert rig.gangs.notices == [f"rank 2 of trial {number} {said}" for number in (0, 8)]
     [given_back] = rig.tend(60)
     assert given_back.claimed
-    assert given_back.reason == f"its gang was not complete within 60 s; replica 2 of trial 0 {said}"
+    assert given_back.reason == f"its gang was not complete within 60 s; rank 2 of trial 0 {said}"
 
 
 def test_a_trial_that_has_ended_has_no_seats_and_redis_forgets_them(rig: Rig, table: Table) -> None:

@@ -26,6 +26,7 @@ from services.clocks import MachineTime
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Memory, Outcome, TrialState
+from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import MAX_ERROR, call, wants_context
 from shadho_celery.objective.context import MAX_REPORTS, LocalContext, TrialTimeout
 from shadho_celery.objective.result import MAX_KEYS, MAX_METRICS, MAX_WARNING, read
@@ -876,3 +877,14 @@ def test_a_trial_asks_why_it_should_stop() -> None:
     for result in (0.5, None):
         told = call_it(lambda _, context, result=result: context.should_stop() and result, preempted=lambda: True)
         assert (told.state, told.loss) == (TrialState.CANCELLED, None)
+
+
+def test_nothing_can_follow_a_process_group_in_a_trial_with_several_slots() -> None:
+    """The ranks would wait in the first block for as long as they may."""
+    calls: list[int] = []
+    context = LocalContext(slots=2, on_call_replicas=lambda address, token, backups: calls.append(backups))
+    context.call_replicas("host:1", "token", 1)
+    context.call_replicas("host:1", "token", 0, is_last=True)
+    with pytest.raises(UsageError, match="put both trainings into one block"):
+        context.call_replicas("host:1", "token", 0)
+    assert calls == [1, 0]
