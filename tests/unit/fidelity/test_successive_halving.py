@@ -261,7 +261,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"least": 1, "most": 9, "eta": 2.5}, ["fidelity.eta: 2.5 is not a whole number", FORM]),
         ({"least": 0, "most": 9}, ["fidelity.least: 0", "above 0", FORM]),
         ({"least": True, "most": 9}, ["fidelity.least: True is not a number", FORM]),
-        ({"least": 1, "most": math.inf}, ["fidelity.most: inf", "at most", FORM]),
+        ({"least": 1, "most": math.inf}, ["fidelity.most: inf", "not a finite number", FORM]),
         ({"least": 1, "most": "9"}, ["fidelity.most: '9' is not a number", FORM]),
         ({"least": 9, "most": 1}, ["'most' is 1 and 'least' is 9", "let 'most' be 3 times 'least' or more"]),
         (
