@@ -656,7 +656,7 @@ class Reservations:
         free = compute_class.limit + ahead + compute_class.silent - self._study.taken(compute_class.name)
         if compute_class.host is None:
             return free
-        taken = self._taken_on(compute_class.name)
+        taken = self._study.taken_on(compute_class.name)
         # Otherwise the other machines would use up the study's share, and those that are reserved earlier would wait.
         for (name, host), number in self.reserved.items():
             if (name, host) == compute_class.place:
@@ -712,11 +712,3 @@ class Reservations:
             least = min((free for free in left.values() if free >= slots), default=max(left.values()))
             left[next(name for name, free in left.items() if free == least)] -= slots
         return max(left.values())
-
-    def _taken_on(self, compute_class: str) -> Counter[str | None]:
-        """Return for each machine the number of slots of a class that live attempts use, or may only use there."""
-        taken: Counter[str | None] = Counter()
-        for attempt in self._study.attempts:
-            if attempt.compute_class == compute_class:
-                taken[attempt.only_on or attempt.host] += attempt.slots
-        return taken

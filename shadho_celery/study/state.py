@@ -127,6 +127,10 @@ class StudyState(StudyTrials):
         self._taken: Counter[str] = Counter()
         #: function: return the number of slots of a class that live attempts use
         self.taken = self._taken.__getitem__
+        #: by class and machine: the slots that live attempts use there, or may only use there
+        self._taken_on: defaultdict[str, Counter[str | None]] = defaultdict(Counter)
+        #: function: return these slots of a class, by machine
+        self.taken_on = self._taken_on.__getitem__
         #: by subspace and number: the unfinished trials, except promoted ones
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: numbers of the trials that `commit` must write; True for a new trial
@@ -693,6 +697,7 @@ class StudyState(StudyTrials):
     def _count_attempt(self, attempt: Attempt, by: int) -> None:
         self._counts.add_placed(attempt, by)
         self._taken[str(attempt.compute_class)] += by * attempt.slots
+        self._taken_on[str(attempt.compute_class)][attempt.only_on or attempt.host] += by * attempt.slots
 
     def _reopen(self, trial: Trial) -> None:
         """Add an unfinished trial of an earlier run, with its live attempts."""

@@ -8,7 +8,7 @@ import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Started, Trial
+from shadho_celery.core.trial import Lost, Started, Trial
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.scheduler import Reservations
 from shadho_celery.store.base import StudyRecord
@@ -59,6 +59,16 @@ def test_a_machine_has_the_slots_that_its_trials_leave_within_the_studys_share(s
     reservations = Reservations(study)
     assert [reservations.free(place) for place in fleet(4, 2).places] == [1, 2]
     assert [reservations.free(place) for place in fleet(4, 2, allowance=4.0).places] == [1, 1]
+
+
+def test_the_slots_of_an_attempt_are_those_of_the_machine_that_runs_it_until_it_ends(study: StudyState) -> None:
+    attempt, reservations = study.send(added(study, 2), "gpu"), Reservations(study)
+    places = fleet(4, 2).places
+    assert [reservations.free(place) for place in places] == [4, 2]
+    study.tell(Started(number=attempt.number, attempt=1, host="b", worker="b1", at=0.0))
+    assert [reservations.free(place) for place in places] == [4, 0]
+    study.tell(Lost(number=attempt.number, attempt=1, reason="silent"))
+    assert [reservations.free(place) for place in places] == [4, 2]
 
 
 def test_a_trial_starts_where_it_leaves_fewest_slots_free_or_where_its_checkpoint_is(study: StudyState) -> None:
