@@ -223,7 +223,8 @@ class _Starter:
         words = self._command(name, 1, submit=False)
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode:
-            raise UsageError(f"--slurm: {_last_line(done.stderr.decode(errors='replace'))}")
+            problem = _last_line(done.stderr.decode(errors="replace"))
+            raise UsageError(f"--slurm: {problem.removeprefix('Error: ')}")
 
     def start(self, name: str, count: int, now: float) -> None:
         """Call the command for so many workers of a class."""

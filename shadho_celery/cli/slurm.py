@@ -53,6 +53,12 @@ CARRIED = (
 #: an option of sbatch without characters that sbatch or bash treats specially
 OPTION = r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@%/+=\[\]-]+)?"
 
+#: options of sbatch on which the worker relies: it would not know that its job ends earlier
+KEPT = ("--time", "--signal")
+
+#: numbers of GPUs, with or without their type
+GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
+
 
 @click.command(
     cls=Command,
@@ -123,6 +129,11 @@ def slurm(
     if stays <= grace:
         least = duration(60 * math.ceil((grace + END_SECONDS + EARLY_SECONDS + 1) / 60))
         raise UsageError(f"--for must be at least {least} with this --grace, in which trials return")
+    if gpus is not None and re.fullmatch(GPUS, gpus, re.ASCII) is None:
+        raise UsageError(f"--gpus: {short(gpus, 60)} is not a number of GPUs; write it as 2 or a100:2")
+    for each in others:
+        if each.partition("=")[0] in KEPT:
+            raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
     directives = [
         f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
         f"--array=1-{count}",

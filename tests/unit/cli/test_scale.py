@@ -124,7 +124,7 @@ def test_bad_input_is_refused_with_its_remedy(
     environment = {urls.BROKER: "redis://127.0.0.1/0", urls.REDIS: "redis://127.0.0.1/0"}
     result = CliRunner().invoke(commands, ["scale", *given, *words], env=environment)
     assert result.exit_code == 2, result.output
-    assert "Error: " in result.stderr
+    assert result.stderr.count("Error: ") == 1
 
 
 def test_without_a_fleet_there_is_nothing_to_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

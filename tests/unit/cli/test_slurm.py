@@ -113,6 +113,11 @@ def test_a_class_that_is_none_is_refused(name: str) -> None:
         ("--gpus", "1 --wrap=x"),
         ("--gpus", "'"),
         ("--gpus", ""),
+        ("--gpus", "0"),
+        ("--gpus", "-1"),
+        ("--gpus", "a100:"),
+        ("--", "--time=3"),
+        ("--", "--signal=USR2@5"),
         ("--", "-p", "x"),
         ("--", "--mem=1 #"),
         ("--", "script.sh"),
@@ -126,6 +131,11 @@ def test_bad_input_is_one_line_with_its_remedy(words: tuple[str, ...]) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
+
+
+@cases("gpus", ["2", "1g.5gb:1", "a100:2,v100:1"])
+def test_numbers_of_gpus_may_have_a_type(gpus: str) -> None:
+    assert f"--gpus={gpus}" in directives(script(*LARGE, "--gpus", gpus))
 
 
 def test_options_of_sbatch_are_passed_on() -> None:
