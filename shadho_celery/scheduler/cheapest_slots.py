@@ -69,6 +69,8 @@ class CheapestSlots:
         #: live classes, and the longest expected seconds of a trial on one of them as of the latest plan
         self._classes: list[str] = []
         self._longest = math.inf
+        #: expected seconds on the live classes, of the trials that were looked at in this turn of the scheduler
+        self._expected: dict[tuple[object, ...], list[float]] = {}
 
     def most(self, compute_class: ComputeClass) -> int:
         """Return the maximum number of slots of a class that the study uses."""
@@ -90,12 +92,21 @@ class CheapestSlots:
         if trial.subspace not in self.model.row_of or not self.model.has_learned:
             return True
         units = self._units(trial.budget, is_new=trial.origin is None)
-        expected = self.model.mean_seconds(trial.subspace, [trial.params], self._classes, units=units)[0]
+        key = (trial.subspace, units, *trial.params.items())
+        # Each free slot looks at the same trials again.
+        if key not in self._expected:
+            found = self.model.mean_seconds(trial.subspace, [trial.params], self._classes, units=units)
+            self._expected[key] = found[0].tolist()
+        expected = self._expected[key]
         own = expected[self._classes.index(compute_class.name)]
-        return bool(MARGIN * own <= self._seconds_left or own <= SOONER * expected.min())
+        return MARGIN * own <= self._seconds_left or own <= SOONER * min(expected)
 
     def see(self, classes: Sequence[ComputeClass], began: float, fits: Fits) -> None:
-        """Plan again if it is time, or if the live classes have changed. `began` is when the run started."""
+        """Plan again if it is time, or if the live classes have changed. `began` is when the run started.
+
+        Call this in each turn, after the cost model has learned.
+        """
+        self._expected.clear()
         now, prices = self._study.clock.now(), self._study.recorder.prices()
         self._seconds_left = max(0.0, began + self.seconds - now)
         timed = {each.name: min(self.model.timed(each.name), KNOWN_TRIALS) for each in classes}

@@ -12,6 +12,8 @@ from shadho_celery.cli.live import cheapest_lines
 from shadho_celery.core.records import MachineRecord, MoneyPlan, Present
 from shadho_celery.core.settings import StudySettings, read_settings
 from shadho_celery.errors import UsageError
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import Cluster, Family
@@ -196,3 +198,22 @@ def test_no_long_trial_begins_on_a_slow_class_near_the_deadline(seed: int) -> No
     by_time = simulate(described, seed=seed)
     by_money = simulate(described, place_by="money", deadline=2.0 * by_time.seconds, seed=seed)
     assert by_money.seconds <= 2.1 * by_time.seconds
+
+
+def test_after_its_deadline_a_study_predicts_each_trial_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, asked = Counter[str](), Counter[tuple[object, ...]]()
+    see, predict = CheapestSlots.see, CostModel.mean_seconds
+
+    def counted_see(self: CheapestSlots, *given: Any) -> None:
+        turns["turn"] += 1
+        see(self, *given)
+
+    def counted_predict(self: CostModel, subspace: str, params: Any, *given: Any, **named: Any) -> Any:
+        if len(params) == 1:
+            asked[(turns["turn"], subspace, *params[0].items())] += 1
+        return predict(self, subspace, params, *given, **named)
+
+    monkeypatch.setattr(CheapestSlots, "see", counted_see)
+    monkeypatch.setattr(CostModel, "mean_seconds", counted_predict)
+    play(1.0, trials=60)
+    assert max(asked.values()) == 1
