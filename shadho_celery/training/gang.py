@@ -140,6 +140,12 @@ class Gang:
         centre = self._begin(plan)
         if not self._averages:
             _check_local_steps(plan, centre.update)
+        if plan.warmup > plan.steps and self.context.replica is None:
+            logger.warning(
+                "the warm-up of %d steps is longer than the training of %d steps: the learning rates stay lower",
+                plan.warmup,
+                plan.steps,
+            )
         for mean in self._train(plan, centre):
             if mean is None:
                 centre.step()

@@ -13,7 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from shadho_celery.core.checks import check_whole
+from shadho_celery.core.checks import check_whole, guess
+from shadho_celery.errors import UsageError
 from shadho_celery.training.replica.batches import Batches, Data, Loss, Weight, check_loss
 
 
@@ -78,6 +79,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
+        if self.weight is not None and not callable(self.weight):
+            raise UsageError(f"weight is {self.weight!r}; give a function of a batch, which returns its weight")
         check_whole(1, steps=self.steps)
         check_whole(1, other="or None", report_every=self.report_every)
         check_whole(0, checkpoint_every=self.checkpoint_every)
@@ -97,15 +100,22 @@ def taking(
     record: Callable[P, Plan],
 ) -> Callable[[Callable[[Caller, Plan], Result]], Callable[Concatenate[Caller, P], Result]]:
     """Return a decorator for a method that gets a record: callers give the record's fields as arguments instead."""
+    parameters = inspect.signature(record).parameters
+    known = [*parameters]
 
     def decorate(method: Callable[[Caller, Plan], Result]) -> Callable[Concatenate[Caller, P], Result]:
         @wraps(method)
         def call(self: Caller, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+            if unknown := kwargs.keys() - known:
+                name = min(unknown)
+                raise UsageError(
+                    f"{method.__name__} has no argument {name}; {guess(name, known)}see help({method.__qualname__})"
+                )
             return method(self, record(*args, **kwargs))
 
         # What `help` shows.
         own, _ = inspect.signature(method).parameters.values()
-        vars(call)["__signature__"] = inspect.Signature([own, *inspect.signature(record).parameters.values()])
+        vars(call)["__signature__"] = inspect.Signature([own, *parameters.values()])
         return call
 
     return decorate

@@ -62,6 +62,11 @@ class Checkpoints:
         self._claims = folder / f"gang-{digest}.json"
         self._claim: Claim | None = None
 
+    def other(self) -> Path | None:
+        """Return the checkpoint of a training with other settings in the same folder, or None."""
+        others = (path for path in self.path.parent.glob("gang-*.pt") if path != self.path)
+        return min(others, default=None)
+
     def claim(self) -> Claim:
         """Claim the training for this coordinator. Reuse token and port of the last start, if there was one."""
         last = self._read_claim()

@@ -90,6 +90,10 @@ class Run:
                 self.step,
                 self._checkpoints.path,
             )
+        elif self.context.gangs == 1 and (other := self._checkpoints.other()):
+            logger.warning(
+                "the training starts from the first step: the checkpoint %s is of other arguments, model or data", other
+            )
         if claim is None:
             self._checkpoints = None
         return claim

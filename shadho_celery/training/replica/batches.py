@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from shadho_celery.core.checks import check_whole
+from shadho_celery.core.checks import check_whole, short
 from shadho_celery.errors import UsageError
 from shadho_celery.training.wire.vectors import Bucket
 
@@ -352,13 +352,22 @@ class Computer:
         if self._weight is None:
             return parts, 1.0
         loaded = [part for part, _ in parts]
-        weights = [float(self._weight(part)) for part in loaded]
-        if not all(0 <= each < math.inf for each in weights):
-            raise UsageError(
-                f"weight(batch) returned {min(weights)}; return a number of at least 0, such as the number of tokens"
-            )
+        weights = [_checked_weight(self._weight(part)) for part in loaded]
         total = math.fsum(weights)
         return [(part, each / (total or 1.0)) for part, each in zip(loaded, weights, strict=True)], total
+
+
+def _checked_weight(value: object) -> float:
+    """Return the weight of a batch. Raises UsageError unless it is a number of at least 0."""
+    try:
+        weight = float(value)  # type: ignore[arg-type]  # a number, or a tensor with one
+        if 0 <= weight < math.inf:
+            return weight
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError(
+        f"weight(batch) returned {short(value)}; return a number of at least 0, such as the number of tokens"
+    )
 
 
 def _queued() -> Callable[[], None]:

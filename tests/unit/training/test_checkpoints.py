@@ -136,12 +136,13 @@ def test_the_second_training_of_a_trial_does_not_resume_from_the_first(tmp_path:
     ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed", "labels", "clip", "warm-up", "schedule"],
 )
 def test_a_training_with_other_settings_or_data_starts_from_the_first_step(
-    attempt: Callable[[], LocalContext], change: Any
+    attempt: Callable[[], LocalContext], change: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Killed):
         fit(attempt(), network(), on_step=die)
     model = network()
     assert fit(attempt(), model, **change(model)).log.resumed_from is None
+    assert "is of other arguments, model or data" in caplog.text
     with pytest.raises(Killed):
         fit(attempt(), network(), seed=7, on_step=die)
     assert fit(attempt(), network(), seed=7).log.resumed_from == 15

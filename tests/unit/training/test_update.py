@@ -272,11 +272,15 @@ def test_micro_batches_and_replicas_are_weighed_by_what_they_count() -> None:
 
 @pytest.mark.parametrize(
     ("weigh", "message"),
-    [(lambda batch: -1.0, "weight\\(batch\\) returned -1"), (lambda batch: 0.0, "is 0")],
-    ids=["negative", "zero"],
+    [
+        (lambda batch: -1.0, "weight\\(batch\\) returned -1"),
+        (lambda batch: batch[1], "weight\\(batch\\) returned tensor"),
+        (lambda batch: 0.0, "is 0"),
+    ],
+    ids=["negative", "many", "zero"],
 )
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_weights_that_are_negative_or_all_zero_are_one_clear_error(
+def test_weights_that_are_no_numbers_or_all_zero_are_one_clear_error(
     context: LocalContext, weigh: Callable[[Any], float], message: str, replicas: int
 ) -> None:
     with pytest.raises(ShadhoError, match=f"{message}|are 0"):
@@ -405,6 +409,8 @@ def test_dropped_batches_return_and_the_replay_is_exact() -> None:
         ({"warmup": 1.5}, "warmup is 1.5"),
         ({"schedule": CosineAnnealingLR}, "constructed with the gang's own optimizer"),
         ({"scaler": 1024.0}, "scaler is 1024.0; give a torch.amp.GradScaler"),
+        ({"weight": 2}, "weight is 2; give a function of a batch"),
+        ({"scheduler": None}, "fit has no argument scheduler; did you mean schedule?"),
     ],
 )
 def test_wrong_settings_of_an_update_are_one_clear_error(
@@ -413,6 +419,13 @@ def test_wrong_settings_of_an_update_are_one_clear_error(
     model = network()
     with pytest.raises(UsageError, match=message), gang(context, replicas=1) as g:
         g.fit(model, descent(model), DATA, loss, steps=1, batch=10, **settings)
+
+
+def test_a_warm_up_that_is_longer_than_the_training_is_said(
+    context: LocalContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(context, None, replicas=1, warmup=1000)
+    assert "the warm-up of 1000 steps is longer" in caplog.text
 
 
 def test_the_schedule_of_another_optimizer_is_one_clear_error(context: LocalContext) -> None:
