@@ -97,7 +97,7 @@ class Quorum:
         if self._policy.on_few != "shrink":
             raise ShadhoError(f"{left}; find out why the others ended, or let the gang shrink (on_few='shrink')")
         if not alive:
-            raise ShadhoError(f"{left}; find out why they ended")
+            raise ShadhoError(f"{left}; see the log")
         return self._resize(alive, left)
 
     def _resize(self, size: int, reason: str) -> str | None:

@@ -16,6 +16,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -346,6 +348,12 @@ class Computer:
                     # A GPU has at most two micro-batches to do, so that an abandoned gradient ends soon.
                     queued.popleft()()
         return Result(loss=sum(value.item() * share for value, share in losses), weight=weight)
+
+    def blame(self, error: Exception) -> str:
+        """Return "the loss raised at FILE:LINE: " if the loss function raised `error`, else ""."""
+        code = getattr(self._loss, "__code__", None)
+        lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code is code]
+        return f"the loss raised at {Path(code.co_filename).name}:{lines[0]}: " if code and lines else ""
 
     def _weighed(self, parts: Iterator[tuple[object, float]]) -> tuple[Iterable[tuple[object, float]], float]:
         """Return the micro-batches with their shares by weight, and the sum of their weights. Raises UsageError."""

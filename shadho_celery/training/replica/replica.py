@@ -76,7 +76,8 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
     except Exception as error:
         # Send the reason to the coordinator, because users see the coordinator's error and not this one.
         # An error of the user's own code would end every other replica, too.
-        client.send_quit(f"{type(error).__name__}: {error}", error=isinstance(error, UsageError))
+        reason = f"{computer.blame(error)}{type(error).__name__}: {error}"
+        client.send_quit(reason, error=isinstance(error, UsageError))
         raise
     finally:
         bucket.remove()

@@ -421,6 +421,19 @@ def test_wrong_settings_of_an_update_are_one_clear_error(
         g.fit(model, descent(model), DATA, loss, steps=1, batch=10, **settings)
 
 
+def test_a_loss_that_raises_in_the_replicas_is_named_with_its_line(context: LocalContext) -> None:
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise KeyError("target")
+
+    line = broken.__code__.co_firstlineno + 1
+    model = network()
+    with (
+        pytest.raises(ShadhoError, match=rf"the loss raised at test_update\.py:{line}: KeyError: 'target'\)"),
+        gang(context, replicas=2) as g,
+    ):
+        g.fit(model, descent(model), DATA, broken, steps=1, batch=10)
+
+
 def test_a_warm_up_that_is_longer_than_the_training_is_said(
     context: LocalContext, caplog: pytest.LogCaptureFixture
 ) -> None:
