@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from shadho_celery.core.checks import check_whole, guess
 from shadho_celery.errors import UsageError
@@ -85,6 +85,12 @@ class Plan:
         check_whole(1, other="or None", report_every=self.report_every)
         check_whole(0, checkpoint_every=self.checkpoint_every)
         check_whole(seed=self.seed)
+        # It raises beyond its last step; other schedules go on.
+        if isinstance(self.schedule, OneCycleLR) and self.schedule.total_steps < self.steps:
+            raise UsageError(
+                f"the schedule OneCycleLR ends at step {self.schedule.total_steps} of {self.steps}; "
+                f"construct it with total_steps={self.steps}"
+            )
 
     def batches(self, places: int, seed: int) -> Batches:
         """Return the stream of batches of `places` replicas. Raises UsageError for data that are not valid."""

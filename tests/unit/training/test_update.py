@@ -41,7 +41,7 @@ STEPS = 40
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "cosine": lambda rule: CosineAnnealingLR(rule, T_max=STEPS),
-    "one cycle": lambda rule: OneCycleLR(rule, max_lr=0.1, total_steps=STEPS + 1),
+    "one cycle": lambda rule: OneCycleLR(rule, max_lr=0.1, total_steps=STEPS),
     "lambda": lambda rule: LambdaLR(rule, lambda step: 0.97**step),
     "plateau": lambda rule: ReduceLROnPlateau(rule, patience=1, factor=0.7),
     "sequential": lambda rule: SequentialLR(
@@ -439,6 +439,14 @@ def test_a_warm_up_that_is_longer_than_the_training_is_said(
 ) -> None:
     trained(context, None, replicas=1, warmup=1000)
     assert "the warm-up of 1000 steps is longer" in caplog.text
+
+
+def test_a_one_cycle_schedule_that_ends_before_the_training_is_one_clear_error(context: LocalContext) -> None:
+    def ending(rule: Optimizer) -> LRScheduler:
+        return OneCycleLR(rule, max_lr=0.1, total_steps=20)
+
+    with pytest.raises(UsageError, match=f"OneCycleLR ends at step 20 of {STEPS}; construct it"):
+        trained(context, ending)
 
 
 def test_the_schedule_of_another_optimizer_is_one_clear_error(context: LocalContext) -> None:
