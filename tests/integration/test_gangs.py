@@ -329,7 +329,7 @@ def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
         game.submit(0, x=x)
         lost = game.lost(0, 1)
         assert lost.claimed
-        assert lost.reason.startswith("its gang was not complete within 6 s; replica ")
+        assert lost.reason.startswith("its gang was not complete within 6 s; rank ")
         why = "ArithmeticError: replicas fail here" if x > 6 else "its objective returned without taking part in a gang"
         assert lost.reason.endswith(why)
         assert any(why in notice for notice in game.executor.notices())
