@@ -173,7 +173,7 @@ def read_fleet(control: Signer | None = None) -> FleetState:
     from shadho_celery.transport.broker import depths, machine_queue
     from shadho_celery.transport.drains import Drains
     from shadho_celery.transport.redis import connect, refusals
-    from shadho_celery.transport.registry import Registry, StudyWants, Worker, place_of
+    from shadho_celery.transport.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
     from shadho_celery.transport.signing import Signer
 
     client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
@@ -182,7 +182,7 @@ def read_fleet(control: Signer | None = None) -> FleetState:
     with refusals():
         workers, studies = registry.living(), wanting.living()
         ages = {**registry.ages(workers), **wanting.ages(studies)}
-        obeyed = {place_of(name): worker.drain_sequence for name, worker in workers.items() if worker.drain_sequence}
+        obeyed = obeyed_drains(workers)
         drained: dict[str, Drain | None] = {**drains.all(obeyed)}
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
             # A worker that ends is drained as well, and has a record of its own.

@@ -69,7 +69,7 @@ class Access:
 
     @property
     def has_code(self) -> bool:
-        """Whether there is a code that was not used."""
+        """True if there is a code that was not used."""
         return bool(self._codes)
 
     def log_in(self, secret: str) -> str | None:

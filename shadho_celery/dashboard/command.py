@@ -118,7 +118,7 @@ def dashboard(
 
 @contextmanager
 def _opened(url: str) -> Iterator[None]:
-    """Open a page in a browser by a file that leads to it, which is removed at the end.
+    """Open a URL in a browser by a temporary HTML file that redirects to it.
 
     The words of a command are shown to other users, and the URL logs in whoever has it.
     """

@@ -24,7 +24,6 @@ from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, Tr
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.dispatch import Dispatch, queue_of
-from shadho_celery.fleet.drain_watch import DrainWatch
 from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
@@ -33,10 +32,10 @@ from shadho_celery.transport import broker, urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
 from shadho_celery.transport.control import Inbox, Request
-from shadho_celery.transport.drains import Drain, Drains
+from shadho_celery.transport.drains import Drain, Drains, DrainWatch
 from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.refused_messages import remove_refused
-from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, of_other_protocols
+from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, obeyed_drains, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -333,8 +332,8 @@ class QueueExecutor:
         """Return the drains and undrains, by place, that workers obey since the last call. See `DrainWatch`."""
         if self._drain_watch is not None and self._watched is not self.workers.announced:
             with outages_pass():
-                self._watched, found = self.workers.announced, self._drain_watch.news(self.workers.announced)
-                return found
+                self._watched = self.workers.announced
+                return self._drain_watch.news(obeyed_drains(self._watched))
         return {}
 
     def answer(self, request: Request, answer: Answer) -> None:

@@ -114,5 +114,32 @@ class Drains:
             self._client.hdel(KEY, *workers)
 
 
+class DrainWatch:
+    """Finds the drains and undrains that workers obey, so that a scheduler can record them.
+
+    Redis is asked for them, not a scheduler, so that they work without one. The sequences that workers announce lead a
+    scheduler to the latest one of each place.
+    """
+
+    def __init__(self, drains: Drains) -> None:
+        self._drains = drains
+        #: sequence of the latest drain or undrain of each place
+        self._known: dict[str, int] = {}
+
+    def news(self, obeyed: Mapping[str, int]) -> dict[str, Drain]:
+        """Return the drains and undrains, by place, that workers obey since the last call. `obeyed` is as in `all`.
+
+        Records that Redis has lost are left out. Raises redis-py's errors.
+        """
+        found = {}
+        for place, sequence in obeyed.items():
+            if sequence > self._known.get(place, 0):
+                drain = self._drains.latest(place)
+                self._known[place] = sequence
+                if drain is not None and drain.sequence == sequence:
+                    found[place] = drain
+        return found
+
+
 def _about(place: str) -> str:
     return f"{KEY}:{place}"

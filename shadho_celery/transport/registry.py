@@ -338,6 +338,16 @@ def place_of(worker: str) -> str:
     return worker.rsplit(".", 2)[0]
 
 
+def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
+    """Return the greatest sequence of a drain or undrain that workers of each place obey, by place."""
+    found: dict[str, int] = {}
+    for name, worker in workers.items():
+        if worker.drain_sequence:
+            place = place_of(name)
+            found[place] = max(worker.drain_sequence, found.get(place, 0))
+    return found
+
+
 def start_command(compute_class: str, module: str) -> str:
     """Return the command that starts a worker for trials of `module` on a node."""
     return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"

@@ -22,13 +22,12 @@ from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.fleet.drain_watch import DrainWatch
 from shadho_celery.node.heartbeat import DRAIN_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.transport import urls
-from shadho_celery.transport.drains import KEY, Drain, Drains
+from shadho_celery.transport.drains import KEY, Drain, Drains, DrainWatch
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.registry import Registry, Worker, obeyed_drains
 from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer
 
 # Fixtures, which pytest finds by their names here.
@@ -111,16 +110,24 @@ def test_a_scheduler_finds_each_drain_once_also_one_from_before_its_start(client
         control.drain("cpu@h")
         watch = DrainWatch(Drains(client, SIGNER))
         living = Registry(client, Worker, SIGNER).living
-        found = watch.news(living())
+        found = watch.news(obeyed_drains(living()))
         assert [(place, drain.is_drained) for place, drain in found.items()] == [("cpu@h", True)]
-        assert watch.news(living()) == {}
+        assert watch.news(obeyed_drains(living())) == {}
         control.undrain("cpu@h")
         control.drain("gpu@h")
-        found = watch.news(living())
+        found = watch.news(obeyed_drains(living()))
         assert {place: drain.is_drained for place, drain in found.items()} == {"cpu@h": False, "gpu@h": True}
         control.drain("cpu@i")
         client.hdel(KEY, "cpu@i")
-        assert watch.news(living()) == {}, "Redis has lost who did it"
+        assert watch.news(obeyed_drains(living())) == {}, "Redis has lost who did it"
+
+
+def test_the_latest_drain_that_a_worker_of_a_place_obeys_counts() -> None:
+    workers = {
+        name: Worker(compute_class="cpu", slots=1, imports=[], drain_sequence=sequence)
+        for name, sequence in {"cpu@h.1.a": 5, "cpu@h.2.b": 3, "cpu@i.1.c": 0}.items()
+    }
+    assert obeyed_drains(workers) == {"cpu@h": 5}
 
 
 def test_status_names_a_drained_worker_also_when_redis_has_lost_the_record(

@@ -40,7 +40,7 @@ class Processes:
 
     @property
     def method(self) -> Literal["fork", "spawn"]:
-        """How a process would be started now: the first use of CUDA may come after the gang was constructed."""
+        """Start method of the next process: the first use of CUDA may come after the gang was constructed."""
         can_fork = sys.platform == "linux" and not torch.cuda.is_initialized()
         return self._method or ("fork" if can_fork else "spawn")
 
