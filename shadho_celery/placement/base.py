@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -37,6 +38,8 @@ class Slot(NamedTuple):
     #: by what log factor each of some trials costs more in this slot than it would cost in the class; None if they
     #: cost the same
     excess: Excess | None = None
+    #: seconds until the limit on time; infinity without one
+    seconds_left: float = math.inf
 
 
 class Offers(NamedTuple):
@@ -60,8 +63,6 @@ class Choice(NamedTuple):
     picked: Trial | str
     #: the only machine that may run a promoted trial; None for any machine of the class
     only_on: str | None = None
-    #: another trial drawn ahead that has waited too long: it leaves the pool, and goes to the next slot that it fits
-    overdue: Trial | None = None
 
 
 class Policy(Protocol):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy.special import log_ndtr
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import ComputeClass
@@ -14,7 +15,7 @@ from shadho_celery.core.trial import Trial
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
 from shadho_celery.placement.pool import WHOLE, Pool
 from shadho_celery.placement.promotions import Promotions
-from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.cost_model import LEAST_SECONDS, CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
@@ -33,6 +34,10 @@ STEP = 0.05
 #: maximum number of steps by which one trial changes a price
 MOST_STEPS = 4.0
 
+#: standard deviation that a trial's log seconds are assumed to have in the chance to end before the limit on time; and
+#: log of the chance below which a trial counts as late
+SPREAD, LATE = 0.5, math.log(0.5)
+
 
 class CostPolicy:
     """Chooses for a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
@@ -40,6 +45,8 @@ class CostPolicy:
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
     trials on the live classes. Trial i of its pool has this index times min_c' P_c' D_ic' / (P_c D_ic). D are the
     factors by which the trial's params change the seconds, and P is the price of a class's second within the subspace.
+    With a limit on time, it also has the chance that the trial ends before that as a factor. An overdue trial comes
+    first where it costs least, and after twice as long everywhere.
     The greatest index is taken. A subspace without trials in the pool is represented by its next trial. If one sampler
     draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
 
@@ -115,8 +122,7 @@ class CostPolicy:
         if drawn is None:
             return None
         self._move_prices(drawn, column)
-        trial = self._pool.trials[drawn]
-        return Choice(trial, overdue=self._pool.take(drawn))
+        return Choice(self._pool.take(drawn))
 
     def prices(self, subspace: str) -> Mapping[str, float]:
         """Return the price of a second on each live class for the trials of a subspace, 1 on geometric average.
@@ -151,13 +157,24 @@ class CostPolicy:
         departures = self._pool.departures()
         if self._pool.is_whole:
             costs = departures + self._model.log_seconds(self._classes, 0.0, self._budget)[rows] + self._prices[0]
-            worth = costs.min(axis=1) - costs[:, column]
         else:
             costs = departures + self._prices[rows]
-            worth = costs.min(axis=1) - costs[:, column] + np.array(indices)[rows]
+        advantage = costs.min(axis=1) - costs[:, column]
+        worth = advantage if self._pool.is_whole else advantage + np.array(indices)[rows]
         if slot.excess is not None:
             worth = worth - slot.excess(trials)
         self._costs, worth = costs, worth.round(DIGITS)
+        waits = self._pool.waits()
+        overdue = (waits >= 2.0) | ((waits >= 1.0) & (advantage == 0.0))
+        if slot.seconds_left < math.inf:
+            chances = self._log_chances(departures, slot.seconds_left)
+            worth = (worth + chances[:, column]).round(DIGITS)
+            overdue &= chances[:, column] >= LATE
+            self._pool.set_aside(chances.max(axis=1) < LATE)
+        else:
+            self._pool.set_aside(None)
+        # Of several overdue trials, the oldest is the first.
+        worth[overdue] = math.inf
         # Usually the first trial fits.
         for _ in trials:
             place = int(worth.argmax())
@@ -165,6 +182,14 @@ class CostPolicy:
                 return place, float(worth[place])
             worth[place] = -np.inf
         return None, -math.inf
+
+    def _log_chances(self, departures: Array, seconds_left: float) -> Array:
+        """Return the log of the chance of the pool's trials to end in time on each class, shape (trials, classes)."""
+        model = self._model
+        of_subspaces = model.log_seconds(self._classes, 0.0, self._budget)
+        of_subspaces = of_subspaces - model.log_widths(self._classes, self._budget)
+        log_seconds = of_subspaces[self._pool.rows] + departures + self._pool.log_costs[:, None]
+        return np.asarray(log_ndtr((math.log(max(seconds_left, LEAST_SECONDS)) - log_seconds) / SPREAD))
 
     def _move_prices(self, drawn: int, column: int) -> None:
         """Raise the price of the class on which a trial is cheapest, and lower the price of the class that takes it.

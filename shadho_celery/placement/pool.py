@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import groupby
+from itertools import compress, groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from shadho_celery.predictors.features import Array
 #: number of trials in the pool: the slots divided by PART_OF_SLOTS, up to MOST; but on a small fleet at least EACH_SLOT
 #: trials for each slot, up to LEAST
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
+#: a pool that is not divided among subspaces has this many times as many: they differ only by their params
+UNDIVIDED = 2
 #: with a sampler that learns from losses, and gets worse with each trial drawn ahead: on a small fleet only the slots
 #: divided by PART_OF_FEW, up to LEAST_ADAPTIVE
 PART_OF_FEW, LEAST_ADAPTIVE = 2, 8
@@ -26,10 +28,12 @@ WHOLE = ""
 LEAST_EACH = 2
 #: a part is refilled when one in this many of its places is empty: predicting several trials together is faster
 REFILL = 2
-#: a trial leaves the pool, and goes to the next slot that fits, after this number times its part's places of later
-#: trials of the part were sent. So no trial waits for more than 32 rounds of a fleet of up to 8 slots, 256 trials on
-#: fleets of up to 128 slots, and two rounds of a larger fleet, or of any fleet with an adaptive sampler.
+#: a trial is overdue after this number times its part's places of later trials of the part were sent. So no trial waits
+#: for more than 32 rounds of a fleet of up to 8 slots, 256 trials on fleets of up to 64 slots, and four rounds of a
+#: larger fleet; two rounds with several subspaces, or an adaptive sampler.
 MOST_WAIT = 8
+#: near the limit on time, a part has up to this number times its places of further trials, which would end too late
+ASIDE = 2
 
 
 @dataclass(eq=False)
@@ -57,10 +61,14 @@ class Pool:
         self._sent_before: list[int] = []
         #: rows of the trials' subspaces in the cost model, shape (trials,)
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
+        #: logs of the trials' declared costs times their budgets, shape (trials,)
+        self.log_costs: Array = np.empty(0)
         #: departures of the trials' log seconds from the mean of their subspace, shape (trials, live classes)
         self._departures = np.empty((0, 0))
         #: version of the model's estimated effects of params with which the departures were computed
         self.version = -1
+        #: number of trials by part that are set aside, because on each class they would end after the limit on time
+        self._aside: Counter[str] = Counter()
         #: number of trials by part
         self.in_part: Counter[str] = Counter()
         #: number of trials that have been sent from the pool, by part
@@ -78,15 +86,18 @@ class Pool:
             self._classes = tuple(classes)
             self._departures = self._predicted()
         of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if self.is_adaptive else min(EACH_SLOT * slots, LEAST)
-        size = max(slots // PART_OF_SLOTS, of_few)
-        size = min(size, MOST) if self.size is None else self.size
+        usual = min(slots // PART_OF_SLOTS, MOST)
+        if len(self.shares) == 1 and not self.is_adaptive:
+            usual *= UNDIVIDED
+        size = max(usual, of_few) if self.size is None else self.size
         size = size if len(classes) > 1 else 0
         parts = {name: int(size * share) for name, share in self.shares.items()}
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
         """Return for each part how many trials should be drawn now. Parts that need none are left out."""
-        missing = {name: size - self.in_part[name] for name, size in self.sizes.items()}
+        aside = {name: min(self._aside[name], ASIDE * size) for name, size in self.sizes.items()}
+        missing = {name: size + aside[name] - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
     def add(self, trials: Sequence[Trial]) -> None:
@@ -98,24 +109,35 @@ class Pool:
             self._functions += list(functions)
             self._parts += [part] * len(added)
             self.rows = np.append(self.rows, [self.model.row_of[subspace]] * len(added))
+            costs = self.model.log_costs(subspace, [trial.params for trial in added], budget)
+            self.log_costs = np.append(self.log_costs, costs)
             self._sent_before += [self._sent[part]] * len(added)
             self.in_part[part] += len(added)
             predicted = self.model.departures(subspace, functions, self._classes, budget)
             self._departures = np.concatenate([self._departures, predicted])
 
-    def take(self, place: int) -> Trial | None:
-        """Remove the trial at index `place`, because it is sent.
+    def set_aside(self, late: NDArray[np.bool_] | None) -> None:
+        """Set the trials of this mask aside, and no others: they take no places, so that others are drawn."""
+        self._aside = Counter() if late is None else Counter(compress(self._parts, late))
 
-        If the oldest trial of its part has waited too long, remove and return that one, too; else return None.
-        """
+    def waits(self) -> Array:
+        """Return how long the trials have waited, shape (trials,), as a multiple of the time until they are overdue."""
+        most = {part: MOST_WAIT * max(self.sizes.get(part, 0), LEAST_EACH) for part in self.in_part}
+        waited = zip(self._parts, self._sent_before, strict=True)
+        return np.array([(self._sent[part] - before) / most[part] for part, before in waited])
+
+    def take(self, place: int) -> Trial:
+        """Remove the trial at index `place`, because it is sent, and return it."""
         part = self._parts[place]
-        self._remove(place)
+        trial = self.trials.pop(place)
         self._sent[part] += 1
-        if not self.in_part[part]:
-            return None
-        oldest = self._parts.index(part)
-        most = MOST_WAIT * max(self.sizes.get(part, 0), LEAST_EACH)
-        return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
+        self.in_part[part] -= 1
+        del self._parts[place], self._functions[place], self._sent_before[place]
+        # The arrays are changed in place, because `np.delete` takes five times as long.
+        for each in (self._departures, self.rows, self.log_costs):
+            each[place:-1] = each[place + 1 :]
+        self._departures, self.rows, self.log_costs = self._departures[:-1], self.rows[:-1], self.log_costs[:-1]
+        return trial
 
     def departures(self) -> Array:
         """Return how far the trials' log seconds depart from their subspaces' means, shape (trials, live classes)."""
@@ -134,13 +156,3 @@ class Pool:
             functions = np.array([self._functions[place] for place in places])
             predicted[places] = self.model.departures(name, functions, self._classes, budget)
         return predicted
-
-    def _remove(self, place: int) -> Trial:
-        trial = self.trials.pop(place)
-        self.in_part[self._parts[place]] -= 1
-        del self._parts[place], self._functions[place], self._sent_before[place]
-        # The arrays are changed in place, because `np.delete` takes five times as long.
-        for each in (self._departures, self.rows):
-            each[place:-1] = each[place + 1 :]
-        self._departures, self.rows = self._departures[:-1], self.rows[:-1]
-        return trial

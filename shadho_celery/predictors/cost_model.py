@@ -414,6 +414,21 @@ class CostModel:
         offsets = self._typical_offsets(budget)
         return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
 
+    def log_widths(self, classes: Sequence[str], budget: float | None = None) -> Array:
+        """Return the log of the width of which `log_seconds` are the slot seconds, shape (subspaces, classes)."""
+        if not self.widths:
+            return np.zeros((len(self.row_of), len(classes)))
+        best = [self._log_slot_seconds(name, 0.0, budget).argmin(axis=1) for name in classes]
+        found = [np.log(self.widths_on(name))[places] for name, places in zip(classes, best, strict=True)]
+        return np.asarray(np.array(found).reshape(len(classes), len(self.row_of)).T)
+
+    def log_costs(self, subspace: str, params_list: Sequence[Params], budget: float | None = None) -> Array:
+        """Return the log of the declared cost times the budget of n sets of params, shape (n,).
+
+        The log seconds of a trial on a class are the sum of these, its `departures` and the `log_seconds`.
+        """
+        return np.array([self._offset(subspace, params, budget) for params in params_list])
+
     def typical_seconds(self, classes: Sequence[str], budget: float | None = None) -> Array:
         """Return the predicted seconds of typical trials at a budget, if any, shape (subspaces, classes)."""
         offsets = self._typical_offsets(budget or 1.0)

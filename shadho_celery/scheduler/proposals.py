@@ -83,6 +83,8 @@ class Proposals:
         self._has_rounds = not isinstance(self.rounds, Endless)
         #: number of slots of all classes, and of the widest trial that a class takes
         self.slots = self._widest = 0
+        #: seconds until the limit on time; infinity without one
+        self._seconds_left = math.inf
         #: by subspace: number of slots of its narrowest trials
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
@@ -168,9 +170,10 @@ class Proposals:
         """Maximum number of trials in a class's queue: a sampler that learns needs results before many proposals."""
         return self.study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
-    def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Update the live classes, the strongest first."""
+    def see(self, classes: Sequence[ComputeClass], seconds_left: float = math.inf) -> None:
+        """Update the live classes, the strongest first, and the seconds until the limit on time."""
         self.policy.see(classes)
+        self._seconds_left = seconds_left
         self.slots = sum(compute_class.slots for compute_class in classes)
         self._widest = max((compute_class.room for compute_class in classes), default=0)
 
@@ -186,7 +189,7 @@ class Proposals:
         New trials that do not fit wait in the study. `left` is the maximum number of trials that may still be sent,
         including the waiting ones. `excess` is as in `Slot`.
         """
-        slot = Slot(compute_class, self.study, self.study.clock.now(), excess)
+        slot = Slot(compute_class, self.study, self.study.clock.now(), excess, self._seconds_left)
         if wants := self.policy.wants():
             self._draw_ahead(wants, left)
         for _ in range(DRAWS):
@@ -230,7 +233,7 @@ class Proposals:
             choice = self.policy.pick(slot, offers, fits)
             picked = None if choice is None else choice.picked
             if choice is not None and isinstance(picked, Trial):
-                return self._taken(picked, choice.overdue) if picked.origin is None else self._promoted(picked, choice)
+                return self._taken(picked) if picked.origin is None else self._promoted(picked, choice)
             if wanted is None:
                 return None
             if wanted.params is not None:
@@ -330,14 +333,11 @@ class Proposals:
         offers = self._wanted(left)
         return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
 
-    def _taken(self, trial: Trial, overdue: Trial | None) -> Trial:
-        """Remove a trial from those drawn ahead, and return it. An `overdue` trial moves to the study's queue."""
-        for each in (trial,) if overdue is None else (trial, overdue):
-            self._note_budget(each)
-            self.deal(each.subspace)
-            del self._ahead[each.subspace][each.number]
-        if overdue is not None:
-            self.study.hold_back(overdue)
+    def _taken(self, trial: Trial) -> Trial:
+        """Remove a trial from those drawn ahead, and return it."""
+        self._note_budget(trial)
+        self.deal(trial.subspace)
+        del self._ahead[trial.subspace][trial.number]
         return trial
 
     def _promoted(self, offered: Trial, choice: Choice) -> Trial:

@@ -214,7 +214,7 @@ class Scheduler:
         if self.cheapest is not None:
             # Without `is_in_time`, which follows from the plan.
             self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
-        self.proposals.see(self._used)
+        self.proposals.see(self._used, self._seconds_left())
         self._stop_at_limit()
 
     def fill(self) -> None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.placement.base import Offers, Slot
+from shadho_celery.placement.base import Excess, Offers, Slot
 from shadho_celery.placement.policies import CostPolicy
-from shadho_celery.placement.pool import LEAST, MOST, MOST_WAIT, REFILL, Pool
+from shadho_celery.placement.pool import ASIDE, LEAST, MOST, MOST_WAIT, REFILL, Pool
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
@@ -98,9 +98,11 @@ def pick(
     name: str,
     backlogs: Mapping[str, float] | None = None,
     fits: Callable[[Trial], bool] = lambda trial: True,
+    seconds_left: float = math.inf,
+    excess: Excess | None = None,
 ) -> Trial | str | None:
     backlogs = backlogs or {"all": 0.0}
-    slot = Slot(ComputeClass(name=name, slots=1), NoLoad())
+    slot = Slot(ComputeClass(name=name, slots=1), NoLoad(), excess=excess, seconds_left=seconds_left)
     choice = policy.pick(slot, Offers(backlogs, [*backlogs]), lambda trial, compute_class: fits(trial))
     return None if choice is None else choice.picked
 
@@ -109,13 +111,19 @@ def pick(
 
 
 @pytest.mark.parametrize(
-    ("slots", "size", "size_adaptive"), [(2, 8, None), (16, 32, 8), (64, 32, 16), (150, 37, 37), (10_000, MOST, MOST)]
+    ("slots", "size", "size_adaptive"),
+    [(2, 8, None), (16, 32, 8), (64, 32, 16), (150, 74, 37), (10_000, 2 * MOST, MOST)],
 )
-def test_it_holds_32_trials_or_a_quarter_of_the_slots_and_fewer_on_small_fleets(
+def test_it_holds_32_trials_or_half_of_the_slots_and_fewer_on_small_fleets(
     slots: int, size: int, size_adaptive: int | None
 ) -> None:
     assert pool_of(slots=slots).missing() == {"all": size}
     assert pool_of(slots=slots, is_adaptive=True).missing() == ({} if size_adaptive is None else {"all": size_adaptive})
+
+
+def test_for_several_subspaces_it_holds_a_quarter_of_the_slots() -> None:
+    halves = dict.fromkeys((subspace.name for subspace in HALVES), 0.5)
+    assert pool_of(shares=halves, slots=160, model=Known(HALVES)).missing() == dict.fromkeys(halves, 20)
 
 
 def test_without_a_choice_of_classes_nothing_is_drawn_ahead() -> None:
@@ -255,14 +263,33 @@ def best_threshold(fleet: tuple[int, int]) -> float:
 # The wait
 
 
-def test_a_trial_that_no_class_wants_leaves_after_so_many_others() -> None:
+def newest_first(trials: Sequence[Trial]) -> Array:
+    return np.array([-100.0 * trial.number for trial in trials])
+
+
+def picks_before(policy: CostPolicy, name: str, wanted: Trial, most: int, seconds_left: float = math.inf) -> int:
+    """Return how many trials a class takes, the newest first, before this one: at most `most`."""
+    for number in range(most):
+        if pick(policy, name, excess=newest_first, seconds_left=seconds_left) == wanted:
+            return number
+        policy.offer([drawn(wanted.number + number + LEAST)])
+    return most
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("gpu", 1), ("cpu", 2)])
+def test_a_trial_that_has_waited_is_taken_where_it_costs_least_and_later_everywhere(name: str, rounds: int) -> None:
     unwanted = drawn(0, 0.5)
-    pool = pool_of(unwanted, *(drawn(number) for number in range(1, LEAST)))
-    for number in range(1, MOST_WAIT * LEAST):
-        assert pool.take(LEAST - 1) is None
-        pool.add([drawn(number + LEAST)])
-    assert pool.take(LEAST - 1) == unwanted
-    assert unwanted not in pool.trials
+    policy = policy_of(unwanted, *(drawn(number) for number in range(1, LEAST)))
+    bound = rounds * MOST_WAIT * LEAST
+    assert picks_before(policy, name, unwanted, 2 * bound) == bound
+
+
+def test_an_overdue_trial_is_not_taken_where_it_would_end_too_late() -> None:
+    unwanted = drawn(0, 0.5)
+    policy = policy_of(unwanted, *(drawn(number, 0.01) for number in range(1, LEAST)))
+    bound = 2 * MOST_WAIT * LEAST
+    assert picks_before(policy, "cpu", unwanted, bound + 9, seconds_left=60.0) == bound + 9
+    assert pick(policy, "gpu", excess=newest_first, seconds_left=60.0) == unwanted
 
 
 def test_the_wait_counts_trials_of_its_own_subspace() -> None:
@@ -270,5 +297,26 @@ def test_the_wait_counts_trials_of_its_own_subspace() -> None:
     pool = pool_of(drawn(0, subspace=rare), model=Known(HALVES), shares={often: 0.5, rare: 0.125})
     for number in range(1, 500):
         pool.add([drawn(number, subspace=often)])
-        assert pool.take(1) is None
-    assert len(pool.trials) == 1
+        assert pool.take(1).number == number
+    assert pool.waits() == [0.0]
+
+
+# The limit on time
+
+
+def test_near_the_limit_a_slot_takes_what_ends_in_time_and_before_what_it_is_good_at() -> None:
+    narrow, wide = drawn(0, 0.1), drawn(1, 0.9)
+    for seconds_left, best in ((math.inf, wide), (3600.0, wide), (25.0, narrow)):
+        policy = policy_of(narrow, wide, model=Known(FLAT, lambda params: (200 * params["w"], 900 * params["w"] ** 2)))
+        assert pick(policy, "gpu", seconds_left=seconds_left) == best
+
+
+def test_trials_that_would_end_too_late_on_each_class_take_no_places_up_to_a_number() -> None:
+    policy = policy_of(*(drawn(number, 0.9) for number in range(LEAST)), drawn(LEAST, 0.0))
+    assert policy.wants() == {}
+    for number in range(1, ASIDE + 2):
+        pick(policy, "gpu", seconds_left=22.0)
+        assert policy.wants() == ({"all": LEAST} if number <= ASIDE else {})
+        policy.offer([*(drawn(100 * number + each, 0.9) for each in range(LEAST - 1)), drawn(100 * number + 99, 0.0)])
+    pick(policy, "gpu")
+    assert policy.wants() == {}

@@ -19,7 +19,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.placement.policies import CostPolicy
+from shadho_celery.placement.base import Choice, Fits, Offers, Slot
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.simulation.executor import Change
@@ -144,19 +144,30 @@ def passed_over(study: StudyState) -> int:
 @pytest.mark.slow
 def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if every slot prefers the latest draw."""
-    search = Search(trials=300, slots={"gpu": 1, "cpu": 15})
+    search = Search(trials=700, slots={"gpu": 1, "cpu": 15})
     policy = search.scheduler.proposals.policy
-    assert isinstance(policy, CostPolicy)
-    pool = policy._pool
+    choose = policy.pick
 
-    def latest(*asked: object) -> tuple[int | None, float]:
-        return len(pool.trials) - 1, math.inf
+    def latest(slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        return choose(slot._replace(excess=lambda trials: np.array([-100.0 * t.number for t in trials])), offers, fits)
 
-    monkeypatch.setattr(policy, "_best_drawn", latest)
-    monkeypatch.setattr(policy, "_move_prices", lambda *asked: None)
+    monkeypatch.setattr(policy, "pick", latest)
     search.run()
-    # Those that leave the pool together go one by one.
-    assert passed_over(search.study) <= MOST_WAIT * LEAST + sum(FLEET.values())
+    # Those that are overdue together go one by one.
+    assert LEAST < passed_over(search.study) <= 2 * MOST_WAIT * LEAST + sum(FLEET.values())
+
+
+@pytest.mark.slow
+def test_with_a_limit_on_time_more_trials_end_before_it() -> None:
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        return {"gpu": 20 + 400 * params["w"], "cpu": 30 + 1600 * params["w"]}
+
+    ended = []
+    for limits in (Limits(seconds=3600.0), Limits(trials=500)):
+        search = Search(seconds=seconds, limits=limits)
+        search.run(lambda search: search.clock.now() >= 3600.0)
+        ended.append(search.study.count(TrialState.COMPLETE))
+    assert ended[0] > 1.1 * ended[1]
 
 
 @pytest.mark.slow
