@@ -91,6 +91,8 @@ class Proposals:
         self._exhausted: set[str] = set()
         #: by subspace and number: the trials drawn ahead for the policy and not sent yet
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
+        #: numbers of those that an earlier run has drawn, which the shares have counted already
+        self._dealt: set[int] = set()
         #: by origin and rung: the offered promotions, each as the trial that would be added
         self._promotable: dict[tuple[int | None, int | None], Trial] = {}
         #: by number of a promoted trial not sent yet: the only machine that may run its first attempt, which has its
@@ -123,6 +125,16 @@ class Proposals:
         for name in self.study.drawn():
             self.deal(name)
         self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
+        if isinstance(self.policy, CostPolicy) and not self._has_rounds:
+            while (trial := self.study.next_waiting(self._was_ahead)) is not None:
+                self._ahead[trial.subspace][trial.number] = trial
+                self._dealt.add(trial.number)
+                self.policy.offer([trial])
+
+    def _was_ahead(self, trial: Trial) -> bool:
+        """Return whether a waiting trial of an earlier run was drawn ahead, so that the policy should place it."""
+        is_drawn = trial.sampler not in {None, "enqueued", "added"}
+        return is_drawn and not trial.attempt and trial.origin is None and trial.subspace in self._index
 
     def deal(self, subspace: str) -> None:
         """Count a new trial of a subspace."""
@@ -336,7 +348,10 @@ class Proposals:
     def _taken(self, trial: Trial) -> Trial:
         """Remove a trial from those drawn ahead, and return it."""
         self._note_budget(trial)
-        self.deal(trial.subspace)
+        if trial.number in self._dealt:
+            self._dealt.remove(trial.number)
+        else:
+            self.deal(trial.subspace)
         del self._ahead[trial.subspace][trial.number]
         return trial
 

@@ -186,6 +186,26 @@ def test_a_resumed_study_runs_what_had_been_drawn_and_draws_nothing_twice(at: in
 
 
 @pytest.mark.slow
+def test_what_had_been_drawn_is_placed_by_its_params_after_a_resumption() -> None:
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        return {"gpu": 20 + 400 * params["w"], "cpu": 30 + 4000 * params["w"]}
+
+    first = Search(seconds=seconds, limits=Limits(seconds=3600.0))
+    first.run()
+    waiting = {trial.number for trial in first.study if trial.state is TrialState.WAITING}
+    assert len(waiting) > 2 * LEAST
+    first.close()
+    again = Search(seconds=seconds, trials=300, store=first.store, resume=True).run()
+    assert again.study.count(TrialState.COMPLETE) == len(again.study) == 300
+    by_class = {
+        name: np.median([t.params["w"] for t in again.study if t.number in waiting and t.compute_class == name])
+        for name in FLEET
+    }
+    assert by_class["gpu"] > 1.5 * by_class["cpu"]
+    assert drawn(again.study) == fifo(300)[1]
+
+
+@pytest.mark.slow
 def test_a_class_that_disappears_or_comes_leaves_nothing_behind_in_the_pool() -> None:
     changes = (
         Change(at=300.0, compute_class="gpu", slots=-4),
