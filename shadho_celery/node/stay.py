@@ -24,7 +24,7 @@ GRACE_SECONDS = 30.0
 MAX_TOO_LONG = 3
 
 #: a worker takes a trial if this multiple of its predicted seconds is left, because predictions are not exact
-SAFETY = 1.1
+SAFETY = 1.25
 
 #: greatest number of seconds until the scheduler knows that a worker has declined a trial
 DECLINE_SECONDS = 1.0
