@@ -431,7 +431,7 @@ def test_workers_are_preempted_as_often_as_told_whatever_they_run() -> None:
 
 def test_a_worker_declines_trials_that_would_end_after_it_and_ends_when_it_has_declined_several() -> None:
     rig = Rig(1, stays={"gpu": Stay(for_seconds=100.0)})
-    rig.executor.submit([queued(0, 90.0).evolve(expected=90.0)])
+    rig.executor.submit([queued(0, 75.0).evolve(expected=75.0)])
     events = rig.until(95)
     assert numbers(events, Result) == [0]
     for number in range(1, 1 + MAX_TOO_LONG):
