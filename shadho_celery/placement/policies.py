@@ -45,8 +45,8 @@ class CostPolicy:
     A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
     trials on the live classes. Trial i of its pool has this index times min_c' P_c' D_ic' / (P_c D_ic). D are the
     factors by which the trial's params change the seconds, and P is the price of a class's second within the subspace.
-    With a limit on time, it also has the chance that the trial ends before that as a factor. An overdue trial comes
-    first where it costs least, and after twice as long everywhere.
+    With a limit on time, the chance that a trial ends before it is a further factor, relative to the greatest in the
+    subspace. An overdue trial comes first where it costs least, and after twice as long everywhere.
     The greatest index is taken. A subspace without trials in the pool is represented by its next trial. If one sampler
     draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
 
@@ -168,7 +168,7 @@ class CostPolicy:
         overdue = (waits >= 2.0) | ((waits >= 1.0) & (advantage == 0.0))
         if slot.seconds_left < math.inf:
             chances = self._log_chances(departures, slot.seconds_left)
-            worth = (worth + chances[:, column]).round(DIGITS)
+            worth = (worth + self._within_subspaces(chances[:, column])).round(DIGITS)
             overdue &= chances[:, column] >= LATE
             self._pool.set_aside(chances.max(axis=1) < LATE)
         else:
@@ -190,6 +190,12 @@ class CostPolicy:
         of_subspaces = of_subspaces - model.log_widths(self._classes, self._budget)
         log_seconds = of_subspaces[self._pool.rows] + departures + self._pool.log_costs[:, None]
         return np.asarray(log_ndtr((math.log(max(seconds_left, LEAST_SECONDS)) - log_seconds) / SPREAD))
+
+    def _within_subspaces(self, logs: Array) -> Array:
+        """Return logs of the pool's trials minus the greatest in their subspace, so that the shares do not change."""
+        greatest = np.full(len(self._model.row_of), -np.inf)
+        np.maximum.at(greatest, self._pool.rows, logs)
+        return logs if self._pool.is_whole else np.asarray(logs - greatest[self._pool.rows])
 
     def _move_prices(self, drawn: int, column: int) -> None:
         """Raise the price of the class on which a trial is cheapest, and lower the price of the class that takes it.

