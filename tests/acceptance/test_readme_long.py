@@ -99,9 +99,9 @@ def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
 
 
 def test_the_benchmark_of_fleets(desk: Desk) -> None:
-    """Every part runs to its figures; here with one seed. Goals of means are not judged by one."""
+    """Every part runs to its figures; here with one seed and one day. Goals of means are not judged by one."""
     command = next(line for line in COMMANDS if "fleets_of_people.py" in line)
-    out = shell(desk, in_tests(command, "--seeds 1"), seconds=580)
+    out = shell(desk, in_tests(command, "--seeds 1 --days 1"), seconds=580)
     last = json.loads(out.splitlines()[-1])
     assert {*last["figures"]} >= {"width", "spot", "limited", "money"}
     assert last["goals"]["spot: failed"]["reached"]
