@@ -99,7 +99,8 @@ class Pool:
 
     def missing(self) -> dict[str, int]:
         """Return for each part how many trials should be drawn now. Parts that need none are left out."""
-        aside = {name: min(self._aside[name], int(self._most_aside * self.shares[name])) for name in self.sizes}
+        most = {name: min(self.in_part[name], int(self._most_aside * self.shares[name])) for name in self.sizes}
+        aside = {name: min(self._aside[name], most[name]) for name in self.sizes}
         missing = {name: size + aside[name] - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
