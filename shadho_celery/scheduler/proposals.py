@@ -121,7 +121,10 @@ class Proposals:
         self._replay: Replay | None = None
 
     def begin(self) -> None:
-        """Count the trials of earlier runs. `tell` is called separately, to learn from their results."""
+        """Count the trials of earlier runs, and return those that were drawn ahead to the policy.
+
+        `tell` is called separately, to learn from their results.
+        """
         for name in self.study.drawn():
             self.deal(name)
         self._replay = Replay(self.rounds, self.study.recalled()) if self._has_rounds else None
