@@ -146,8 +146,8 @@ def look(store: str, longest: float) -> Site:
     broker, client = _asked(broker_facts), _asked(lambda: connect(urls.url(urls.REDIS)))
     if isinstance(broker, ShadhoError) and isinstance(client, ShadhoError) and _is_one_server():
         client = broker
-    down = next((each for each in (broker, client) if isinstance(each, ShadhoError)), None)
-    fleet = _asked(read_fleet) if down is None else down
+    has_broker = not isinstance(broker, ShadhoError)
+    fleet = client if isinstance(client, ShadhoError) else _asked(lambda: read_fleet(has_broker=has_broker))
     is_rabbitmq = not isinstance(broker, ShadhoError) and broker.is_rabbitmq
     return replace(
         site,
@@ -353,6 +353,7 @@ def workers(site: Site) -> Finding:
 
 def queues(site: Site) -> Finding:
     """Each class with workers has its queue."""
+    needed(site.broker)
     fleet = needed(site.fleet)
     serving = {worker.compute_class for worker in fleet.workers.values() if not worker.draining}
     if missing := sorted(name for name in serving if fleet.waiting(name) is None):

@@ -87,38 +87,43 @@ NO_FLEET = Fleet()
 
 
 class LostTrials:
-    """Trials of this run that were lost with their workers and have neither restarted nor ended."""
+    """Trials of this run that their workers lost or gave back, and that have neither restarted nor ended."""
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: numbers of these trials
-        self.numbers: set[int] = set()
+        #: by number of such a trial: "lost" or "given back"
+        self.how: dict[int, str] = {}
 
     def news(self) -> Iterator[str]:
         """Yield a line about the trials that each worker has lost since the last call, and about restarted ones."""
-        lost: defaultdict[str, list[int]] = defaultdict(list)
+        lost: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         while self._study.losses:
-            attempt, reason = self._study.losses.popleft()
+            attempt, reason, is_given_back = self._study.losses.popleft()
             where = attempt.worker or attempt.host or attempt.compute_class
-            lost[f"on worker {where}: {reason}"].append(attempt.number)
-        for why, numbers in lost.items():
-            self.numbers.update(numbers)
-            yield f"Warning: {_were(numbers)} lost {why}"
-        found: defaultdict[str, list[int]] = defaultdict(list)
-        for number in sorted(self.numbers):
+            how, by = ("given back", "by") if is_given_back else ("lost", "on")
+            lost[how, f"{by} worker {where}: {reason}"].append(attempt.number)
+        for (how, why), numbers in lost.items():
+            self.how |= dict.fromkeys(numbers, how)
+            yield f"{'' if how == 'given back' else 'Warning: '}{_were(numbers)} {how} {why}"
+        found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, how in sorted(self.how.items()):
             trial = self._study.find_open(number)
             if trial is None:
-                found[f"ended: {self._study.trial(number).state.lower()}"].append(number)
+                found[how, f"ended: {self._study.trial(number).state.lower()}"].append(number)
             elif trial.state is _S.RUNNING:
-                found[f"running again on {trial.host} ({trial.compute_class})"].append(number)
-        for how, numbers in found.items():
-            self.numbers.difference_update(numbers)
-            yield f"{named(numbers)}, lost before, {'is' if len(numbers) == 1 else 'are'} {how}"
+                found[how, f"running again on {trial.host} ({trial.compute_class})"].append(number)
+        for (how, now), numbers in found.items():
+            for number in numbers:
+                del self.how[number]
+            yield f"{named(numbers)}, {how} before, {'is' if len(numbers) == 1 else 'are'} {now}"
 
     @property
     def lines(self) -> list[str]:
-        """A line about the lost trials that wait for a slot, if there are any."""
-        return [f"{_were(self.numbers)} lost; waiting for a free slot to run again"] if self.numbers else []
+        """A line for each way in which trials came back that wait for a slot."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for number, how in self.how.items():
+            found[how].append(number)
+        return [f"{_were(numbers)} {how}; waiting for a free slot to run again" for how, numbers in found.items()]
 
 
 def _were(numbers: Iterable[int]) -> str:
@@ -218,7 +223,7 @@ class PlainView(_View):
         if now - self._looked_at >= REFRESH_SECONDS or self._scheduler.study.losses:
             self._looked_at = now
             self._pace.note()
-            if self._scheduler.study.losses or self._lost.numbers:
+            if self._scheduler.study.losses or self._lost.how:
                 for line in self._lost.news():
                     self.note(line)
         if now - self._shown_at >= PLAIN_SECONDS:

@@ -164,10 +164,11 @@ class FleetState:
         return sum(known) if known else None
 
 
-def read_fleet(control: Signer | None = None) -> FleetState:
+def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> FleetState:
     """Return the state of the fleet at the URLs in the environment. Raises ServiceError.
 
-    `control` is the signer of drains, if it is another one than that of announcements.
+    `control` is the signer of drains, if it is another one than that of announcements. If `has_broker` is False, the
+    depths of queues are None.
     """
     # Imported late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
@@ -193,7 +194,8 @@ def read_fleet(control: Signer | None = None) -> FleetState:
     queues = {name: {name} for name in sorted(classes)}
     for worker in workers.values():
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
-    waiting = depths({name for names in queues.values() for name in names})
+    every = {name for names in queues.values() for name in names}
+    waiting = depths(every) if has_broker else dict.fromkeys(every)
     return FleetState(
         workers=workers,
         studies=studies,

@@ -56,7 +56,7 @@ class Stay:
         told = os.environ.get(SIGNAL, "").upper()
         if told and told not in SIGNALS:
             names = ", ".join(name for name in SIGNALS if not name.startswith("SIG"))
-            raise UsageError(f"{SIGNAL} is {told!r}; give one of {names}")
+            raise UsageError(f"{SIGNAL} (--preempt-signal) is {told!r}; give one of {names}")
         grace, seconds = _seconds(GRACE), _seconds(FOR)
         # Only a worker whose trials have a grace is preempted by SIGTERM; otherwise they would not finish.
         signals = {signal.SIGTERM} if grace is not None or told else set()

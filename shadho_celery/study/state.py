@@ -121,8 +121,9 @@ class StudyState(StudyTrials):
         #: function: return the trial with this number if it has not finished, otherwise None
         self.find_open = self._open.get
         self._waiting: deque[int] = deque()
-        #: claimed attempts that were lost in this run, with the reasons; the reader removes them
-        self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
+        #: claimed attempts that were lost in this run, with the reason, and whether the worker has given it back; the
+        #: reader removes them
+        self.losses: deque[tuple[Attempt, str, bool]] = deque(maxlen=MAX_LOSSES)
         #: slots used by live attempts, by class; it has every class to which attempts were ever sent
         self._taken: Counter[str] = Counter()
         #: function: return the number of slots of a class that live attempts use
@@ -593,7 +594,7 @@ class StudyState(StudyTrials):
             return None
         is_loss = retry is None or retry.is_loss
         if sent.is_claimed and is_loss and trial.step is None:
-            self.losses.append((sent.attempt, reason))
+            self.losses.append((sent.attempt, reason, isinstance(event, Lost) and not event.claimed))
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
             self._vanished[trial.number] += 1

@@ -169,7 +169,9 @@ def test_servers_that_are_down(fleet: services.RedisServer, monkeypatch: pytest.
     findings = examined(code=1)
     assert wrong(findings) == {"broker"}
     assert findings["broker"]["remedy"] == "start it, or check CELERY_BROKER_URL"
-    assert findings["consumer timeout"]["state"] == "unknown"
+    assert findings["consumer timeout"]["state"] == findings["queues"]["state"] == "unknown"
+    # What workers announce is in Redis.
+    assert findings["keys"]["state"] == findings["workers"]["state"] == "ok"
     monkeypatch.setenv("SHADHO_REDIS_URL", f"redis://:secret@127.0.0.1:{services.free_port()}/0")
     findings = examined(code=1)
     assert wrong(findings) == {"broker", "redis"}
