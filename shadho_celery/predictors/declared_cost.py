@@ -34,7 +34,7 @@ def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> De
     def of_params(subspace: str, params: Params) -> float:
         try:
             return _positive(costs(space.evaluate(params)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not failed:
                 log.warning("STUDY['cost'] failed and is ignored for these trials: %s: %s", type(error).__name__, error)
                 failed.append(subspace)
@@ -60,7 +60,7 @@ def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -
     params = subspace.sample(np.random.default_rng(0), 1)[0]
     try:
         return _positive(cost(space.evaluate(params)))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
             f"STUDY['cost'] failed for params of {subspace.name}: {reason}; it gets what the objective gets, and "

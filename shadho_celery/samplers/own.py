@@ -68,7 +68,7 @@ class MakeOwnSampler:
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
         """Return a sampler of the subspace. Raises UsageError if it cannot be created, or lacks valid methods."""
         name = getattr(self._own, "__name__", type(self._own).__name__)
-        with _named(name, "its making"):
+        with _named(name, "its constructor"):
             sampler = self._make(subspace, entropy)
         if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
             raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
@@ -83,5 +83,5 @@ def _named(name: str, verb: str) -> Iterator[None]:
     """Convert exceptions of the user's code to a UsageError that names the sampler."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; fix it") from error

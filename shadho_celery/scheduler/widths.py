@@ -59,7 +59,7 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "
             return _count(values[slots], name)
         except UsageError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"STUDY['{name}'] failed: {type(error).__name__}: {error}; see {dict(params)}") from error
 
     generator = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_a_function_that_fails_is_refused_in_one_line_with_its_error_and_what_is
     assert "LookupError: no such thing" in message
     assert NET in message
     assert "above 0" in message
+    assert "SystemExit: 3" in refusal(lambda params: sys.exit(3))
 
 
 def test_a_function_that_fails_later_on_counts_as_the_typical_cost_and_is_warned_of_once(

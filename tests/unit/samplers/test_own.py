@@ -82,7 +82,7 @@ def test_one_that_cannot_ask_or_tell_is_refused() -> None:
         ({"tell": lambda self: None}, r"^tell of sampler Odd takes other arguments; write def tell\(self, trials\)$"),
         (
             {"__init__": lambda self, *_: 1 / 0},
-            r"^sampler Odd failed in its making: ZeroDivisionError.* \(test_own.py:\d+\)",
+            r"^sampler Odd failed in its constructor: ZeroDivisionError.* \(test_own.py:\d+\)",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +62,7 @@ def test_a_function_is_given_what_the_objective_gets() -> None:
         "x",
         lambda params: None,
         lambda params: params["missing"],
+        lambda params: sys.exit(3),
         lambda params: True,
     ],
     ids=[
@@ -72,6 +74,7 @@ def test_a_function_is_given_what_the_objective_gets() -> None:
         "no whole number",
         "nothing",
         "raises",
+        "exits",
         "truth",
     ],
 )
