@@ -163,7 +163,9 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
             )
             # torch configures this logger once in a process, and what a trial changes in logging is undone after it.
-            logging.getLogger("torchelastic-events-null").propagate = False
+            events = logging.getLogger("torchelastic-events-null")
+            events.propagate = False
+            events.addHandler(logging.NullHandler())
             returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
     except ChildFailedError as error:
         end, trace = _failure(error)
@@ -235,12 +237,28 @@ def _run(
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_nccl else "gloo", timeout=timeout)
     try:
         returned = function(context, *arguments)
+        returned = None if rank else _sendable(returned)
+    except SystemExit as error:
+        # The launcher would take an exit code of 0 for the end of the function.
+        raise RuntimeError(f"it called sys.exit({error.code!r}); return instead") from error
     finally:
         _note_peaks(peaks, rank, local)
     # Otherwise a rank that is quicker would cut the connections of the others.
     dist.barrier()
     dist.destroy_process_group()
-    return None if rank else returned
+    return returned
+
+
+def _sendable(value: Any) -> Any:
+    """Return a value that can be pickled. Raises UsageError for another one."""
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        raise UsageError(
+            f"context.launch cannot send what rank 0 returns to the objective ({type(error).__name__}: {error}); "
+            "return plain values"
+        ) from error
+    return value
 
 
 def _note_peaks(peaks: MutableSequence[int], rank: int, local: int) -> None:

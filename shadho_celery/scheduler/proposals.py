@@ -338,8 +338,13 @@ class Proposals:
                 at_once = int(min(number, wanted.left))
                 drawn = self._drawn(name, wanted, at_once)
                 for trial in drawn:
-                    self._ahead[trial.subspace][trial.number] = trial
-                self.policy.offer(drawn)
+                    if trial.slots <= self._widest:
+                        self._ahead[trial.subspace][trial.number] = trial
+                    else:
+                        # The policy could not place it.
+                        self.deal(trial.subspace)
+                        self.study.hold_back(trial)
+                self.policy.offer([trial for trial in drawn if self.is_ahead(trial)])
                 number -= at_once
                 wanted = self._new(left)
 
@@ -436,7 +441,7 @@ class Proposals:
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
-        too_wide = sum(self.study.count_wider(self._widest, name) for name in names)
+        too_wide = sum(trial.subspace in names for trial in self.study.wider(self._widest))
         too_wide -= sum(trial.slots > self._widest for name in names for trial in self._ahead[name].values())
         if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -82,7 +82,7 @@ class Scheduler:
         #: True while no more trials are sent, until `unpause`
         self.paused = False
         self._memory_fit = MemoryFit(self.cost_model, self.expected)
-        self._reservations = Reservations(self.study)
+        self._reservations = Reservations(self.study, is_searched=bool(self.cost_model.widths))
         self._widths = Widths(self.study, self.cost_model, self._memory_fit, self._reservations.reserved)
         self._declined = Declined()
         self._placements = Placements(self.study.recorder, self.cost_model)
@@ -357,7 +357,11 @@ class Scheduler:
             self._served_at = now
         elif vanishing and now - self._served_at >= ALONE_SECONDS:
             error = "no machine is started for it, because the machines of its last attempts have vanished"
-            self._finish([self.study.give_up(number, error) for number in vanishing])
+            self.give_up(vanishing, error)
+
+    def give_up(self, numbers: Iterable[int], error: str) -> None:
+        """Fail these waiting trials for this reason."""
+        self._finish([self.study.give_up(number, error) for number in numbers])
 
     def _unsent_of(self, left: float) -> float:
         """Return how many of the `left` trials that do not run yet live workers neither have nor can take now.
@@ -501,16 +505,18 @@ class Scheduler:
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """Return a trial for a free slot: a waiting trial that fits, else a new trial, else None.
 
-        A reserved class gets only the trial for which it is reserved.
+        A reserved class gets only the trial for which it is reserved. Trials that may end their machines come last.
         """
-        fits = partial(self._fits, compute_class=compute_class)
-        waiting = self.study.next_waiting(
-            lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
-        )
-        if waiting is not None or compute_class.place in self._reservations.reserved:
-            return waiting
-        excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
-        return self.proposals.ask(compute_class, self._fits, self._left(), excess)
+
+        def may_take(trial: Trial) -> bool:
+            return self._fits(trial, compute_class) and self._reservations.may_take(compute_class, trial)
+
+        last = self.study.vanishing
+        waiting = self.study.next_waiting(lambda trial: trial.number not in last and may_take(trial))
+        if waiting is None and compute_class.place not in self._reservations.reserved:
+            excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
+            waiting = self.proposals.ask(compute_class, self._fits, self._left(), excess)
+        return waiting or (self.study.next_waiting(may_take) if last else None)
 
     @property
     def _used(self) -> list[ComputeClass]:
@@ -630,8 +636,10 @@ class Reservations:
     trial takes only slots of one worker, this holds for one machine of the class instead, and the others go on.
     """
 
-    def __init__(self, study: StudyState) -> None:
+    def __init__(self, study: StudyState, *, is_searched: bool = False) -> None:
+        """With `is_searched`, the width of a reserved trial was chosen for its class, and may be poor elsewhere."""
         self._study = study
+        self._is_searched = is_searched
         #: by class, and machine if it is one: the number of the trial for which it is reserved
         self.reserved: dict[tuple[str, str | None], int] = {}
 
@@ -673,7 +681,10 @@ class Reservations:
         """
         if compute_class.place in self.reserved:
             return self.reserved[compute_class.place] == trial.number
-        return trial.number not in self.reserved.values() or self.may_start(trial, compute_class)
+        kept = [name for (name, _), number in self.reserved.items() if number == trial.number]
+        if kept and self._is_searched and compute_class.name not in kept:
+            return False
+        return not kept or self.may_start(trial, compute_class)
 
     def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Return True if the class has enough free slots. A trial of a single slot may wait in the queue.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from shadho_celery.core.attempts import Sent
 from shadho_celery.core.checks import short
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import SlotsSetting
 from shadho_celery.core.trial import MAX_SLOTS, Params, Trial
@@ -28,8 +30,10 @@ SAMPLES = 8
 
 #: standard deviations by which a width counts as faster than estimated, so that widths with few trials are tried
 OPTIMISM = 1.0
-#: trials of a subspace that may run at a time on a width of a class, for each that has ended there
-MORE = 4
+#: trials of a subspace that may run at a time on a width of a class besides the first, for each that has ended there
+MORE = 16
+#: and another one for so many slots of the class
+SLOTS_EACH = 40
 #: part of the seconds that a late trial has run for which it is expected to run on
 OVERDUE = 0.1
 #: decimal places of a log cost that count; of widths that differ only by rounding, one that was not tried is chosen
@@ -60,7 +64,8 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace], name: str = "
         except UsageError:
             raise
         except (Exception, SystemExit) as error:
-            raise UsageError(f"STUDY['{name}'] failed: {type(error).__name__}: {error}; see {dict(params)}") from error
+            failure = read_failure(traceback.format_exc())
+            raise UsageError(f"STUDY['{name}'] failed for {short(dict(params), 200)}: {failure}; fix it") from error
 
     generator = np.random.default_rng(0)
     for subspace in subspaces:
@@ -125,17 +130,12 @@ class Widths:
         able = [w for w, each in zip(widths, idle, strict=True) if w in fitting and each < math.inf]
         if not able:
             return min(compute_class.room, max(fitting, default=widths[0]))
-        ended = dict(zip(widths, self._model.ended(trial.subspace, name), strict=True))
-        running = Counter(
-            attempt.slots
-            for attempt in self._study.attempts
-            if attempt.compute_class == name and attempt.subspace == trial.subspace
-        )
-        costs = np.log(self._model.slot_seconds([trial], name, OPTIMISM)[0] + idle).round(DIGITS)
+        costs = np.log(self._model.slot_seconds([trial], name, OPTIMISM)[0] + idle).round(DIGITS).tolist()
+        tried = self._tried(name)[trial.subspace]
         known = [
-            (cost, bool(running[width] or ended[width]), -width)
-            for width, cost in zip(widths, costs.tolist(), strict=True)
-            if width in able and (width == max(able) or running[width] <= MORE * ended[width])
+            (costs[place], tried[place] > 0, -width)
+            for place, width in enumerate(widths)
+            if width in able and (width == max(able) or tried[place] < math.inf)
         ]
         return -min(known)[2]
 
@@ -143,12 +143,33 @@ class Widths:
         """Return the log factors by which trials cost more on a class now than if all of its slots were free."""
         name = compute_class.name
         costs = self._model.slot_seconds(trials, name)
+        tried = self._tried(name)
         for subspace in {trial.subspace for trial in trials}:
             rows = [trial.subspace == subspace for trial in trials]
-            unknown = [number == 0 for number in self._model.ended(subspace, name)[:-1]]
-            costs[np.ix_(rows, [*unknown, False])] = math.inf
+            costs[np.ix_(rows, [*np.isinf(tried[subspace][:-1]), False])] = math.inf
         now = (costs + self._idle(name)).min(axis=1)
         return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
+
+    def _tried(self, compute_class: str) -> Mapping[str, Sequence[float]]:
+        """Return for each subspace and width how many trials run on a class or have ended there.
+
+        It is infinite for a width on which no more trials may start before others have ended.
+        """
+        widths = self._model.widths_on(compute_class)
+        running = Counter(
+            (attempt.subspace, attempt.slots)
+            for attempt in self._study.attempts
+            if attempt.compute_class == compute_class
+        )
+        first = self._classes[compute_class].slots // SLOTS_EACH
+        found: dict[str, list[float]] = {}
+        for subspace in self._model.row_of:
+            ended = self._model.ended(subspace, compute_class)
+            now = [running[subspace, width] for width in widths]
+            found[subspace] = [
+                math.inf if runs > first + MORE * ends else runs + ends for runs, ends in zip(now, ended, strict=True)
+            ]
+        return found
 
     def _idle(self, compute_class: str) -> Array:
         """Return for each width the slot seconds in which free slots would wait on the best machine of a class.

@@ -35,6 +35,7 @@ from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.report import ended_by_subspace
 from shadho_celery.results.study import RunningStudy
+from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.demand import Demand
@@ -152,8 +153,8 @@ class Session:
         self.disk = DiskWatch()
         self._sources = _shipped(self.code) if options.ship else None
         self.code = replace(self.code, is_shipped=options.ship)
-        #: number of slots of the widest trial
-        self.widest = widest(plan.width, plan.subspaces)
+        #: number of slots of the widest of some draws
+        self._widest = widest(plan.width, plan.subspaces)
         #: embedded servers and workers of this machine; None on a fleet
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
@@ -183,6 +184,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @property
+    def widest(self) -> int:
+        """Number of slots of the widest trial: of some draws, and of the trials that wait."""
+        return max([self._widest, *(trial.slots for trial in self.study.wider(self._widest))])
 
     @property
     def is_stopped(self) -> bool:
@@ -254,7 +260,7 @@ class Session:
         """
         if file := file_of_folder():
             self._say(f"{file} is not read: on this machine alone a study has a broker and workers of its own")
-        options, most, machine = self.options, self.widest, hardware.detect()
+        options, most, machine = self.options, self._widest, hardware.detect()
         workers = options.workers or default_workers(
             machine, self.plan.settings, most, is_demo=options.demo, say=self._say
         )
@@ -371,8 +377,10 @@ class Session:
             self._give_up_at_limit()
         if self.study.failures.common():
             self._refuse_nested_trials()
-        if self.embedded is not None and self.study.counted == self.counted_before:
-            self._refuse_other_code()
+        if self.embedded is not None:
+            self._fail_too_wide(self.embedded.workers)
+            if self.study.counted == self.counted_before:
+                self._refuse_other_code()
         self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
         for line in self.watch.news(time.monotonic()):
             view.note(line)
@@ -414,6 +422,12 @@ class Session:
         for each in self.study.failures.common():
             if each.failure.headline.startswith(kind):
                 raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
+
+    def _fail_too_wide(self, slots: Mapping[str, int]) -> None:
+        """Fail the waiting trials that take more slots than any class of embedded workers has: no others can join."""
+        for trial in self.study.wider(max(slots.values())):
+            error = f"it takes {trial.slots} slots of one class, and no class has that many here"
+            self.scheduler.give_up([trial.number], f"{error}; give --workers {next(iter(slots))}={trial.slots}")
 
     def _refuse_other_code(self) -> None:
         """Raise UsageError if all embedded workers have had other code for a while, and no trial runs or has ended.
@@ -563,7 +577,7 @@ class Watch:
             most = (
                 "until they end; --trial-timeout bounds that"
                 if timeout is None
-                else (f"so at most {money(self._money_an_hour * timeout / 3600)} by --trial-timeout")
+                else f"so at most {money(self._money_an_hour * (timeout + HARD_SECONDS) / 3600)} by --trial-timeout"
             )
             yield f"after --max-cost running trials finish, for up to {money(self._money_an_hour)} an hour, {most}"
 

@@ -193,10 +193,9 @@ class StudyState(StudyTrials):
             raise KeyError(number)
         return found
 
-    def count_wider(self, slots: int, subspace: str) -> int:
-        """Return the number of WAITING trials of a subspace that take more than `slots`."""
-        waiting = [each for each in self._open.values() if each.state is _S.WAITING and each.subspace == subspace]
-        return sum(each.slots > slots for each in waiting)
+    def wider(self, slots: int) -> list[Trial]:
+        """Return the WAITING trials that take more than `slots`."""
+        return [each for each in self._open.values() if each.slots > slots and each.state is _S.WAITING]
 
     @property
     def best(self) -> Trial | None:

@@ -45,6 +45,8 @@ def fails(context: RankContext, how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if context.rank == 1 and how == "signalled":
         os.kill(os.getppid(), signal.SIGTERM)
+    elif context.rank == 1 and how == "leaves":
+        sys.exit(0)
     elif context.rank == 1:
         raise RuntimeError(how)
     dist.barrier()
@@ -103,6 +105,20 @@ def test_a_rank_that_raises_ends_the_trial_with_its_traceback(tmp_path: Path) ->
     assert "RankFailed: rank 1 failed: RuntimeError: CUDA out of memory: no room" in error
     assert "raise RuntimeError(how)" in error, "the line in the user's function"
     assert outcome.out_of_memory == "gpu"
+
+
+def returns_a_lock(context: RankContext) -> Any:
+    return threading.Lock()
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_its_process_or_returns_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
+    """The others do not wait for it."""
+    context = LocalContext(gpus=2, slots=2, checkpoints=tmp_path)
+    with pytest.raises(RankFailed, match=r"rank 1 failed: RuntimeError: it called sys\.exit\(0\); return instead"):
+        context.launch(fails, "leaves")
+    with pytest.raises(RankFailed, match=r"rank 0 failed: .*cannot send what rank 0 returns .*; return plain values"):
+        context.launch(returns_a_lock)
 
 
 @pytest.mark.slow

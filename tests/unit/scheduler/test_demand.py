@@ -161,6 +161,16 @@ def test_no_machine_is_started_for_a_trial_whose_last_two_machines_vanished_and_
     assert "no machine is started for it" in str(trial.outcome.error)
 
 
+def test_a_trial_whose_last_two_machines_vanished_runs_after_all_others() -> None:
+    made = search(slots=1, trials=4)
+    scheduler = made.scheduler
+    scheduler.turn()
+    for attempt in (1, 2):
+        scheduler.tell([vanished(attempt)])
+        scheduler.fill()
+        assert [trial.number for trial in made.study.sent] == ([0] if attempt == 1 else [1])
+
+
 def test_a_trial_that_was_lost_otherwise_since_gets_a_machine() -> None:
     made = search(slots=1, trials=1)
     made.run(lambda each: each.study.count(TrialState.RUNNING) == 1)

@@ -242,7 +242,7 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
         "after --max-cost running trials finish, for up to 7.20 an hour, until they end; --trial-timeout bounds that"
     ]
     assert said([session("gpu", 2.4)], 600.0) == [
-        "after --max-cost running trials finish, for up to 4.80 an hour, so at most 0.8 by --trial-timeout"
+        "after --max-cost running trials finish, for up to 4.80 an hour, so at most 0.81 by --trial-timeout"
     ]
     assert said([session("cpu", None)]) == [
         "trials on class cpu cost nothing here: no price is announced (worker --price)"

@@ -387,15 +387,14 @@ def test_a_trial_that_carries_another_on_was_not_drawn() -> None:
     assert begin(study.store, name="s", resume=True).asked("all") == 1
 
 
-def test_of_those_that_wait_the_wide_ones_are_counted_until_they_are_sent() -> None:
+def test_of_those_that_wait_the_wide_ones_are_known_until_they_are_sent() -> None:
     study = begin()
     trials = [study.add("all", {"x": 0.5}, seed=1, slots=slots) for slots in (1, 2, 3, 3)]
-    assert [study.count_wider(slots, "all") for slots in (0, 1, 2, 3)] == [4, 3, 2, 0]
-    assert study.count_wider(0, "another") == 0
+    assert [len(study.wider(slots)) for slots in (0, 1, 2, 3)] == [4, 3, 2, 0]
     again = study.send(trials[2], "cpu")
-    assert study.count_wider(2, "all") == 1
+    assert study.wider(2) == [trials[3]]
     study.tell(lost(again))
-    assert study.count_wider(2, "all") == 2
+    assert len(study.wider(2)) == 2
 
 
 def test_a_result_that_is_to_be_tried_again_takes_only_its_attempt_away() -> None:
