@@ -37,9 +37,19 @@ class Demand:
     """
 
     def __init__(
-        self, declared: Mapping[str, ClassSpec], study: StudyState, cost_model: CostModel, proposals: Proposals
+        self,
+        declared: Mapping[str, ClassSpec],
+        study: StudyState,
+        cost_model: CostModel,
+        proposals: Proposals,
+        *,
+        is_on_one: bool = False,
     ) -> None:
-        """`declared` are the classes that may have workers on demand, the strongest first."""
+        """`declared` are the classes that may have workers on demand, the strongest first.
+
+        With `is_on_one`, a trial takes only slots of one worker.
+        """
+        self._is_on_one = is_on_one
         self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
@@ -79,14 +89,21 @@ class Demand:
         if not self._cost_model.has_learned:
             # How long trials take is not known, so a worker of each class is to tell.
             for name, spec in self._declared.items():
-                if seconds_left > spec.startup_seconds:
+                if rooms[name].most and seconds_left > spec.startup_seconds:
                     useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
         wanted = {name: max(useful.get(name, 0), self._used[name]) for name in names}
         self._kept = self._held.see(wanted, self._study.clock.now())
 
     def _room(self, name: str, live: int) -> Room:
         spec = self._declared.get(name)
-        return Room(live, live) if spec is None else Room(live, max(live, spec.most), spec.startup_seconds)
+        if spec is None:
+            return Room(live, live)
+        if (spec.slots if self._is_on_one else spec.most) < min(
+            map(self._proposals.least_slots, self._cost_model.row_of)
+        ):
+            # No trial fits its workers.
+            return Room(0, 0)
+        return Room(live, max(live, spec.most), spec.startup_seconds)
 
     def _useful(self, rooms: Mapping[str, Room], left: float, seconds_left: float) -> dict[str, int]:
         """Return the slots of each class that would shorten the rest of the study."""

@@ -443,11 +443,11 @@ class Proposals:
             return True
         too_wide = sum(trial.subspace in names for trial in self.study.wider(self._widest))
         too_wide -= sum(trial.slots > self._widest for name in names for trial in self._ahead[name].values())
-        if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
+        if waiting - too_wide >= most or min(map(self.least_slots, names)) > self._widest:
             return False
         return too_wide < TOO_WIDE * (1 + sum(map(self.study.asked, names)) - too_wide)
 
-    def _least_slots(self, name: str) -> int:
+    def least_slots(self, name: str) -> int:
         """Return the number of slots of a subspace's narrowest trials, estimated from some draws."""
         if name not in self._narrowest:
             draws = self.members[self._index[name]].sample(np.random.default_rng(self.study.record.seed), TOO_WIDE)

@@ -141,7 +141,7 @@ class Session:
         repaired = say if options.repair else None
         key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
-        self._class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
+        self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
         self._opening = Opening(
             Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, key=key, **given)
         )
@@ -238,7 +238,13 @@ class Session:
         self.scheduler = self.opened.scheduler(self.executor)
         if self.options.fleet and self.declared:
             scheduler = self.scheduler
-            self._demand = Demand(self.declared, self.study, scheduler.cost_model, scheduler.proposals)
+            self._demand = Demand(
+                self.declared,
+                self.study,
+                scheduler.cost_model,
+                scheduler.proposals,
+                is_on_one=settings.gpus is not None,
+            )
             scheduler.demand = self._demand
         self.watch = Watch(self)
         self.steering = Steering(self)
@@ -299,7 +305,7 @@ class Session:
     @property
     def declared(self) -> dict[str, ClassSpec]:
         """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
-        return {**dict.fromkeys(self.plan.settings.classes, ClassSpec()), **self._class_spec}
+        return {**dict.fromkeys(self.plan.settings.classes, ClassSpec()), **self.class_spec}
 
     def _wanted(self) -> Mapping[str, int]:
         """Return the slots of each class that the study could use, which the executor announces to the fleet."""
@@ -550,10 +556,12 @@ class Watch:
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
-        if served and max(served.values()) < session.widest:
+        come = {name: spec.slots if is_on_one else spec.most for name, spec in session.class_spec.items()}
+        if max([*served.values(), *come.values()], default=math.inf) < session.widest:
             of, remedy = ("worker", "a worker") if is_on_one else ("class", "more workers of one class, or")
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
-            text = f"{lacking}; start {remedy} with more slots"
+            also = f", or raise slots of class {next(iter(come))} in the file of --class-spec" if come else ""
+            text = f"{lacking}; start {remedy} with more slots{also}"
             yield Notice(kind=Kind.MISSING, about="slots", text=text)
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hyperopt import hp
@@ -47,6 +48,18 @@ def test_without_a_worker_the_slots_that_the_trials_need_are_wanted_up_to_the_de
         made = search(trials=trials)
         made.scheduler.turn()
         assert made.scheduler.wanted_slots == {"cloud": slots}
+
+
+def test_a_class_whose_workers_are_too_narrow_for_every_trial_is_not_wanted() -> None:
+    made = search(slots=1)
+    scheduler = made.scheduler
+    spec = {"narrow": ClassSpec(slots=2), "wide": ClassSpec(slots=4)}
+    scheduler.proposals.width = lambda params: 4
+    for is_on_one in (True, False):
+        demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, is_on_one=is_on_one)
+        demand.look([], 5.0, math.inf)
+        assert demand.wanted["wide"] > 0
+        assert (demand.wanted["narrow"] == 0) is is_on_one
 
 
 def test_until_a_trial_has_ended_a_worker_of_each_class_is_wanted_however_late_it_comes() -> None:

@@ -42,6 +42,7 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1), cheapest=None),
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         "declared": {"gpu": ClassSpec(), "cpu": ClassSpec()},
+        "class_spec": {},
         "code": CodeVersion(),
         "disk": DiskWatch(),
     }
@@ -246,6 +247,24 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
     ]
     assert said([session("cpu", None)]) == [
         "trials on class cpu cost nothing here: no price is announced (worker --price)"
+    ]
+
+
+def test_classes_whose_workers_would_have_too_few_slots_are_told_before_any_comes() -> None:
+    workers = SimpleNamespace(announced={}, refused=0, with_other_code=list)
+    spec = {"gpu": ClassSpec(slots=2, max_workers=8), "cpu": ClassSpec()}
+
+    def said(widest: int, settings: StudySettings) -> list[str]:
+        executor = SimpleNamespace(known_for=1e9, notices=list, workers=workers)
+        plan = SimpleNamespace(settings=settings, limits=Limits(trials=1))
+        options = SimpleNamespace(workers={}, class_spec="spec.toml")
+        found = watch(executor, None, class_spec=spec, widest=widest, plan=plan, options=options)
+        return [each.text for each in found.missing() if each.about == "slots"]
+
+    assert said(2, StudySettings(gpus=2)) == said(16, StudySettings(slots=16)) == []
+    assert said(4, StudySettings(gpus=4)) == [
+        "trials take up to 4 slots of one worker, and no worker has that many; start a worker with more slots, or "
+        "raise slots of class gpu in the file of --class-spec"
     ]
 
 
