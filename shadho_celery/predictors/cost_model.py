@@ -209,13 +209,17 @@ class CostModel:
         for trial, row, work in self._with_budgets:
             self._tell_seconds(trial, row, work)
 
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if most of the latest repeated trials found a checkpoint."""
+        return 2 * sum(self._found) > len(self._found)
+
     def note_preemptions(self, rates: Mapping[str, float]) -> None:
         """Charge trials for preemption from now on. `rates` are the preemptions an hour of a worker by class.
 
-        Nothing is charged if most of the latest repeated trials found a checkpoint.
+        Nothing is charged if trials have checkpoints.
         """
-        has_checkpoints = 2 * sum(self._found) > len(self._found)
-        new = {} if has_checkpoints else {name: rate / 3600 for name, rate in rates.items() if rate > 0}
+        new = {} if self.has_checkpoints else {name: rate / 3600 for name, rate in rates.items() if rate > 0}
         known = self._preemptions
         if new.keys() != known.keys() or any(abs(new[name] - known[name]) > NEWS * known[name] for name in known):
             self._preemptions = new

@@ -42,6 +42,8 @@ MAX_AVOIDING = 30
 
 #: seconds without a live class after which trials for which no machine is started are FAILED
 ALONE_SECONDS = 60.0
+#: number of workers that give a trial back after which the user is told
+CUT = 3
 
 #: once this many trials of every class have ended, classes are ranked by their speed instead of their hardware
 TIMED_TRIALS = 5
@@ -397,7 +399,18 @@ class Scheduler:
         told = [self._budget_use.notice, self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
         told += [] if self.cheapest is None else [self.cheapest.notice]
+        told += [] if self.cost_model.has_checkpoints else [self._cut_words()]
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
+
+    def _cut_words(self) -> str | None:
+        """Notice about the first trial that several workers have given back, one after the other, or None."""
+        number = next((number for number, times in self.study.given_back.items() if times >= CUT), None)
+        if number is None:
+            return None
+        return (
+            f"trial {number} was given back by {CUT} workers, which ended before it did; let workers stay longer "
+            "(worker --for), or let trials write checkpoints"
+        )
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):

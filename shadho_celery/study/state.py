@@ -118,6 +118,8 @@ class StudyState(StudyTrials):
         self._suspects: set[int] = set()
         #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
         self._vanished: Counter[int] = Counter()
+        #: by number of an unfinished trial: how often a worker has given it back while it ran
+        self.given_back: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
         self.find_open = self._open.get
         self._waiting: deque[int] = deque()
@@ -593,7 +595,9 @@ class StudyState(StudyTrials):
             return None
         is_loss = retry is None or retry.is_loss
         if sent.is_claimed and is_loss and trial.step is None:
-            self.losses.append((sent.attempt, reason, isinstance(event, Lost) and not event.claimed))
+            is_given_back = isinstance(event, Lost) and not event.claimed
+            self.losses.append((sent.attempt, reason, is_given_back))
+            self.given_back[trial.number] += is_given_back and sent.attempt.state is _S.RUNNING
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
             self._vanished[trial.number] += 1
@@ -670,6 +674,7 @@ class StudyState(StudyTrials):
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
             self._vanished.pop(trial.number, None)
+            self.given_back.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
             self.counted += trial.state in COUNTED

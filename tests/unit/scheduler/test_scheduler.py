@@ -621,6 +621,19 @@ def test_a_trial_that_nobody_else_takes_may_return_to_the_worker_that_failed_it(
     assert search.study.send(search.study.trial(0), "gpu", again=True).failed_on == ()
 
 
+def test_it_is_told_if_workers_end_before_their_trials_do() -> None:
+    search = Search(trials=1)
+    search.study.send(search.study.add("all", {}, seed=1), "gpu")
+    for attempt in (1, 2, 3):
+        assert search.scheduler.notices() == []
+        search.study.tell(Started(number=0, attempt=attempt, host="h", at=0.0))
+        search.study.tell(Lost(number=0, attempt=attempt, reason="its worker was preempted", claimed=False))
+        search.study.send(search.study.trial(0), "gpu")
+    [notice] = search.scheduler.notices()
+    assert notice.startswith("trial 0 was given back by 3 workers, which ended before it did; let workers stay longer")
+    search.study.cancel(0)
+
+
 # Hopeless studies
 
 
