@@ -3,7 +3,8 @@
 - width: the fleet of keras-tuner#825 (8 A100, 8 V100, a hundred small cards), where the study chooses the number of
   GPUs of each trial, beside each fixed number. Seconds are Gavel's measurements. The models need 3, 5 and 8 GB, of
   which 2 are on each GPU and the rest is divided. A small card has 4: a trial that needs more takes five times as long
-  there. The bound with the best number for each trial stands beside that with the best fixed number: what the choice
+  there. The loss is one that two trials in a thousand have: the first trials of these 116 GPUs would find one of a
+  hundred. The bound with the best number for each trial stands beside that with the best fixed number: what the choice
   could gain in the long run if all seconds were known. The part of the bound is that of a week, and beside it that of
   the first day: trials take hours, so those that show the seconds, and those that the end cuts off, are much of a day.
 - spot: machines that are preempted every 20 minutes on average. No trial may fail by that. The time is compared with
@@ -75,7 +76,7 @@ MODELS = {
 #: GB that each GPU of a trial holds, and GB of a small card; how much longer a trial takes that needs more
 REPLICATED_GB, SMALL_GB, SPILL = 2, 4, 5.0
 #: seconds of a trial on one V100; chance that a trial has the loss; days of the search
-TRIAL_SECONDS, LOSS_CHANCE, WIDTH_DAYS = 3600.0, 0.01, 7
+TRIAL_SECONDS, LOSS_CHANCE, WIDTH_DAYS = 3600.0, 0.002, 7
 DAY = 24 * 3600.0
 
 #: the deadline, as a multiple of the seconds that the search takes by time
