@@ -30,6 +30,8 @@ class _Class:
     retry_at: float = -math.inf
     #: other classes of workers that have come while this class's were missing
     strangers: set[str] = field(default_factory=set)
+    #: True once the user was told that its workers have other slots than the spec
+    is_told: bool = False
 
     @property
     def starting(self) -> int:
@@ -124,7 +126,7 @@ class Scaling:
         `calling` are the classes whose command has not returned: it is not called again meanwhile.
         """
         lines: list[str] = []
-        workers = self._present(now, live, has_left)
+        workers = self._present(now, live, has_left, lines)
         overdue = self._await(now, lines)
         held = self._held.see({name: wanted.get(name, 0) for name in self._classes}, now)
         room = self._most - len(workers) - sum(each.starting for each in self._classes.values())
@@ -170,14 +172,24 @@ class Scaling:
         each.retry_at = now + pause
         return f"Warning: class {name}: {reason}; next try in {duration(pause)}"
 
-    def _present(self, now: float, live: Mapping[str, Worker], has_left: Callable[[str], bool]) -> dict[str, Worker]:
+    def _present(
+        self, now: float, live: Mapping[str, Worker], has_left: Callable[[str], bool], lines: list[str]
+    ) -> dict[str, Worker]:
         """Return the workers of the classes. Those that have become silent count for a while.
 
-        Redis may have lost its data, after which the workers announce themselves again.
+        Redis may have lost its data, after which the workers announce themselves again. Adds a line about the first
+        worker of a class that has other slots than its spec.
         """
         for name, worker in live.items():
             if name not in self._seen:
                 self._welcome(worker.compute_class)
+                of = self._classes.get(worker.compute_class)
+                if of is not None and worker.slots != of.spec.slots and not of.is_told:
+                    of.is_told = True
+                    lines.append(
+                        f"Warning: class {worker.compute_class}: a worker has {counted(worker.slots, 'slot')}, and the "
+                        f"file of --class-spec says {of.spec.slots}; set slots there, or start workers with --slots"
+                    )
             self._seen[name] = worker, now
         for name, (_, at) in [*self._seen.items()]:
             if name not in live and (now - at > ANNOUNCE_SECONDS or has_left(name)):

@@ -80,6 +80,16 @@ def test_a_class_has_no_more_workers_than_its_spec_allows_and_others_come_after_
     assert fleet.look().starts == {"gpu": 4}
 
 
+def test_it_is_told_once_that_the_workers_of_a_class_have_other_slots_than_its_spec() -> None:
+    fleet = Played()
+    fleet.come("a", busy=1)
+    assert fleet.look().lines == []
+    fleet.come("b", "c", slots=3, busy=1)
+    assert [line.partition(";")[0] for line in [*fleet.look().lines, *fleet.look().lines]] == [
+        "Warning: class gpu: a worker has 3 slots, and the file of --class-spec says 2"
+    ]
+
+
 def test_a_class_that_is_not_in_the_spec_is_neither_started_nor_ended() -> None:
     fleet = Played()
     fleet.come("x", compute_class="theirs")
