@@ -690,7 +690,7 @@ class Reservations:
     def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
         """Return True unless the class is reserved for another trial.
 
-        A trial for which another class is reserved may only start at once.
+        A trial for which another class is reserved may only start at once, and not at all if its width was searched.
         """
         if compute_class.place in self.reserved:
             return self.reserved[compute_class.place] == trial.number

@@ -95,8 +95,8 @@ class Widths:
     """Chooses among the searched widths for each trial, where it is placed: the one that costs least there.
 
     A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
-    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. A width on which no trial of the
-    subspace has ended gets one trial at a time, because it may take very long there.
+    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On other widths of a class, few
+    trials of a subspace run at a time before one has ended there, because they may take very long.
     """
 
     def __init__(
