@@ -211,6 +211,7 @@ class Session:
             os.environ.update(embedded.urls)
             client = connect(embedded.urls[urls.REDIS])
             make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
+        self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
         self.executor = make_executor(
             self.study.record.key,

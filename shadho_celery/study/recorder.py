@@ -65,6 +65,8 @@ class Recorder:
         self._machines: dict[str, MachineRecord] = {}
         #: price of each slot by worker, also of workers that have left
         self._prices: dict[str, float | None] = {}
+        #: price of each slot of a class whose workers announce none
+        self.class_prices: Mapping[str, float | None] = {}
         #: by claimed attempt with a price: the price, the time of its claim, and its slot
         self._priced: dict[_Key, tuple[float, float, object]] = {}
         #: by slot: the time of its last claim of which a priced attempt has ended, and the last such end
@@ -271,8 +273,9 @@ class Recorder:
                     "host": machine.host,
                     "slots": facts.slots,
                 }
-                self._prices[name] = facts.price
-                self._begin(SessionRecord(worker=name, since=at, price=facts.price, **where))
+                price = self.class_prices.get(facts.compute_class) if facts.price is None else facts.price
+                self._prices[name] = price
+                self._begin(SessionRecord(worker=name, since=at, price=price, **where))
 
     def follow(self, at: float, present: Callable[[str], Present]) -> None:
         """Record which workers have another number of slots now: their sessions end, and others begin.

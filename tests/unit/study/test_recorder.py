@@ -45,6 +45,13 @@ def test_a_worker_that_stays_is_recorded_once_and_its_machine_once() -> None:
     assert (session.until, session.reason) == (1.0, Leaving.STOPPED), "although the clock was set back"
 
 
+def test_a_worker_that_announces_no_price_has_that_of_its_class() -> None:
+    recorder, prices = Recorder(), {"a": None, "b": 0.5, "c": 0.0}
+    recorder.class_prices = {"gpu": 2.4}
+    recorder.see({*prices}, 1.0, lambda name: Present("gpu", 1, MachineRecord(host=name), prices[name]))
+    assert {each.worker: each.price for each in recorder.sessions} == {"a": 2.4, "b": 0.5, "c": 0.0}
+
+
 def test_a_worker_whose_number_of_slots_changes_has_a_session_for_each_number_once_a_minute() -> None:
     """Trials that share a GPU change it often."""
     recorder, slots = Recorder(), {"n": 1, "m": 2}
