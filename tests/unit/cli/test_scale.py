@@ -134,3 +134,15 @@ def test_without_a_fleet_there_is_nothing_to_scale(tmp_path: Path, monkeypatch: 
     path.write_text("[classes.cpu]\n")
     result = CliRunner().invoke(commands, ["scale", "--class-spec", str(path), "--max", "1", "--command", "true"])
     assert (result.exit_code, result.stderr.partition(";")[0]) == (2, "Error: no fleet is named")
+
+
+def test_an_option_of_scale_after_the_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be an argument of the command, and the scaler would run without it."""
+    monkeypatch.setattr("shadho_celery.cli.scale._run", lambda *_: None)
+    path = tmp_path / "classes.toml"
+    path.write_text("[classes.cpu]\n")
+    environment = {urls.BROKER: "redis://127.0.0.1/0", urls.REDIS: "redis://127.0.0.1/0"}
+    words = ("scale", "--class-spec", str(path), "--max", "1", "--command", "true", "--signing-key-file", "k", "--own")
+    result = CliRunner().invoke(commands, words, env=environment)
+    said = "Warning: --signing-key-file goes to true; options of scale come before --command\n"
+    assert (result.exit_code, result.stderr) == (0, said)
