@@ -119,7 +119,8 @@ def scale(
         raise UsageError(f"there is no program {one_line(program)}; give its path, or make the file executable")
     own = {name for option in click.get_current_context().command.params for name in option.opts}
     if taken := [word for word in words if is_command and word.startswith("--") and word.partition("=")[0] in own]:
-        say(f"Warning: {taken[0]} goes to {one_line(program)}; options of scale come before --command", err=True)
+        name = taken[0].partition("=")[0]
+        say(f"Warning: {name} goes to {one_line(program)}; if it is for scale, give it before --command", err=True)
     starter = _Starter(spec, words, is_slurm=slurm)
     if slurm:
         starter.check()

@@ -403,6 +403,8 @@ class Lost(_Event, frozen=True, kw_only=True):
     vanished: bool = False
     #: True if a worker with limited time has declined it, because it is predicted to end after the worker does
     is_too_long: bool = False
+    #: True if its worker has given it back, because it could not end there
+    given_back: bool = False
 
 
 #: ``host:port`` of a gang's coordinator; and the secret that admits a replica, either plain or encrypted for transport

@@ -581,10 +581,13 @@ class CostModel:
             found[places] = np.exp(logs + departures + offsets) * widths
         return found
 
-    def ended(self, subspace: str, compute_class: str) -> Sequence[int]:
-        """Return for each of `widths_on` a class how many trials of a subspace the model has learned from."""
+    def ended(self, compute_class: str) -> Array:
+        """Return how many trials the model has learned from, by subspace and by each of `widths_on` a class.
+
+        The shape is (subspaces, widths).
+        """
         kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
-        return [*map(int, self.durations.ended(self._columns_of(kinds))[self.row_of[subspace]])]
+        return self.durations.ended(self._columns_of(kinds))
 
     def _kind_of(self, trial: Trial) -> str:
         return self.kind(str(trial.compute_class), trial.slots)

@@ -165,7 +165,7 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
             # torch configures this logger once in a process, and what a trial changes in logging is undone after it.
             events = logging.getLogger("torchelastic-events-null")
             events.propagate = False
-            events.addHandler(logging.NullHandler())
+            events.handlers = events.handlers or [logging.NullHandler()]
             returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
     except ChildFailedError as error:
         end, trace = _failure(error)

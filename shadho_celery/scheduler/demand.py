@@ -43,13 +43,14 @@ class Demand:
         cost_model: CostModel,
         proposals: Proposals,
         *,
-        is_on_one: bool = False,
+        widest: Mapping[str, int] | None = None,
     ) -> None:
         """`declared` are the classes that may have workers on demand, the strongest first.
 
-        With `is_on_one`, a trial takes only slots of one worker.
+        `widest` are the most slots that a trial can take of a declared class, where they are known.
         """
-        self._is_on_one = is_on_one
+        self._widest = widest or {}
+        self._live_widest: Mapping[str, int] = {}
         self._declared, self._study, self._cost_model, self._proposals = declared, study, cost_model, proposals
         self._held = Held(HOLD_SECONDS)
         self._looked_at = -math.inf
@@ -68,6 +69,7 @@ class Demand:
         `unsent` is the number of them for which new slots may be wanted: those that live workers do not have yet.
         """
         now, live = self._study.clock.now(), {each.name: each.slots for each in classes}
+        self._live_widest = {each.name: each.room for each in classes}
         names = [*{**self._declared, **live}]
         pairs = len(self._cost_model.row_of) * len(names)
         if now - self._looked_at >= max(LOOK_SECONDS, pairs / PER_SECOND):
@@ -98,9 +100,8 @@ class Demand:
         spec = self._declared.get(name)
         if spec is None:
             return Room(live, live)
-        if (spec.slots if self._is_on_one else spec.most) < min(
-            map(self._proposals.least_slots, self._cost_model.row_of)
-        ):
+        widest = max(self._widest.get(name, math.inf), self._live_widest.get(name, 0))
+        if widest < min(map(self._proposals.least_slots, self._cost_model.row_of)):
             # No trial fits its workers.
             return Room(0, 0)
         return Room(live, max(live, spec.most), spec.startup_seconds)

@@ -91,6 +91,8 @@ class Proposals:
         self._exhausted: set[str] = set()
         #: by subspace and number: the trials drawn ahead for the policy and not sent yet
         self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
+        #: True once a trial was drawn ahead that is too wide for every class
+        self._has_too_wide = False
         #: numbers of those that an earlier run has drawn, which the shares have counted already
         self._dealt: set[int] = set()
         #: by origin and rung: the offered promotions, each as the trial that would be added
@@ -335,6 +337,8 @@ class Proposals:
             )
             this_round = wanted.drawn
             while number > 0 and name not in self._exhausted and wanted is not None and wanted.drawn == this_round:
+                if self._has_too_wide and not self._may_wait(*subspaces):
+                    break
                 at_once = int(min(number, wanted.left))
                 drawn = self._drawn(name, wanted, at_once)
                 for trial in drawn:
@@ -342,6 +346,8 @@ class Proposals:
                         self._ahead[trial.subspace][trial.number] = trial
                     else:
                         # The policy could not place it.
+                        self._has_too_wide = True
+                        self._note_budget(trial)
                         self.deal(trial.subspace)
                         self.study.hold_back(trial)
                 self.policy.offer([trial for trial in drawn if self.is_ahead(trial)])

@@ -17,6 +17,7 @@ from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
+from shadho_celery.placement.base import Fits
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.preemption import preemption_rate
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
@@ -42,6 +43,8 @@ MAX_AVOIDING = 30
 
 #: seconds without a live class after which trials for which no machine is started are FAILED
 ALONE_SECONDS = 60.0
+#: seconds for which all other trials go before a trial whose last machines have vanished
+LAST_SECONDS = 600.0
 #: number of workers that give a trial back after which the user is told
 CUT = 3
 
@@ -102,6 +105,8 @@ class Scheduler:
         self._began = self._watched_at = self.study.clock.now()
         #: True once the study should end, because as many trials as the limit allows have ended without a better loss
         self.is_stale = False
+        #: notice about the first trial that several workers have given back, one after the other
+        self._cut: str | None = None
 
     def begin(self) -> None:
         """Learn from the trials of earlier runs, and submit the attempts that were in flight again."""
@@ -212,7 +217,7 @@ class Scheduler:
         self._memory_fit.see(self.classes)
         self._widths.see(self.classes)
         if self._reservations.reserved:
-            self._reservations.see(self.classes)
+            self._reservations.see(self.classes, self._fits)
         if self.cheapest is not None:
             # Without `is_in_time`, which follows from the plan.
             self.cheapest.see(self.classes, self._began, self._memory_fit.fits)
@@ -399,18 +404,18 @@ class Scheduler:
         told = [self._budget_use.notice, self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
         told += [] if self.cheapest is None else [self.cheapest.notice]
-        told += [] if self.cost_model.has_checkpoints else [self._cut_words()]
+        told += [self._cut_words()]
         return [*self._memory_fit.notices, *found, *[notice for notice in told if notice is not None]]
 
     def _cut_words(self) -> str | None:
         """Notice about the first trial that several workers have given back, one after the other, or None."""
-        number = next((number for number, times in self.study.given_back.items() if times >= CUT), None)
-        if number is None:
-            return None
-        return (
-            f"trial {number} was given back by {CUT} workers, which ended before it did; let workers stay longer "
-            "(worker --for), or let trials write checkpoints"
-        )
+        numbers = (number for number, times in self.study.given_back.items() if times >= CUT)
+        if self._cut is None and not self.cost_model.has_checkpoints and (number := next(numbers, None)) is not None:
+            self._cut = (
+                f"trial {number} was given back by {CUT} workers, which ended before it did; let workers stay longer "
+                "(worker --for), or let trials continue from checkpoints"
+            )
+        return self._cut
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
@@ -518,13 +523,14 @@ class Scheduler:
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """Return a trial for a free slot: a waiting trial that fits, else a new trial, else None.
 
-        A reserved class gets only the trial for which it is reserved. Trials that may end their machines come last.
+        A reserved class gets only the trial for which it is reserved. Trials that may have ended their machines come
+        last for a while.
         """
 
         def may_take(trial: Trial) -> bool:
             return self._fits(trial, compute_class) and self._reservations.may_take(compute_class, trial)
 
-        last = self.study.vanishing
+        last = self.study.vanishing_since(self.study.clock.now() - LAST_SECONDS)
         waiting = self.study.next_waiting(lambda trial: trial.number not in last and may_take(trial))
         if waiting is None and compute_class.place not in self._reservations.reserved:
             excess = partial(self._widths.excess, compute_class=compute_class) if self.cost_model.widths else None
@@ -661,16 +667,17 @@ class Reservations:
         """Names of the classes that are reserved, or that have a reserved machine."""
         return {name for name, _ in self.reserved}
 
-    def see(self, classes: Sequence[ComputeClass]) -> None:
+    def see(self, classes: Sequence[ComputeClass], fits: Fits = lambda trial, place: True) -> None:
         """Drop the reservations that are out of date.
 
-        The class is gone, it has too few slots for the trial, or the trial no longer waits.
+        The class is gone, it has too few slots for the trial, the trial no longer `fits`, or it no longer waits.
         """
-        room = {place.place: place.room for compute_class in classes for place in compute_class.places}
-        for place, number in list(self.reserved.items()):
-            trial = self._study.find_open(number)
-            if trial is None or trial.state is not TrialState.WAITING or trial.slots > room.get(place, 0):
-                del self.reserved[place]
+        places = {place.place: place for compute_class in classes for place in compute_class.places}
+        for key, number in list(self.reserved.items()):
+            trial, place = self._study.find_open(number), places.get(key)
+            is_waiting = trial is not None and trial.state is TrialState.WAITING
+            if trial is None or place is None or not is_waiting or trial.slots > place.room or not fits(trial, place):
+                del self.reserved[key]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
         """Return the free slots of a class plus `ahead` places in its queue. Below 0 if too many are used."""

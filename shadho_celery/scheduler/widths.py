@@ -162,14 +162,10 @@ class Widths:
             if attempt.compute_class == compute_class
         )
         first = self._classes[compute_class].slots // SLOTS_EACH
-        found: dict[str, list[float]] = {}
-        for subspace in self._model.row_of:
-            ended = self._model.ended(subspace, compute_class)
-            now = [running[subspace, width] for width in widths]
-            found[subspace] = [
-                math.inf if runs > first + MORE * ends else runs + ends for runs, ends in zip(now, ended, strict=True)
-            ]
-        return found
+        ended = self._model.ended(compute_class)
+        now = np.array([[running[subspace, width] for width in widths] for subspace in self._model.row_of])
+        tried = np.where(now > first + MORE * ended, math.inf, now + ended)
+        return dict(zip(self._model.row_of, tried.tolist(), strict=True))
 
     def _idle(self, compute_class: str) -> Array:
         """Return for each width the slot seconds in which free slots would wait on the best machine of a class.

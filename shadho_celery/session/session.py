@@ -155,6 +155,8 @@ class Session:
         self.code = replace(self.code, is_shipped=options.ship)
         #: number of slots of the widest of some draws
         self._widest = widest(plan.width, plan.subspaces)
+        #: number of trials of this run that were too wide for the embedded workers
+        self._too_wide = 0
         #: embedded servers and workers of this machine; None on a fleet
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
@@ -187,8 +189,15 @@ class Session:
 
     @property
     def widest(self) -> int:
-        """Number of slots of the widest trial: of some draws, and of the trials that wait."""
-        return max([self._widest, *(trial.slots for trial in self.study.wider(self._widest))])
+        """Number of slots of the widest trial: of some draws, and of waiting trials unless widths are searched."""
+        waiting = [] if self.plan.settings.widths else self.study.wider(self._widest)
+        return max([self._widest, *(trial.slots for trial in waiting)])
+
+    @property
+    def coming(self) -> dict[str, int]:
+        """The most slots that a trial can take of each class of the option --class-spec."""
+        is_on_one = self.plan.settings.gpus is not None
+        return {name: spec.slots if is_on_one else spec.most for name, spec in self.class_spec.items()}
 
     @property
     def is_stopped(self) -> bool:
@@ -244,7 +253,7 @@ class Session:
                 self.study,
                 scheduler.cost_model,
                 scheduler.proposals,
-                is_on_one=settings.gpus is not None,
+                widest=self.coming,
             )
             scheduler.demand = self._demand
         self.watch = Watch(self)
@@ -386,8 +395,7 @@ class Session:
             self._refuse_nested_trials()
         if self.embedded is not None:
             self._fail_too_wide(self.embedded.workers)
-            if self.study.counted == self.counted_before:
-                self._refuse_other_code()
+            self._refuse_other_code()
         self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
         for line in self.watch.news(time.monotonic()):
             view.note(line)
@@ -431,8 +439,12 @@ class Session:
                 raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
 
     def _fail_too_wide(self, slots: Mapping[str, int]) -> None:
-        """Fail the waiting trials that take more slots than any class of embedded workers has: no others can join."""
-        for trial in self.study.wider(max(slots.values())):
+        """Fail the waiting trials that take more slots than any class of embedded workers has: no others can join.
+
+        If widths are searched, such a trial may take fewer slots.
+        """
+        for trial in [] if self.plan.settings.widths else self.study.wider(max(slots.values())):
+            self._too_wide += 1
             error = f"it takes {trial.slots} slots of one class, and no class has that many here"
             self.scheduler.give_up([trial.number], f"{error}; give --workers {next(iter(slots))}={trial.slots}")
 
@@ -442,7 +454,8 @@ class Session:
         They have the same files as this process, unless one was edited just before they read it. No other workers can
         join, so the study would wait forever.
         """
-        if self.embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
+        has_run = self.study.counted > self.counted_before + self._too_wide
+        if self.embedded is None or has_run or self.executor.has_workers:
             return
         found = self.executor.workers.with_other_code()
         if len(found) < len(self.embedded.workers) or self.study.count(TrialState.RUNNING):
@@ -557,11 +570,11 @@ class Watch:
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
-        come = {name: spec.slots if is_on_one else spec.most for name, spec in session.class_spec.items()}
-        if max([*served.values(), *come.values()], default=math.inf) < session.widest:
+        coming = session.coming
+        if max([*served.values(), *coming.values()], default=math.inf) < session.widest:
             of, remedy = ("worker", "a worker") if is_on_one else ("class", "more workers of one class, or")
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
-            also = f", or raise slots of class {next(iter(come))} in the file of --class-spec" if come else ""
+            also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
             yield Notice(kind=Kind.MISSING, about="slots", text=text)
         # A class whose workers have other modules has workers; the notice above is about these.
@@ -577,7 +590,8 @@ class Watch:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
         sessions, has_limit = self._session.study.recorder.sessions, self._session.scheduler.limits.money is not None
         if unknown := sorted({each.compute_class for each in sessions if each.price is None}):
-            yield f"trials on class {listed(unknown, 3)} cost nothing here: no price is announced (worker --price)"
+            why = "no price is known (worker --price, or --class-spec)"
+            yield f"trials on class {listed(unknown, 3)} cost nothing here: {why}"
         an_hour = sum(each.slots * (each.price or 0.0) for each in sessions)
         if an_hour > 2 * self._money_an_hour:
             self._money_an_hour = an_hour

@@ -490,9 +490,8 @@ class SimulatedExecutor:
         for one in [one for one in each.running.values() if not slots.isdisjoint(one.slots)]:
             self._vacate(name, one)
             self._interrupted(one.attempt, now - one.began, is_told)
-            lose = partial(
-                self._lose, one.attempt, reason, claimed=not (is_told or has_vanished), vanished=has_vanished
-            )
+            facts = {"claimed": not (is_told or has_vanished), "vanished": has_vanished, "given_back": is_told}
+            lose = partial(self._lose, one.attempt, reason, **facts)
             if is_told:
                 lose()
             else:

@@ -118,6 +118,8 @@ class StudyState(StudyTrials):
         self._suspects: set[int] = set()
         #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
         self._vanished: Counter[int] = Counter()
+        #: by its number: the time at which the last one of them was lost
+        self._vanished_at: dict[int, float] = {}
         #: by number of an unfinished trial: how often a worker has given it back while it ran
         self.given_back: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
@@ -423,6 +425,10 @@ class StudyState(StudyTrials):
         found = [number for number, count in self._vanished.items() if count >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
+    def vanishing_since(self, moment: float) -> list[int]:
+        """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
+        return [number for number in self.vanishing if self._vanished_at.get(number, -math.inf) > moment]
+
     def give_up(self, number: int, error: str) -> Trial:
         """Fail a waiting trial for this reason. Return it."""
         failed = Outcome(state=_S.FAILED, error=error)
@@ -595,12 +601,13 @@ class StudyState(StudyTrials):
             return None
         is_loss = retry is None or retry.is_loss
         if sent.is_claimed and is_loss and trial.step is None:
-            is_given_back = isinstance(event, Lost) and not event.claimed
+            is_given_back = isinstance(event, Lost) and event.given_back
             self.losses.append((sent.attempt, reason, is_given_back))
-            self.given_back[trial.number] += is_given_back and sent.attempt.state is _S.RUNNING
+            self.given_back[trial.number] += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
             self._vanished[trial.number] += 1
+            self._vanished_at[trial.number] = self.clock.now()
         elif sent.is_claimed:
             self._vanished.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
@@ -674,6 +681,7 @@ class StudyState(StudyTrials):
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
             self._vanished.pop(trial.number, None)
+            self._vanished_at.pop(trial.number, None)
             self.given_back.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)

@@ -202,7 +202,7 @@ class WorkerChannel:
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
         """Give back claimed attempts that cannot end here. They end LOST, which does not count against their trials."""
-        run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason))
+        run(self._client, "cancel", study, "revoke", *_lost(self._signer, study, attempts, reason, given_back=True))
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs. Return an answer for each pair.
@@ -481,12 +481,15 @@ def _lost(
     reason: str,
     *,
     claimed: bool = False,
-    is_too_long: bool = False,
+    **facts: bool,
 ) -> list[int | str]:
-    """Return arguments of the script `cancel`: number, attempt and sealed Lost event of each attempt."""
+    """Return arguments of the script `cancel`: number, attempt and sealed Lost event of each attempt.
+
+    `facts` are others of `Lost`.
+    """
     parts: list[int | str] = []
     for number, attempt in attempts:
-        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed, is_too_long=is_too_long)
+        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed, **facts)
         parts += (number, attempt, signer.seal(study, lost))
     return parts
 

@@ -320,6 +320,6 @@ def test_lost_trials_are_named_until_they_run_again() -> None:
     study.tell(Started(number=0, attempt=again.attempt, host="h2", at=1e9, worker="c"))
     assert [*lost.news()] == ["trial 0, lost before, is running again on h2 (cpu)"]
     assert lost.lines == ["trial 1 was lost; waiting for a free slot to run again"]
-    study.tell(Lost(number=0, attempt=again.attempt, reason="its worker was preempted", claimed=False))
+    study.tell(Lost(number=0, attempt=again.attempt, reason="its worker was preempted", claimed=False, given_back=True))
     assert [*lost.news()] == ["trial 0 was given back by worker c: its worker was preempted"]
     assert lost.lines[1] == "trial 0 was given back; waiting for a free slot to run again"

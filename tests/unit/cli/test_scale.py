@@ -142,7 +142,17 @@ def test_an_option_of_scale_after_the_command_is_told(tmp_path: Path, monkeypatc
     path = tmp_path / "classes.toml"
     path.write_text("[classes.cpu]\n")
     environment = {urls.BROKER: "redis://127.0.0.1/0", urls.REDIS: "redis://127.0.0.1/0"}
-    words = ("scale", "--class-spec", str(path), "--max", "1", "--command", "true", "--signing-key-file", "k", "--own")
+    words = (
+        "scale",
+        "--class-spec",
+        str(path),
+        "--max",
+        "1",
+        "--command",
+        "true",
+        "--redis=redis://:secret@h/0",
+        "--own",
+    )
     result = CliRunner().invoke(commands, words, env=environment)
-    said = "Warning: --signing-key-file goes to true; options of scale come before --command\n"
+    said = "Warning: --redis goes to true; if it is for scale, give it before --command\n"
     assert (result.exit_code, result.stderr) == (0, said)

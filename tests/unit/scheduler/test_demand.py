@@ -10,6 +10,7 @@ from services.searching import SimulatedSearch
 
 from shadho_celery.core.class_spec import ClassSpec
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Started, TrialState
 from shadho_celery.scheduler.demand import HOLD_SECONDS, LOOK_SECONDS, Demand
@@ -55,11 +56,15 @@ def test_a_class_whose_workers_are_too_narrow_for_every_trial_is_not_wanted() ->
     scheduler = made.scheduler
     spec = {"narrow": ClassSpec(slots=2), "wide": ClassSpec(slots=4)}
     scheduler.proposals.width = lambda params: 4
-    for is_on_one in (True, False):
-        demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, is_on_one=is_on_one)
+    for widest, is_wanted in (({"narrow": 2, "wide": 4}, False), ({"narrow": 2000}, True), ({}, True)):
+        demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, widest=widest)
         demand.look([], 5.0, math.inf)
         assert demand.wanted["wide"] > 0
-        assert (demand.wanted["narrow"] == 0) is is_on_one
+        assert (demand.wanted["narrow"] > 0) is is_wanted
+    # A live worker may have more slots than the spec says.
+    demand = Demand(spec, made.study, scheduler.cost_model, scheduler.proposals, widest={"narrow": 2, "wide": 2})
+    demand.look([ComputeClass(name="narrow", slots=4)], 5.0, math.inf)
+    assert demand.wanted["narrow"] > 0 == demand.wanted["wide"]
 
 
 def test_until_a_trial_has_ended_a_worker_of_each_class_is_wanted_however_late_it_comes() -> None:

@@ -70,10 +70,13 @@ def test_a_reserved_class_is_left_to_one_trial_and_no_other_class_is_reserved_fo
     assert (reservations.may_take(A, wide), reservations.may_take(A, other)) == (True, False)
     assert (reservations.may_take(B, wide), reservations.may_take(B, other)) == (False, True)
     assert reservations.may_take(ComputeClass(name="c", slots=3), wide), "it could start there at once"
+    reservations.see([A])
+    assert reservations.reserved, "it waits for a class that still fits it"
     searched = Reservations(study, is_searched=True)
     searched.reserved = reservations.reserved
     assert not searched.may_take(ComputeClass(name="c", slots=3), wide), "its width was chosen for the class a"
-    del reservations.reserved[A.place]
+    reservations.see([A], lambda trial, place: False)
+    assert not reservations.reserved
     assert reservations.may_take(A, other)
 
 

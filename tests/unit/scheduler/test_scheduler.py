@@ -627,7 +627,8 @@ def test_it_is_told_if_workers_end_before_their_trials_do() -> None:
     for attempt in (1, 2, 3):
         assert search.scheduler.notices() == []
         search.study.tell(Started(number=0, attempt=attempt, host="h", at=0.0))
-        search.study.tell(Lost(number=0, attempt=attempt, reason="its worker was preempted", claimed=False))
+        facts = {"claimed": False, "given_back": True}
+        search.study.tell(Lost(number=0, attempt=attempt, reason="its worker was preempted", **facts))
         search.study.send(search.study.trial(0), "gpu")
     [notice] = search.scheduler.notices()
     assert notice.startswith("trial 0 was given back by 3 workers, which ended before it did; let workers stay longer")

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hyperopt import hp
+from services.searching import SimulatedSearch
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
@@ -190,6 +192,26 @@ def test_no_trial_goes_back_and_forth_between_queues_while_a_class_is_reserved(
     assert max(trial.attempt for trial in study) <= 2
 
 
+def test_few_trials_that_are_too_wide_for_the_classes_of_a_resumed_study_are_drawn() -> None:
+    """Although such trials have succeeded before, none can be placed now."""
+    space = compile_space(hp.choice("m", [{"g": 8, "w": hp.uniform("w", 0, 1)}, {"g": 1, "v": hp.uniform("v", 0, 1)}]))
+
+    def begin(slots: Mapping[str, int], limits: Limits, **more: Any) -> SimulatedSearch:
+        settings = StudySettings(sampler="tpe", speculate=False, slots=lambda params: int(params["g"]))
+        clock = ManualClock(more.pop("began", 0.0))
+        return SimulatedSearch(space, lasting, slots, settings=settings, limits=limits, clock=clock, seed=1, **more)
+
+    first = begin({"wide": 8, "a": 4, "b": 4}, Limits(trials=60)).run()
+    wide = first.study.count(TrialState.COMPLETE, subspace="m=8")
+    first.close()
+    again = begin({"a": 4, "b": 4}, Limits(trials=160), began=1e5, store=first.store, resume=True)
+    for _ in range(400):
+        again.scheduler.turn()
+    assert again.study.count(TrialState.WAITING) < 40
+    assert again.study.count(TrialState.COMPLETE, subspace="m=8") == wide > 0
+    assert again.study.count(TrialState.COMPLETE) >= 120
+
+
 # Searched widths
 
 
@@ -275,6 +297,38 @@ def test_a_width_that_runs_out_of_memory_gives_way_to_the_next() -> None:
     tried = [trial for trial in study.trials if trial.outgrown]
     assert 1 <= len(tried) < 20
     assert {name for trial in tried for name in str(trial.outgrown).split(",")} <= {"gpu*1", "gpu*2"}
+
+
+@pytest.mark.parametrize("seed", [1, 9])
+def test_a_trial_whose_reserved_class_proves_too_small_for_it_runs_elsewhere(seed: int) -> None:
+    """Its machine is reserved no longer once the memory model knows that."""
+    memory = {"small": 2**33, "large": 2**35}
+
+    class OnTwoKinds(SimulatedExecutor):
+        def classes(self) -> Sequence[ComputeClass]:
+            sized = [replace(each, gpu_memory=memory[each.name]) for each in super().classes()]
+            of = {each.name: [replace(one, gpu_memory=memory[each.name]) for one in each.machines] for each in sized}
+            return [replace(each, machines=tuple(of[each.name])) for each in sized]
+
+    generator = np.random.default_rng(seed)
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        if float(trial.params["x"]) * 40 * 2**30 / trial.slots**0.5 > memory[compute_class] * 0.6:
+            return Outcome(state=TrialState.FAILED, error="out", out_of_memory=Memory.GPU, seconds=40.0)
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=(50 + 400 * generator.random()) / trial.slots**0.9)
+
+    clock = ManualClock()
+    record = StudyRecord(key="k", name="n", module="", seed=seed, space={}, created_at=0.0)
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
+    executor = OnTwoKinds({"small": 8, "large": 8}, play, clock, per_worker={"small": 4, "large": 4})
+    settings = StudySettings(sampler="random", gpus=[1, 2, 4])
+    space = compile_space({"x": hp.uniform("x", 0, 1)})
+    scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=80)), study, executor)
+    scheduler.turn_seconds = 5.0
+    for _ in range(3000):
+        if not scheduler.done:
+            scheduler.turn()
+    assert study.counted == 80
 
 
 def test_a_width_that_no_worker_has_is_not_chosen() -> None:

@@ -42,7 +42,7 @@ def watch(executor: object, study: object, embedded: object = None, **more: Any)
         "scheduler": SimpleNamespace(notices=list, limits=Limits(trials=1), cheapest=None),
         "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         "declared": {"gpu": ClassSpec(), "cpu": ClassSpec()},
-        "class_spec": {},
+        "coming": {},
         "code": CodeVersion(),
         "disk": DiskWatch(),
     }
@@ -166,6 +166,7 @@ def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reaso
         embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
         study=SimpleNamespace(counted=3, count=lambda state: 0, name="s"),
         counted_before=3,
+        _too_wide=0,
         code=CodeVersion(),
         disk=DiskWatch(),
     )
@@ -246,7 +247,7 @@ def test_it_is_said_how_much_more_than_the_limit_running_trials_can_cost() -> No
         "after --max-cost running trials finish, for up to 4.80 an hour, so at most 0.81 by --trial-timeout"
     ]
     assert said([session("cpu", None)]) == [
-        "trials on class cpu cost nothing here: no price is announced (worker --price)"
+        "trials on class cpu cost nothing here: no price is known (worker --price, or --class-spec)"
     ]
 
 
@@ -255,10 +256,11 @@ def test_classes_whose_workers_would_have_too_few_slots_are_told_before_any_come
     spec = {"gpu": ClassSpec(slots=2, max_workers=8), "cpu": ClassSpec()}
 
     def said(widest: int, settings: StudySettings) -> list[str]:
+        coming = {name: each.slots if settings.gpus else each.most for name, each in spec.items()}
         executor = SimpleNamespace(known_for=1e9, notices=list, workers=workers)
         plan = SimpleNamespace(settings=settings, limits=Limits(trials=1))
         options = SimpleNamespace(workers={}, class_spec="spec.toml")
-        found = watch(executor, None, class_spec=spec, widest=widest, plan=plan, options=options)
+        found = watch(executor, None, coming=coming, widest=widest, plan=plan, options=options)
         return [each.text for each in found.missing() if each.about == "slots"]
 
     assert said(2, StudySettings(gpus=2)) == said(16, StudySettings(slots=16)) == []
