@@ -162,7 +162,7 @@ def width(seed: int, days: int = WIDTH_DAYS) -> Figures:
     """A study that chooses the numbers of GPUs beside each fixed number."""
     found = simulate(width_cluster(WIDTHS, days), seed=seed)
     # No small machine has eight.
-    fixed = {gpus: seconds_to_loss(simulate(width_cluster([gpus]), seed=seed)) for gpus in WIDTHS[:-1]}
+    fixed = {gpus: seconds_to_loss(simulate(width_cluster([gpus], days), seed=seed)) for gpus in WIDTHS[:-1]}
     rate = width_rate(WIDTHS)
     ended = [trial for trial in found.study.trials if trial.state is TrialState.COMPLETE]
     first_day = Counter(trial.subspace for trial in ended if (trial.finished_at or 0.0) <= DAY)
