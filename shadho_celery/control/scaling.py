@@ -184,7 +184,8 @@ class Scaling:
             if name not in self._seen:
                 self._welcome(worker.compute_class)
                 of = self._classes.get(worker.compute_class)
-                if of is not None and worker.slots != of.spec.slots and not of.is_told:
+                # Trials that share GPUs change the number of slots.
+                if of is not None and worker.slots != of.spec.slots and not (of.is_told or worker.shares_gpus):
                     of.is_told = True
                     lines.append(
                         f"Warning: class {worker.compute_class}: a worker has {counted(worker.slots, 'slot')}, and the "
