@@ -343,6 +343,8 @@ def _spec(name: str) -> ModuleSpec | None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    # Python may know the folder as it was before the file was written.
+    importlib.invalidate_caches()
     with suppress(ImportError, ValueError):
         return importlib.util.find_spec(name)
     return None

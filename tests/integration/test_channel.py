@@ -1122,7 +1122,7 @@ def test_a_claimed_attempt_that_is_given_back_is_lost_unclaimed_and_may_follow_e
 ) -> None:
     worker.exchange("k1", [], [started(0), started(1)], "d")
     worker.give_back("k1", [(1, 1)], "it waited")
-    lost = Lost(number=1, attempt=1, reason="it waited", claimed=False)
+    lost = Lost(number=1, attempt=1, reason="it waited", claimed=False, given_back=True)
     assert scheduler.drain(0) == [started(0), started(1), lost]
     assert worker.exchange("k1", [result(0), result(1)], [], "d") == ([True, False], [])
     assert worker.claim("k1", started(1, attempt=2))
