@@ -318,7 +318,8 @@ def test_what_runs_when_a_worker_closes_is_given_back_at_no_cost_with_the_rest_o
     with connect(redis_url) as client:
         events = SchedulerChannel(client, "k1").drain(0)
     reason = "its worker was stopped"
-    losses = [Lost(number=number, attempt=1, reason=reason, claimed=False, given_back=True) for number in (0, 1)]
+    # The second one was not claimed.
+    losses = [Lost(number=n, attempt=1, reason=reason, claimed=False, given_back=n == 0) for n in (0, 1)]
     assert [event for event in events if isinstance(event, (Lost, Result))] == losses
     with pytest.raises(NotMine, match="this worker stops"):
         slots.run(message("", 2))
