@@ -610,6 +610,7 @@ class StudyState(StudyTrials):
             self._vanished_at[trial.number] = self.clock.now()
         elif sent.is_claimed:
             self._vanished.pop(trial.number, None)
+            self._vanished_at.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:

@@ -256,10 +256,10 @@ def test_classes_whose_workers_would_have_too_few_slots_are_told_before_any_come
     spec = {"gpu": ClassSpec(slots=2, max_workers=8), "cpu": ClassSpec()}
 
     def said(widest: int, settings: StudySettings) -> list[str]:
-        coming = {name: each.slots if settings.gpus else each.most for name, each in spec.items()}
         executor = SimpleNamespace(known_for=1e9, notices=list, workers=workers)
         plan = SimpleNamespace(settings=settings, limits=Limits(trials=1))
         options = SimpleNamespace(workers={}, class_spec="spec.toml")
+        coming = Session.coming.fget(SimpleNamespace(plan=plan, class_spec=spec))  # type: ignore[attr-defined]
         found = watch(executor, None, coming=coming, widest=widest, plan=plan, options=options)
         return [each.text for each in found.missing() if each.about == "slots"]
 
