@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.scheduler.memory_fit import MemoryFit
+from shadho_celery.scheduler.reservations import Reservations
 from shadho_celery.space.split import Subspace
 from shadho_celery.study.state import StudyState
 
@@ -29,11 +30,7 @@ Width = Callable[[Params], int]
 SAMPLES = 8
 
 #: standard deviations by which a width counts as faster than estimated, so that widths with few trials are tried
-OPTIMISM = 1.0
-#: trials of a subspace that may run at a time on a width of a class besides the first, for each that has ended there
-MORE = 16
-#: and another one for so many slots of the class
-SLOTS_EACH = 40
+OPTIMISM = 1.5
 #: part of the seconds that a late trial has run for which it is expected to run on
 OVERDUE = 0.1
 #: decimal places of a log cost that count; of widths that differ only by rounding, one that was not tried is chosen
@@ -95,8 +92,8 @@ class Widths:
     """Chooses among the searched widths for each trial, where it is placed: the one that costs least there.
 
     A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
-    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On other widths of a class, few
-    trials of a subspace run at a time before one has ended there, because they may take very long.
+    The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On each other width of a class,
+    one trial of a subspace runs alone until one has ended there, because it may take very long.
     """
 
     def __init__(
@@ -104,13 +101,12 @@ class Widths:
         study: StudyState,
         cost_model: CostModel,
         memory_fit: MemoryFit,
-        reserved: Container[tuple[str, str | None]],
+        reservations: Reservations,
     ) -> None:
-        """`reserved` has the places that are reserved for a trial, see `ComputeClass.place`."""
         self._study = study
         self._model = cost_model
         self._memory_fit = memory_fit
-        self._reserved = reserved
+        self._reservations = reservations
         self._classes: Mapping[str, ComputeClass] = {}
         #: by number and attempt: expected seconds of a live attempt
         self._expected: dict[tuple[int, int], float] = {}
@@ -153,7 +149,7 @@ class Widths:
     def _tried(self, compute_class: str) -> Mapping[str, Sequence[float]]:
         """Return for each subspace and width how many trials run on a class or have ended there.
 
-        It is infinite for a width on which no more trials may start before others have ended.
+        It is infinite for a width on which no trial may start before the one that runs has ended.
         """
         widths = self._model.widths_on(compute_class)
         running = Counter(
@@ -161,16 +157,16 @@ class Widths:
             for attempt in self._study.attempts
             if attempt.compute_class == compute_class
         )
-        first = self._classes[compute_class].slots // SLOTS_EACH
         ended = self._model.ended(compute_class)
         now = np.array([[running[subspace, width] for width in widths] for subspace in self._model.row_of])
-        tried = np.where(now > first + MORE * ended, math.inf, now + ended)
+        tried = np.where((now > 0) & (ended == 0), math.inf, now + ended)
         return dict(zip(self._model.row_of, tried.tolist(), strict=True))
 
     def _idle(self, compute_class: str) -> Array:
         """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
 
-        They are infinite for a width that no machine has which is not reserved.
+        Only machines with free slots that are not reserved count. On others no slot would wait, but the slot for which
+        a trial is looked for would stay free. Infinite for a width that none of these machines has.
         """
         left: defaultdict[str | None, list[float]] = defaultdict(list)
         live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
@@ -179,11 +175,10 @@ class Widths:
         widths = self._model.widths_on(compute_class)
         least = np.full(len(widths), math.inf)
         for place in self._classes[compute_class].places:
-            if place.place in self._reserved:
+            free = self._reservations.free(place)
+            if free <= 0 or place.place in self._reservations.reserved:
                 continue
-            taken = sorted(left[place.host])
-            free = max(0, place.slots - max(len(taken), place.busy))
-            ends = [0.0] * free + taken
+            ends = [0.0] * free + sorted(left[place.host])
             # A trial wider than the study's share of the class would wait until the study uses none of it.
             most = min(len(ends), place.room, max(place.limit, widths[0]))
             for row, width in enumerate(widths):

@@ -10,7 +10,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Lost, Started, Trial
 from shadho_celery.scheduler.memory_fit import MemoryFit
-from shadho_celery.scheduler.scheduler import Reservations
+from shadho_celery.scheduler.reservations import Reservations
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.state import StudyState
