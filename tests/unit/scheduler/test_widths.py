@@ -18,8 +18,11 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import SlotsSetting, StudySettings, read_settings
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.scheduler.widths import make_width, widest
+from shadho_celery.scheduler.reservations import Reservations
+from shadho_celery.scheduler.widths import Widths, make_width, widest
 from shadho_celery.simulation.executor import Change, Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
@@ -227,12 +230,23 @@ class OnGpus(SimulatedExecutor):
         ]
 
 
+class AnnouncedLate(OnGpus):
+    """The announcements of its machines were made before their trials ended."""
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [
+            replace(each, machines=tuple(replace(machine, busy=machine.slots) for machine in each.machines))
+            for each in super().classes()
+        ]
+
+
 def chosen(
     seconds: Mapping[int, float],
     trials: int = 60,
     workers: int = 2,
     play: Play | None = None,
     gpus: Any = (1, 2, 4),
+    executor_type: type[SimulatedExecutor] = OnGpus,
 ) -> StudyState:
     """A study on `workers` of four slots whose trials take these seconds by their number of slots."""
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
@@ -242,7 +256,7 @@ def chosen(
     def lasts(trial: Attempt, compute_class: str) -> Outcome:
         return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds[trial.slots])
 
-    executor = OnGpus({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4})
+    executor = executor_type({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4})
     space = compile_space({"x": hp.uniform("x", 0, 1)})
     settings = StudySettings(sampler="random", gpus=[*gpus])
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
@@ -262,6 +276,11 @@ def widths_of(study: StudyState) -> list[int]:
 
 def test_trials_that_gain_nothing_from_a_second_gpu_get_one() -> None:
     assert widths_of(chosen({1: 100, 2: 100, 4: 100}))[-30:].count(1) >= 28
+
+
+def test_slots_whose_trial_has_just_ended_are_free_though_their_worker_has_not_announced_it_yet() -> None:
+    study = chosen({1: 100, 2: 100, 4: 100}, workers=1, executor_type=AnnouncedLate)
+    assert widths_of(study)[-30:].count(1) >= 28
 
 
 @pytest.mark.parametrize("second", [0.001, 1.0, 3600.0])
@@ -341,6 +360,33 @@ def test_a_machine_does_not_wait_for_a_width_that_gains_little() -> None:
     took = sum(trial.slots * (trial.outcome.seconds or 0.0) for trial in study.trials)
     ends = max(trial.finished_at or 0.0 for trial in study.trials)
     assert took / (4 * ends) > 0.9
+
+
+def test_a_wide_trial_costs_more_for_a_free_slot_if_others_would_wait_with_it() -> None:
+    """Although none would wait on the other machine, whose slots become free together."""
+    record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
+    study = StudyState(MemoryStore(), record, 1, clock=ManualClock())
+    a, b = (ComputeClass(name="gpu", slots=4, hosts={host: 4}, widest=4, host=host) for host in "ab")
+    fleet = ComputeClass(name="gpu", slots=8, hosts={"a": 4, "b": 4}, widest=4, machines=(a, b))
+    subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
+    name, params = subspaces[0].name, {"x": 0.5}
+    model = CostModel(subspaces, widths=[4])
+    model.see([fleet])
+    widths = Widths(study, model, MemoryFit(model, ()), Reservations(study))
+    widths.see([fleet])
+
+    def excess() -> float:
+        return float(widths.excess([study.add(name, params, seed=0)], b)[0])
+
+    study.send(study.add(name, params, seed=0, slots=4), "gpu", only_on="a")
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=100.0)
+    model.tell(
+        study.add(name, params, seed=0, slots=4).evolve(compute_class="gpu", state=outcome.state, outcome=outcome)
+    )
+    assert excess() == 0.0
+    for _ in range(3):
+        study.send(study.add(name, params, seed=0), "gpu", only_on="b")
+    assert excess() > 0.1
 
 
 @pytest.mark.parametrize("gpus", [[], [0], [1, "two"], [1.5], [True], [-2, 4]], ids=str)
