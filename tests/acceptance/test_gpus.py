@@ -73,7 +73,8 @@ def test_a_trial_gets_all_its_slots_on_one_machine_or_none(
     assert {trial["attempt"] for trial in desk.trials()} == {1}, desk.said()
 
 
-#: Each trial returns its number of slots, which the scheduler chooses.
+#: Each trial returns its number of slots, which the scheduler chooses. It takes longer than the time between two
+#: announcements of a worker, and as long on one slot as on four.
 CHOSEN = """
 import time
 from hyperopt import hp
@@ -82,12 +83,12 @@ SPACE = {"x": hp.uniform("x", 0, 1)}
 STUDY = {"gpus": [1, 2, 4], "sampler": "random"}
 
 def objective(params, context):
-    time.sleep(0.2)
+    time.sleep(2)
     return {"loss": params["x"], "gpus": context.gpus}
 """
 
 
-def test_of_a_list_each_number_is_tried_and_the_objective_gets_what_is_recorded(
+def test_of_a_list_each_number_is_tried_and_the_best_is_kept_to_and_the_objective_gets_what_is_recorded(
     desk: Desk, redis_url: str, unique: Callable[[str], str]
 ) -> None:
     name = unique("cpu")
@@ -100,7 +101,9 @@ def test_of_a_list_each_number_is_tried_and_the_objective_gets_what_is_recorded(
     assert command.json()["trials"]["complete"] == 20
     trials = desk.trials()
     assert [json.loads(trial["metrics"])["gpus"] for trial in trials] == [trial["slots"] for trial in trials]
-    assert {trial["slots"] for trial in trials} == {1, 2, 4}
+    slots = Counter(trial["slots"] for trial in trials)
+    assert {*slots} == {1, 2, 4}
+    assert slots[1] > 10
 
 
 def test_several_workers_of_one_machine_share_its_trials_and_none_is_sent_twice(
