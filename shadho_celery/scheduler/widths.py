@@ -136,14 +136,14 @@ class Widths:
         return -min(known)[2]
 
     def excess(self, trials: Sequence[Trial], compute_class: ComputeClass) -> Array:
-        """Return the log factors by which trials cost more on a class now than if all of its slots were free."""
+        """Return the log factors by which trials cost more in a free slot of a class than if all of them were free."""
         name = compute_class.name
         costs = self._model.slot_seconds(trials, name)
         tried = self._tried(name)
         for subspace in {trial.subspace for trial in trials}:
             rows = [trial.subspace == subspace for trial in trials]
             costs[np.ix_(rows, [*np.isinf(tried[subspace][:-1]), False])] = math.inf
-        now = (costs + self._idle(name)).min(axis=1)
+        now = (costs + self._idle(name, free_only=True)).min(axis=1)
         return np.asarray(np.log(now / costs.min(axis=1))) if np.isfinite(now).all() else np.zeros(len(trials))
 
     def _tried(self, compute_class: str) -> Mapping[str, Sequence[float]]:
@@ -162,11 +162,12 @@ class Widths:
         tried = np.where((now > 0) & (ended == 0), math.inf, now + ended)
         return dict(zip(self._model.row_of, tried.tolist(), strict=True))
 
-    def _idle(self, compute_class: str) -> Array:
+    def _idle(self, compute_class: str, *, free_only: bool = False) -> Array:
         """Return for each width the slot seconds in which free slots would wait on the best machine of a class.
 
-        Only machines with free slots that are not reserved count. On others no slot would wait, but the slot for which
-        a trial is looked for would stay free. Infinite for a width that none of these machines has.
+        They are infinite for a width that no machine has which is not reserved. With `free_only`, only machines with
+        free slots count: no slot would wait on a machine whose slots become free together, but a slot that is free now
+        would not be used either.
         """
         left: defaultdict[str | None, list[float]] = defaultdict(list)
         live = [sent for sent in self._study.live if sent.attempt.compute_class == compute_class]
@@ -176,9 +177,9 @@ class Widths:
         least = np.full(len(widths), math.inf)
         for place in self._classes[compute_class].places:
             free = self._reservations.free(place)
-            if free <= 0 or place.place in self._reservations.reserved:
+            if (free_only and free <= 0) or place.place in self._reservations.reserved:
                 continue
-            ends = [0.0] * free + sorted(left[place.host])
+            ends = [0.0] * max(0, free) + sorted(left[place.host])
             # A trial wider than the study's share of the class would wait until the study uses none of it.
             most = min(len(ends), place.room, max(place.limit, widths[0]))
             for row, width in enumerate(widths):
