@@ -93,7 +93,7 @@ class Widths:
 
     A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
     The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On each other width of a class,
-    one trial of a subspace runs alone until one has ended there, because it may take very long.
+    no second trial of a subspace starts until one has ended there, because it may take very long.
     """
 
     def __init__(

@@ -248,8 +248,9 @@ class Session:
         self.scheduler = self.opened.scheduler(self.executor)
         if self.options.fleet and self.declared:
             scheduler = self.scheduler
-            parts = self.study, scheduler.cost_model, scheduler.proposals
-            self._demand = Demand(self.declared, *parts, widest=self.coming)
+            self._demand = Demand(
+                self.declared, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
+            )
             scheduler.demand = self._demand
         self.watch = Watch(self)
         self.steering = Steering(self)

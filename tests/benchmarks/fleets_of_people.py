@@ -149,9 +149,9 @@ def width_rate(widths: Sequence[int]) -> float:
 
 
 def seconds_to_loss(found: Simulation) -> float:
-    """Expected seconds until a trial has a loss that each of them has with LOSS_CHANCE, whatever its width.
+    """Return the expected seconds until a trial with the loss ends. Each trial has it with probability LOSS_CHANCE.
 
-    The mean over all losses that the trials might have had: a single draw would say little.
+    The expectation is exact for the ends of the trials, because a single draw of their losses would vary too much.
     """
     ends = np.sort([trial.finished_at or 0.0 for trial in found.study.trials if trial.state is TrialState.COMPLETE])
     chances = LOSS_CHANCE * (1.0 - LOSS_CHANCE) ** np.arange(len(ends))

@@ -130,7 +130,7 @@ def search(
 
 
 def test_gangs_and_single_trials_share_four_slots_and_all_finish() -> None:
-    """Gangs of three among trials of one slot: never more than there is, and nobody waits for ever."""
+    """With gangs of three slots, a study never uses more slots than there are, and no trial waits for ever."""
     study, held = search(GANGS, {"cpu": 4}, replicas, 40)
     assert {trial.slots for trial in study} == {1, 3}
     assert study.count(TrialState.COMPLETE) == 40
