@@ -19,6 +19,7 @@ from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.predictors.preemption import charged
+from shadho_celery.predictors.progress import Elapsed
 from shadho_celery.space.split import Subspace
 
 #: function of subspace and params that returns a number to which the seconds are assumed to be proportional
@@ -227,18 +228,18 @@ class CostModel:
             self.durations.version += 1
             self._reads += 1
 
-    def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
-        """Learn from running trials. Beside each trial are the seconds for which it has run: it takes at least that."""
+    def watch(self, running: Iterable[Elapsed]) -> None:
+        """Learn from running trials: a trial takes its extrapolated seconds, or at least those that it has run."""
         timings = [
-            (trial, self._timing(trial, seconds, Work(trial.budget)))
-            for trial, seconds in running
+            (trial, self._timing(trial, seconds, Work(trial.budget)), is_total)
+            for trial, seconds, is_total in running
             if trial.subspace in self.row_of and trial.compute_class is not None
         ]
-        self.durations.suppose([(each.row, each.column, each.work, each.weight) for _, each in timings])
-        by_subspace: dict[str, list[tuple[Params, int, float]]] = {name: [] for name in self._asked}
-        for trial, each in timings:
-            if trial.subspace in by_subspace and each.weight >= TELLING_PART**2:
-                by_subspace[trial.subspace].append((trial.params, each.column, each.work))
+        self.durations.suppose([(t.row, t.column, t.work, t.weight, is_total) for _, t, is_total in timings])
+        by_subspace: dict[str, list[tuple[Params, int, float, bool]]] = {name: [] for name in self._asked}
+        for trial, timing, is_total in timings:
+            if trial.subspace in by_subspace and timing.weight >= TELLING_PART**2:
+                by_subspace[trial.subspace].append((trial.params, timing.column, timing.work, is_total))
         self._due |= {
             name for name, found in by_subspace.items() if self._effects[name].suppose(found, len(self._column))
         }
@@ -385,12 +386,12 @@ class CostModel:
     def _log_slot_seconds(self, compute_class: str, optimism: float = 0.0, budget: float | None = None) -> Array:
         """Return what `log_seconds` returns for each width on a class, shape (subspaces, widths).
 
-        Widths on which no trial of the subspace has ended are infinite, except the widest.
+        Widths on which no trial of the subspace is `measured` are infinite, except the widest.
         """
         widths = self.widths_on(compute_class)
         kinds = [self.kind(compute_class, each) for each in widths]
         logs = self._mean_log_seconds(kinds, optimism, budget) + np.log(widths)
-        logs[:, :-1][self.durations.ended(self._columns_of(kinds[:-1])) == 0] = np.inf
+        logs[:, :-1][self.durations.measured(self._columns_of(kinds[:-1])) == 0] = np.inf
         return logs
 
     def _mean_log_seconds(self, classes: Sequence[str], optimism: float, budget: float | None) -> Array:
@@ -581,13 +582,13 @@ class CostModel:
             found[places] = np.exp(logs + departures + offsets) * widths
         return found
 
-    def ended(self, compute_class: str) -> Array:
-        """Return how many trials the model has learned from, by subspace and by each of `widths_on` a class.
+    def measured(self, compute_class: str) -> Array:
+        """Return how many trials have ended or are extrapolated, by subspace and by each of `widths_on` a class.
 
         The shape is (subspaces, widths).
         """
         kinds = [self.kind(compute_class, each) for each in self.widths_on(compute_class)]
-        return self.durations.ended(self._columns_of(kinds))
+        return self.durations.measured(self._columns_of(kinds))
 
     def _kind_of(self, trial: Trial) -> str:
         return self.kind(str(trial.compute_class), trial.slots)

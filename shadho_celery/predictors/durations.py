@@ -54,8 +54,10 @@ class Durations:
     def __init__(self, rows: int) -> None:
         #: by pair: number of trials, and sums of weights, of weight times log seconds, and of weight times their square
         self._told = np.zeros((4, rows, 0))
-        #: the same four numbers for trials that are still running and have run unusually long
+        #: the same four numbers for running trials whose seconds are extrapolated, or that have run unusually long; and
+        #: the number of those that are extrapolated
         self._open = np.zeros((4, rows, 0))
+        self._extrapolated = np.zeros((rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
         #: by column: its group, and the effect that it is assumed to have beside others of the group
@@ -79,13 +81,14 @@ class Durations:
         self._usual = np.append(self._usual, usual)
         blank = np.zeros((4, len(self._row_part), 1))
         self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
+        self._extrapolated = np.concatenate([self._extrapolated, blank[0]], axis=1)
         self._column_part = np.append(self._column_part, 0.0)
         self.by_column.append(0)
         self._estimate = None
 
     def forget(self) -> None:
         """Forget all trials, and keep the classes."""
-        self._told[:], self._open[:] = 0.0, 0.0
+        self._told[:], self._open[:], self._extrapolated[:] = 0.0, 0.0, 0.0
         self._row_part[:], self._column_part[:] = 0.0, 0.0
         self._pair_variance = PAIR_VARIANCE
         self.by_column = [0] * len(self.by_column)
@@ -127,24 +130,26 @@ class Durations:
         self.by_column = [*map(add, self.by_column, np.bincount(columns, minlength=count).tolist())]
         self._trials += len(rows)
 
-    def suppose(self, running: Sequence[tuple[int, int, float, float]]) -> None:
-        """Replace what is known of the running trials: row, column, log seconds so far and weight of each.
+    def suppose(self, running: Sequence[tuple[int, int, float, float, bool]]) -> None:
+        """Replace what is known of the running trials: row, column, log seconds, weight, and whether the seconds are
+        those of the whole trial, extrapolated, or those so far.
 
         A trial that has run much longer than expected for its pair counts as if it ended now. A pair that is much
         slower than its subspace and class suggest is therefore noticed before its first trial ends.
         """
         estimate = self.estimate()
-        supposed = np.zeros_like(self._open)
-        for row, column, log_seconds, weight in running:
-            if log_seconds > estimate.mean[row, column] + estimate.noise:
+        supposed, self._extrapolated = np.zeros_like(self._open), np.zeros_like(self._extrapolated)
+        for row, column, log_seconds, weight, is_total in running:
+            self._extrapolated[row, column] += is_total
+            if is_total or log_seconds > estimate.mean[row, column] + estimate.noise:
                 supposed[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         if supposed.any() or self._open.any():
             self._open = supposed
             self._estimate = None
 
-    def ended(self, columns: Sequence[int]) -> Array:
-        """Return the number of trials of some columns from which was learned, shape (subspaces, columns)."""
-        return np.asarray(self._told[0][:, columns])
+    def measured(self, columns: Sequence[int]) -> Array:
+        """Return the number of ended and extrapolated trials of some columns, shape (subspaces, columns)."""
+        return np.asarray((self._told[0] + self._extrapolated)[:, columns])
 
     def estimate(self) -> Estimate:
         """Return the current estimate. It is one second for all pairs before there are trials."""

@@ -152,8 +152,9 @@ class Regression:
             values = expected + (values - expected).clip(-reach, reach)
         self._told += self._summed(functions, groups, values)
 
-    def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array) -> bool:
-        """Replace what is known of n running trials, with the arguments of `tell`: their values so far.
+    def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array, are_total: NDArray[np.bool_]) -> bool:
+        """Replace what is known of n running trials, with the arguments of `tell`, and whether each value is that of
+        the whole trial, which then counts like an ended one, or its value so far.
 
         The value of a running trial is censored: it is at least the value so far, which departs from the expectation m
         by z standard deviations s of the noise. Its likelihood has the gradient h / s and the curvature h (h - z) / s^2
@@ -166,13 +167,14 @@ class Regression:
         """
         expected, deviation = self._expected(functions, groups), math.sqrt(self._noise)
         z = (values - expected) / deviation
-        telling = z > LEAST_TELLING
+        telling = ~are_total & (z > LEAST_TELLING)
         z = z[telling]
         # The density divided by the upper tail, neither of which can underflow here.
         hazard = math.sqrt(2.0 / math.pi) / scipy.special.erfcx(z / math.sqrt(2.0))
         beyond = hazard - z
-        before, values = self._open, expected[telling] + deviation / beyond
-        self._open = self._summed(functions[telling], groups[telling], values, hazard * beyond)
+        before, standing_for = self._open, expected[telling] + deviation / beyond
+        self._open = self._summed(functions[telling], groups[telling], standing_for, hazard * beyond)
+        self._open += self._summed(functions[are_total], groups[are_total], values[are_total])
         return bool(before.any() or self._open.any())
 
     def _expected(self, functions: Array, groups: NDArray[np.intp]) -> Array:
@@ -269,17 +271,20 @@ class ParamEffects:
         return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
 
     @one_blas_thread()
-    def suppose(self, running: Sequence[tuple[Params, int, float]], classes: int) -> bool:
-        """Replace what is known of the running trials: params, column of the class, and log seconds so far.
+    def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
+        """Replace what is known of the running trials: params, column of the class, log seconds, and whether these are
+        those of the whole trial, extrapolated, or those so far.
 
         Return whether that is enough for another fit.
         """
         if self._basis is None or not self._basis.size:
             return False
         self._regression.add_groups(classes)
-        params_list, columns, values = zip(*running, strict=True) if running else ((), (), ())
+        params_list, columns, values, are_total = zip(*running, strict=True) if running else ((), (), (), ())
         functions = self.functions(params_list)
-        return self._regression.suppose(functions, np.array(columns, np.intp), np.array(values, float))
+        return self._regression.suppose(
+            functions, np.array(columns, np.intp), np.array(values, float), np.array(are_total, bool)
+        )
 
     def forget(self) -> None:
         """Forget all trials."""

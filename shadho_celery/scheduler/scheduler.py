@@ -19,6 +19,7 @@ from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.preemption import preemption_rate
+from shadho_celery.predictors.progress import Progress
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.declined import Declined
 from shadho_celery.scheduler.demand import Demand
@@ -94,6 +95,7 @@ class Scheduler:
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
+        self._progress = Progress()
         #: slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
         #: last moment at which a class was live, or the limit allowed other trials than those without a machine
@@ -176,8 +178,10 @@ class Scheduler:
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
-            if trial is not None and isinstance(event, Report) and self.pruning is not None:
-                self._prune(trial, event, self.pruning)
+            if trial is not None and isinstance(event, Report):
+                self._progress.tell(trial, event, self.study.clock.now())
+                if self.pruning is not None:
+                    self._prune(trial, event, self.pruning)
             told.append(trial)
             # Checked after each event: a later one of the same turn may be an improvement.
             self.is_stale |= self._is_without_gain()
@@ -193,8 +197,9 @@ class Scheduler:
         # The models learn much faster from many trials at once.
         if finished:
             self._learn(finished)
-        if self.pruning is not None:
-            for trial in finished:
+        for trial in finished:
+            self._progress.end(trial)
+            if self.pruning is not None:
                 self.pruning.end(trial)
         if self.on_trial is not None:
             self._ended += finished
@@ -208,7 +213,7 @@ class Scheduler:
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
-            self.cost_model.watch([(trial, now - self.study.running_since(trial)) for trial in running])
+            self.cost_model.watch([self._progress.elapsed(t, self.study.running_since(t), now) for t in running])
             counts = self.study.recorder.preemptions(self.study.clock.wall())
             self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()

@@ -93,7 +93,8 @@ class Widths:
 
     A width costs the slot seconds of the trial, and those of free slots that wait until there are enough on a machine.
     The widest is chosen first, as it needs least of a GPU's memory and tells soonest. On each other width of a class,
-    no second trial of a subspace starts until one has ended there, because it may take very long.
+    no second trial of a subspace starts until one has ended there, or its reports show its seconds, because it may take
+    very long.
     """
 
     def __init__(
@@ -149,7 +150,8 @@ class Widths:
     def _tried(self, compute_class: str) -> Mapping[str, Sequence[float]]:
         """Return for each subspace and width how many trials run on a class or have ended there.
 
-        It is infinite for a width on which no trial may start before the one that runs has ended.
+        It is infinite for a width on which no trial may start before the one that runs has ended, or its reports show
+        its seconds.
         """
         widths = self._model.widths_on(compute_class)
         running = Counter(
@@ -157,9 +159,9 @@ class Widths:
             for attempt in self._study.attempts
             if attempt.compute_class == compute_class
         )
-        ended = self._model.ended(compute_class)
+        measured = self._model.measured(compute_class)
         now = np.array([[running[subspace, width] for width in widths] for subspace in self._model.row_of])
-        tried = np.where((now > 0) & (ended == 0), math.inf, now + ended)
+        tried = np.where((now > 0) & (measured == 0), math.inf, now + measured)
         return dict(zip(self._model.row_of, tried.tolist(), strict=True))
 
     def _idle(self, compute_class: str, *, free_only: bool = False) -> Array:

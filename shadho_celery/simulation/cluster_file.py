@@ -33,6 +33,9 @@ GIB = 2**30
 #: maximum values of numbers in a file, set by memory, time and the precision of a float
 LARGEST, LARGEST_SEED, MOST_WORKERS = 1e15, 2**64, 10**6
 
+#: maximum number of reports of a trial, each of which takes the simulator a moment
+MOST_STEPS = 1000
+
 #: minimum time of a trial, without which a simulation would not advance
 LEAST_SECONDS = 1e-3
 
@@ -191,6 +194,8 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     #: seconds of work between two checkpoints, from which a trial continues after its worker has ended; None if it
     #: begins again
     checkpoint_seconds: _Amount | None = None
+    #: number of steps after each of which a trial reports, as a training does after its epochs; 0 for no reports
+    steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
     #: budgets of the trials, as in ``STUDY["fidelity"]``; None for all of the fidelity
     fidelity: Mapping[str, Any] | None = None
 

@@ -16,7 +16,7 @@ from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Leaving, MachineRecord, Present
-from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.executors.base import take
 from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG, SAFETY
 from shadho_celery.study.recorder import Recorder
@@ -174,6 +174,7 @@ class SimulatedExecutor:
         recorder: Recorder | None = None,
         stays: Mapping[str, Stay] | None = None,
         interrupted: Interrupted = lambda attempt, seconds, told: None,
+        steps: int = 0,
         seed: int = 0,
     ) -> None:
         """Use `slots` by class, the strongest class first. `ahead` trials may wait in each class's queue.
@@ -185,7 +186,8 @@ class SimulatedExecutor:
         of one worker; otherwise workers have one slot.
 
         `stays` say how long the workers of a class stay. `interrupted` is told of each attempt that ends with its
-        worker, and `seed` decides when workers are preempted: at the same times whatever the trials are.
+        worker, and `seed` decides when workers are preempted: at the same times whatever the trials are. Each trial
+        reports after each of its `steps`, which take equally long.
         """
         self._play = play
         self._clock = clock
@@ -194,6 +196,7 @@ class SimulatedExecutor:
         self._storage = storage
         self._recorder = recorder
         self._interrupted = interrupted
+        self._steps = steps
         self._seed = seed
         #: by class and slot: draws of the times until its preemptions
         self._draws: dict[tuple[str, int], np.random.Generator] = {}
@@ -216,6 +219,8 @@ class SimulatedExecutor:
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
+        #: reports since the last poll; they do not end a wait, because the scheduler sends nothing after a report
+        self._reports: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
         #: True if workers have started or died since the last poll
         self._has_changed = False
@@ -276,7 +281,7 @@ class SimulatedExecutor:
                 heapq.heappop(self._future)[2]()
         if not (self._events or self._has_changed) and deadline < math.inf:
             self._clock.advance_to(deadline)
-        events, self._events, self._has_changed = self._events, [], False
+        events, self._events, self._reports, self._has_changed = [*self._reports, *self._events], [], [], False
         return events
 
     def keep(self) -> None:
@@ -337,14 +342,29 @@ class SimulatedExecutor:
             one = _Running(attempt, self._play(attempt, name), slots, now)
             each.running[slots[0]] = one
             self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)
+            self._report_after(one, 1)
             key = {"number": attempt.number, "attempt": attempt.attempt}
             slot = slots[0] % each.per_worker
             self._events.append(Started(**key, host=one.host, at=now, worker=one.host, slot=slot))
+
+    def _report_after(self, one: _Running, step: int) -> None:
+        """Schedule the report after a step of an attempt. That after the last step comes with the attempt's end."""
+        if step < self._steps:
+            moment = one.began + step / self._steps * (one.outcome.seconds or 0.0)
+            self._at(moment, partial(self._report, one, step), one)
+
+    def _report(self, one: _Running, step: int) -> None:
+        number, which, loss = one.attempt.number, one.attempt.attempt, one.outcome.loss
+        at = self._clock.now()
+        self._reports.append(Report(number=number, attempt=which, step=step, loss=0.0 if loss is None else loss, at=at))
+        self._report_after(one, step + 1)
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
         now = self._clock.now()
         number, which = one.attempt.number, one.attempt.attempt
         outcome = one.outcome.cancelled(now - one.began) if cancelled else one.outcome
+        if self._steps and outcome.state in WELL:
+            self._report(one, self._steps)
         self._vacate(name, one)
         is_alone = len(self._live.of(number)) <= 1
         if self._live.finish(number, which, well=outcome.state in WELL) and not is_alone:

@@ -183,6 +183,7 @@ def simulate(
         recorder=study.recorder,
         stays=cluster.stays,
         interrupted=progress.interrupt,
+        steps=cluster.steps,
         seed=seed,
     )
     scheduler = make_scheduler(plan, study, executor)

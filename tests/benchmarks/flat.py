@@ -93,8 +93,8 @@ def flat_cases(hours: float) -> dict[str, Cluster]:
     return {name: describe(*each, hours) for name, each in made.items()} | of_models
 
 
-#: spaces of seven models: their name, most hours, classes, and the two fleets
-MODELS, MODELS_HOURS = "seven models", 2.0
+#: spaces of seven models: their name, most hours, steps after which a trial reports, classes, and the two fleets
+MODELS, MODELS_HOURS, MODELS_STEPS = "seven models", 2.0, 20
 MODELS_CLASSES, MODELS_FLEETS = ("gpu_large", "gpu_small", "cpu"), ((25, 50, 75), (15, 45, 90))
 
 
@@ -122,7 +122,7 @@ def models_case(place: int, hours: float) -> Cluster:
         seconds[name] = " * ".join([f"{table}[model]", *powers])
     model = {"law": "choice", "options": [f"model{option}" for option in range(7)]}
     slots = dict(zip(MODELS_CLASSES, fleet, strict=True))
-    return describe(slots, seconds, {"model": model, **dict.fromkeys(numbers, W)}, hours)
+    return describe(slots, seconds, {"model": model, **dict.fromkeys(numbers, W)}, hours, steps=MODELS_STEPS)
 
 
 USELESS, SPEED_ONLY = "params that tell nothing", "speed only"
@@ -136,10 +136,13 @@ def _first(options: int) -> dict[str, str]:
     }
 
 
-def describe(fleet: Mapping[str, int], seconds: Mapping[str, Any], params: Mapping[str, Any], hours: float) -> Cluster:
-    """Return a cluster with one family."""
+def describe(
+    fleet: Mapping[str, int], seconds: Mapping[str, Any], params: Mapping[str, Any], hours: float, **top: Any
+) -> Cluster:
+    """Return a cluster with one family, and these further keys at the top of its file."""
     return parse(
         {
+            **top,
             "seconds": hours * 3600,
             "classes": {name: {"workers": workers} for name, workers in fleet.items()},
             "families": {"flat": {"seconds": dict(seconds), "params": dict(params)}},

@@ -18,6 +18,7 @@ from shadho_celery.core.trial import Memory, Outcome, Trial, TrialState
 from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
+from shadho_celery.predictors.progress import Elapsed
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -466,7 +467,7 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     generator = np.random.default_rng(0)
     model = CostModel(SUBSPACES)
     trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE)
-    model.watch([(trial, 900.0)])
+    model.watch([Elapsed(trial, 900.0)])
     assert model.timed("never heard of") == 0
     median = model.seconds(NET, "never heard of", [trial.params])
     assert median[0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params])[0]
@@ -486,8 +487,23 @@ def test_the_params_of_trials_that_run_unusually_long_are_learned_from() -> None
 
     before = ratio()
     running = [fresh(NET, "cpu", generator, params=wide) for _ in range(5)]
-    model.watch([(trial, 500.0) for trial in running])
+    model.watch([Elapsed(trial, 500.0) for trial in running])
     assert ratio() > before + 1.0
+
+
+def test_what_reports_show_of_running_trials_is_learned_before_they_end() -> None:
+    """They are much faster than the trials before; those that have merely run as long so far show nothing."""
+    generator = np.random.default_rng(0)
+    model = CostModel(SUBSPACES)
+    told([fresh(NET, "cpu", generator, seconds=1000.0) for _ in range(4)], model)
+    running = [fresh(NET, "cpu", generator) for _ in range(20)]
+
+    def median(*, is_total: bool) -> float:
+        model.watch([Elapsed(trial, 10.0, is_total=is_total) for trial in running])
+        return float(np.median(model.seconds(NET, "cpu", [trial.params for trial in running])))
+
+    assert median(is_total=False) > 500
+    assert median(is_total=True) < 250
 
 
 def test_negative_seconds_teach_nothing() -> None:
@@ -602,4 +618,4 @@ def test_with_searched_widths_a_class_costs_the_slot_seconds_of_its_best_width()
     params = drawn(NET, generator, 3)
     waiting = [Trial(number=place, subspace=NET, params=each) for place, each in enumerate(params)]
     assert costs.slot_seconds(waiting, "gpu") == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
-    assert costs.ended("gpu")[costs.row_of[NET]].tolist() == [30, 30, 30]
+    assert costs.measured("gpu")[costs.row_of[NET]].tolist() == [30, 30, 30]

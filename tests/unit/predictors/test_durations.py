@@ -326,7 +326,7 @@ def test_a_pair_that_is_far_slower_than_expected_is_noticed_before_its_first_tri
         for row, column in ((0, 0), (0, 1), (1, 0)):
             table.tell(row, column, 0.0)
     before = float(table.estimate().mean[1, 1])
-    table.suppose([(1, 1, 5.0, 1.0), (1, 1, 5.0, 1.0)])
+    table.suppose([(1, 1, 5.0, 1.0, False), (1, 1, 5.0, 1.0, False)])
     assert float(table.estimate().mean[1, 1]) > before + 1.0
     table.suppose([])
     assert float(table.estimate().mean[1, 1]) == pytest.approx(before, abs=0.05)
@@ -338,8 +338,22 @@ def test_trials_that_run_as_long_as_expected_tell_nothing() -> None:
     for _ in range(20):
         table.tell(0, 0, 1.0)
     before = table.estimate()
-    table.suppose([(0, 0, 1.0, 1.0), (0, 0, -3.0, 1.0)])
+    table.suppose([(0, 0, 1.0, 1.0, False), (0, 0, -3.0, 1.0, False)])
     assert table.estimate() is before
+
+
+def test_a_trial_whose_seconds_are_extrapolated_counts_like_an_ended_one_as_long_as_it_runs() -> None:
+    table, other = Durations(2), Durations(2)
+    for each in (table, other):
+        each.add_column()
+        each.tell(0, 0, 3.0)
+        each.tell(1, 0, 3.0)
+    other.tell(1, 0, -2.0)
+    table.suppose([(1, 0, -2.0, 1.0, True)])
+    assert table.estimate().mean == pytest.approx(other.estimate().mean, abs=0.1)
+    assert table.measured([0]).tolist() == [[1.0], [2.0]]
+    table.suppose([(1, 0, -2.0, 1.0, False)])
+    assert table.measured([0]).tolist() == [[1.0], [1.0]]
 
 
 def test_a_column_of_a_group_is_believed_to_be_like_the_others_before_it_is_tried() -> None:

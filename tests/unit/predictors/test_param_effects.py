@@ -75,19 +75,22 @@ def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> N
     slow, quick = ({"w": 0.95}, {"w": 0.05})
     functions = effects.functions([quick, slow])
 
-    def after(running: list[tuple[Params, int, float]]) -> list[list[float]]:
+    def after(running: list[tuple[Params, int, float, bool]]) -> list[list[float]]:
         """What the slow params add on each class after this was seen of the running trials."""
         is_due = effects.suppose(running, 2)
         effects.read(centres)
         found = effects.departures(functions, 2)
         return [is_due, *(found[1] - found[0]).tolist()]
 
-    assert not after([(slow, 1, centres[1] - 5.0)])[0], "it has just begun"
+    assert not after([(slow, 1, centres[1] - 5.0, False)])[0], "it has just begun"
     before = after([])
-    is_due, on_other, on_own = after([(slow, 1, centres[1] + 4.0)] * 5)
+    is_due, on_other, on_own = after([(slow, 1, centres[1] + 4.0, False)] * 5)
     assert is_due
     assert on_own > before[2] + 1.0
     assert on_own > on_other
+    is_due, _, extrapolated = after([(slow, 1, centres[1] - 4.0, True)] * 5)
+    assert is_due
+    assert extrapolated < before[2] - 1.0, "reports show that they are fast"
     is_due, _, on_own = after([])
     assert is_due, "what was supposed is to be forgotten"
     assert on_own == pytest.approx(before[2], abs=0.3)
@@ -96,16 +99,16 @@ def test_trials_that_run_unusually_long_show_what_is_slow_before_they_end() -> N
 def test_params_of_which_no_trial_has_ended_on_a_class_take_at_least_as_long_as_these_have_run() -> None:
     generator = np.random.default_rng(4)
     effects, so_far = ParamEffects(ONE), 3.5
-    running: list[tuple[Params, int, float]] = []
+    running: list[tuple[Params, int, float, bool]] = []
     for place in range(160):
         params, column = {"w": 0.95 if place % 2 else 0.05}, int(place % 4 > 1)
         if place % 4 == 3:
-            running.append((params, column, so_far))
+            running.append((params, column, so_far, False))
         else:
             effects.tell(params, column, 2.0 + float(generator.normal(0, NOISE)))
     functions = effects.functions([{"w": 0.05}, {"w": 0.95}])
 
-    def slower(running: list[tuple[Params, int, float]], fits: int) -> float:
+    def slower(running: list[tuple[Params, int, float, bool]], fits: int) -> float:
         """How many log seconds more the running params are expected to take than the others on their class."""
         for _ in range(fits):
             effects.suppose(running, 2)

@@ -306,6 +306,7 @@ PLACES = {
     "seed": with_("", top="seed = {}"),
     "failure_rate": with_("", top="failure_rate = {}"),
     "lease_seconds": with_("", top="lease_seconds = {}"),
+    "steps": with_("", top="steps = {}"),
     "classes.cpu.workers": LEAST.replace("workers = 2", "workers = {}"),
     "classes.cpu.memory_gib": LEAST.replace("workers = 2", "workers = 2\nmemory_gib = {}"),
     **{
@@ -334,7 +335,7 @@ PLACES = {
     "changes.0.at": with_('[[changes]]\nat = {}\nclass = "cpu"\nworkers = 1'),
     "changes.0.workers": with_('[[changes]]\nat = 1\nclass = "cpu"\nworkers = {}'),
 }
-WHOLE = ("trials", "seed", "classes.cpu.workers", "changes.0.workers")
+WHOLE = ("trials", "seed", "steps", "classes.cpu.workers", "changes.0.workers")
 SIGNED = ("target", "families.net.loss.best", "changes.0.workers")
 ABOVE_ZERO = (
     "seconds",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.node.stay import DECLINE_SECONDS, MAX_TOO_LONG
 from shadho_celery.simulation.executor import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor, Stay
 
@@ -114,6 +114,41 @@ def test_all_that_happens_in_one_moment_comes_in_one_poll() -> None:
     rig.submit(5.0, 5.0, 5.0)
     rig.executor.poll(math.inf)
     assert numbers(rig.executor.poll(math.inf), Result) == [0, 1, 2]
+
+
+# Reports
+
+
+def reports(events: Sequence[Event]) -> list[tuple[int, int, float]]:
+    """Number, step and time of each report, the time in seconds after the start."""
+    return [(event.number, event.step, event.at - START) for event in events if isinstance(event, Report)]
+
+
+def test_a_trial_reports_after_each_of_its_steps_and_its_end_comes_after_the_last_report() -> None:
+    rig = Rig(2, steps=4)
+    rig.submit(40.0, 10.0)
+    events = rig.until(50)
+    assert reports(events) == sorted(reports(events), key=lambda each: each[2])
+    assert [(step, at) for number, step, at in reports(events) if not number] == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    assert [(step, at) for number, step, at in reports(events) if number] == [(1, 2.5), (2, 5), (3, 7.5), (4, 10)]
+    assert isinstance(events[-1], Result)
+
+
+def test_reports_do_not_end_a_poll() -> None:
+    rig = Rig(1, steps=4)
+    rig.submit(40.0)
+    rig.executor.poll(math.inf)
+    assert reports(rig.executor.poll(15.0)) == [(0, 1, 10.0)]
+    assert rig.clock.now() == START + 15
+    assert [type(event) for event in rig.executor.poll(math.inf)] == [Report, Report, Report, Result]
+
+
+def test_a_trial_that_is_cancelled_reports_nothing_more() -> None:
+    rig = Rig(1, steps=4)
+    rig.submit(40.0)
+    rig.until(15)
+    rig.executor.cancel([0], running=True)
+    assert not reports(rig.until(60))
 
 
 # Slots

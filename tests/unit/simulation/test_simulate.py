@@ -735,6 +735,26 @@ def test_a_class_whose_machines_are_preempted_gets_fewer_long_trials_without_che
     assert long_on_spot(preemption_seconds=1200.0) < 0.5 * long_on_spot(for_seconds=1e9)
 
 
+# Reports
+
+
+@pytest.mark.slow
+def test_reports_keep_trials_off_a_class_that_is_hopeless_for_them() -> None:
+    """Trials of one family take 100 times as long on a CPU. By their reports, that is known long before one ends."""
+    families = {
+        "quick": Family(seconds={"gpu": 60, "cpu": 90}),
+        "slow": Family(seconds={"gpu": 60, "cpu": 6000}),
+    }
+    slots = {"gpu": 2, "cpu": 8}
+    described = cluster(slots=slots, memory=dict.fromkeys(slots, 0), families=families, seconds=3600.0)
+
+    def completed(steps: int) -> float:
+        runs = [play(replace(described, steps=steps), seed=seed) for seed in range(4)]
+        return sum(run.balanced(dict.fromkeys(families, 1.0)) for run in runs)
+
+    assert completed(20) > 1.1 * completed(0)
+
+
 # Slots of one worker
 
 
