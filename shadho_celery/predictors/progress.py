@@ -76,4 +76,5 @@ class Progress:
         if latest.step >= most or steps < LEAST_PART * (most - first.step) or seconds <= 0:
             return Elapsed(trial, ran)
         total = arrived - since + (most - latest.step) * seconds / steps
-        return Elapsed(trial, max(ran, total), is_total=True)
+        # After a resume, `since` is that of the resume, and most steps may be earlier.
+        return Elapsed(trial, max(ran, total, most * seconds / steps), is_total=True)

@@ -104,9 +104,9 @@ def models_case(place: int, hours: float) -> Cluster:
     A model takes 30 to 600 s on the best class (log-uniform). It takes 1.2 to 80 times as long on a CPU: the logs of
     these ratios are one draw in each of seven equal parts of the range, in random order, so that some models are nearly
     as fast on a CPU as on the best GPU, and some are hopeless there. The small GPU lies between the two. One or two
-    numbers change the seconds, with other exponents on each class. Had the policy known all seconds and the dual prices
-    of the classes from the start, it would complete .95 to 1.03 of the bound in two hours: trials of this length are
-    cut off by the end, and the short ones end first.
+    numbers change the seconds, with other exponents on each class. Trials report MODELS_STEPS steps. Had the policy
+    known all seconds and the dual prices of the classes from the start, it would complete .95 to 1.03 of the bound in
+    two hours: trials of this length are cut off by the end, and the short ones end first.
     """
     generator = np.random.default_rng([8, place])
     fleet = MODELS_FLEETS[place % 2]

@@ -3,10 +3,11 @@
 - width: the fleet of keras-tuner#825 (8 A100, 8 V100, a hundred small cards), where the study chooses the number of
   GPUs of each trial, beside each fixed number. Seconds are Gavel's measurements. The models need 3, 5 and 8 GB, of
   which 2 are on each GPU and the rest is divided. A small card has 4: a trial that needs more takes five times as long
-  there. The loss is one that two trials in a thousand have: the first trials of these 116 GPUs would find one of a
-  hundred. The bound with the best number for each trial stands beside that with the best fixed number: what the choice
-  could gain in the long run if all seconds were known. The part of the bound is that of a week, and beside it that of
-  the first day: trials take hours, so those that show the seconds, and those that the end cuts off, are much of a day.
+  there. Trials report nothing. The loss is one that two trials in a thousand have: the first trials of these 116 GPUs
+  would find one of a hundred. The bound with the best number for each trial stands beside that with the best fixed
+  number: what the choice could gain in the long run if all seconds were known. The part of the bound is that of a
+  week, and beside it that of the first day: trials take hours, so those that show the seconds, and those that the end
+  cuts off, are much of a day.
 - spot: machines that are preempted every 20 minutes on average. No trial may fail by that. The time is compared with
   the bound of a fleet whose trials only read their checkpoints again, on the machines that were there. Beside it stands
   the share of the trials that were interrupted three times: where each interruption is a lost attempt, these fail.

@@ -51,11 +51,16 @@ def test_reports_that_arrive_together_after_an_outage_show_the_seconds_of_a_step
     assert found(after_trials_of(20), (1, 20.0), (5, 28.0), late=30.0) == (trial(1), (30.0 - 10.0) + 15 * 2.0, True)
 
 
+def test_a_trial_that_ran_before_the_study_was_resumed_takes_the_seconds_of_all_its_steps() -> None:
+    """At the pace of its last steps, all of them take 2000 s."""
+    assert found(after_trials_of(1000), (900, 20.0), (910, 40.0)) == (trial(1), 2000.0, True)
+
+
 def test_a_workers_clock_that_is_set_forward_makes_a_trial_at_most_as_slow_as_all_its_seconds_so_far() -> None:
     progress = after_trials_of(20)
     progress.tell(trial(1), report(1, 1, at=0.0), 20.0)
     progress.tell(trial(1), report(1, 5, at=1e9), 30.0)
-    assert progress.elapsed(trial(1), 10.0, 50.0) == (trial(1), 20.0 + 15 * 20.0 / 4, True)
+    assert progress.elapsed(trial(1), 10.0, 50.0) == (trial(1), 20 * 20.0 / 4, True)
 
 
 def test_a_trial_that_has_stopped_reporting_takes_at_least_as_long_as_it_has_run() -> None:

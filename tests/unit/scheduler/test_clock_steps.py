@@ -99,7 +99,7 @@ def test_the_cost_model_is_told_how_long_trials_have_run_whatever_the_clocks_sho
 ) -> None:
     scheduler = searching(machine_time, lambda attempt: 1_000.0, trials=10)
     told: list[float] = []
-    monkeypatch.setattr(scheduler.cost_model, "watch", lambda running: told.extend(seconds for _, seconds in running))
+    monkeypatch.setattr(scheduler.cost_model, "watch", lambda running: told.extend(each.seconds for each in running))
     turn(scheduler, 1.0, machine_time)
     machine_time.set_by(step)
     turn(scheduler, 3 * WATCH_SECONDS, machine_time)
