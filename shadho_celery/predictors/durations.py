@@ -132,7 +132,7 @@ class Durations:
 
     def suppose(self, running: Sequence[tuple[int, int, float, float, bool]]) -> None:
         """Replace what is known of the running trials: row, column, log seconds, weight, and whether the seconds are
-        those of the whole trial, extrapolated, or those so far.
+        extrapolated to the whole trial, which then counts like an ended one, or are those so far.
 
         A trial that has run much longer than expected for its pair counts as if it ended now. A pair that is much
         slower than its subspace and class suggest is therefore noticed before its first trial ends.

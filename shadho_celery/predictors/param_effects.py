@@ -153,8 +153,8 @@ class Regression:
         self._told += self._summed(functions, groups, values)
 
     def suppose(self, functions: Array, groups: NDArray[np.intp], values: Array, are_total: NDArray[np.bool_]) -> bool:
-        """Replace what is known of n running trials, with the arguments of `tell`, and whether each value is that of
-        the whole trial, which then counts like an ended one, or its value so far.
+        """Replace what is known of n running trials, with the arguments of `tell`, and whether each value is
+        extrapolated to the whole trial, which then counts like an ended one, or is the value so far.
 
         The value of a running trial is censored: it is at least the value so far, which departs from the expectation m
         by z standard deviations s of the noise. Its likelihood has the gradient h / s and the curvature h (h - z) / s^2
@@ -273,7 +273,7 @@ class ParamEffects:
     @one_blas_thread()
     def suppose(self, running: Sequence[tuple[Params, int, float, bool]], classes: int) -> bool:
         """Replace what is known of the running trials: params, column of the class, log seconds, and whether these are
-        those of the whole trial, extrapolated, or those so far.
+        extrapolated to the whole trial, or are those so far.
 
         Return whether that is enough for another fit.
         """

@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 from shadho_celery.core.trial import Report, Trial, TrialState
 
-#: part of a trial's steps that must lie between two reports before its seconds are extrapolated from them
+#: number of COMPLETE trials that must have ended at about the same step before others are extrapolated
+LEAST_TRIALS = 3
+#: part of its steps that must lie between two reports of a trial before it is extrapolated
 LEAST_PART = 0.05
-#: the last steps of complete trials agree if the smallest is at least this part of the greatest
-ALIKE = 0.9
+#: last steps agree if they differ by at most this part of all steps; it is also the largest part of a trial's seconds,
+#: beyond some seconds, that may follow its last report
+TOLERANCE, SHORT_SECONDS = 0.1, 1.0
 
 
 class Elapsed(NamedTuple):
@@ -21,60 +24,73 @@ class Elapsed(NamedTuple):
     is_total: bool = False
 
 
-class _Reported(NamedTuple):
-    """First and latest report of a trial, and the time on the scheduler's clock at which the latest one arrived."""
+class _Steps(NamedTuple):
+    """Steps of the COMPLETE trials of a subspace and budget."""
 
-    first: Report
-    latest: Report
-    arrived: float
+    trials: int
+    #: smallest first step
+    first: int
+    #: smallest and greatest last step
+    least: int
+    most: int
+
+    @property
+    def agree(self) -> bool:
+        """True if enough trials have ended at about the same step."""
+        is_alike = self.most - self.least <= TOLERANCE * (self.most - self.first)
+        return self.trials >= LEAST_TRIALS and is_alike and self.first < self.most
 
 
 class Progress:
     """Extrapolates the seconds of running trials from their reports.
 
     The last step of a trial is assumed to be that of the COMPLETE trials of its subspace and budget, if these agree.
-    The steps until then are assumed to take as long as those between its first report and its latest one.
+    The steps until then are assumed to take as long as those between its first report and its latest one. Only the
+    first attempt of a trial that was not promoted is extrapolated, because others may begin at a checkpoint. All times
+    are of the worker's clock, so reports may arrive late, or after the study was resumed.
     """
 
     def __init__(self) -> None:
-        #: by subspace and budget: the smallest and the greatest last step of the COMPLETE trials
-        self._last_steps: dict[tuple[str, float | None], tuple[int, int]] = {}
-        #: by number of the trial
-        self._reported: dict[int, _Reported] = {}
+        #: by subspace and budget
+        self._steps: dict[tuple[str, float | None], _Steps] = {}
+        #: by number of a running trial: its first report, and the one with the greatest step
+        self._reports: dict[int, tuple[Report, Report]] = {}
 
-    def tell(self, trial: Trial, report: Report, now: float) -> None:
-        """Record a report that arrived at the time `now`.
-
-        Those of repeated and promoted trials are ignored, because these may begin at a checkpoint.
-        """
+    def tell(self, trial: Trial, report: Report) -> None:
+        """Record a report of a running trial."""
         if report.attempt > 1 or trial.origin is not None:
             return
-        known = self._reported.get(trial.number)
-        if known is None:
-            self._reported[trial.number] = _Reported(report, report, now)
-        elif report.step > known.latest.step:
-            self._reported[trial.number] = _Reported(known.first, report, now)
+        first, latest = self._reports.get(trial.number, (report, report))
+        self._reports[trial.number] = first, report if report.step > latest.step else latest
+        key = trial.subspace, trial.budget
+        if key in self._steps and report.step > self._steps[key].most:
+            # The trial is longer than those that have ended.
+            self._steps[key] = self._steps[key]._replace(most=report.step)
 
     def end(self, trial: Trial) -> None:
         """Record that a trial has ended."""
-        known = self._reported.pop(trial.number, None)
-        if known is not None and trial.state is TrialState.COMPLETE:
-            key, last = (trial.subspace, trial.budget), known.latest.step
-            least, most = self._last_steps.get(key, (last, last))
-            self._last_steps[key] = min(least, last), max(most, last)
+        reports = self._reports.pop(trial.number, None)
+        if reports is None or trial.attempt > 1 or trial.state is not TrialState.COMPLETE:
+            return
+        first, last = reports[0].step, reports[1].step
+        seconds = trial.outcome.seconds or 0.0
+        unreported = seconds - (reports[1].at - (trial.started_at or 0.0))
+        if unreported > SHORT_SECONDS + TOLERANCE * seconds:
+            # Its steps do not show its seconds, as if it had made none.
+            last = first
+        key = trial.subspace, trial.budget
+        trials, earliest, least, most = self._steps.get(key, _Steps(0, first, last, last))
+        self._steps[key] = _Steps(trials + 1, min(earliest, first), min(least, last), max(most, last))
 
-    def elapsed(self, trial: Trial, since: float, now: float) -> Elapsed:
-        """Return the seconds of a trial that runs `since` a time: of the whole trial if its reports show them."""
-        ran = now - since
-        known = self._reported.get(trial.number) if trial.attempt == 1 else None
-        least, most = self._last_steps.get((trial.subspace, trial.budget), (0, 0))
-        if known is None or not least >= ALIKE * most > 0:
+    def elapsed(self, trial: Trial, ran: float) -> Elapsed:
+        """Return the seconds of a trial that has run for `ran` seconds: of the whole trial if its reports show them."""
+        reports = self._reports.get(trial.number) if trial.attempt == 1 else None
+        steps = self._steps.get((trial.subspace, trial.budget))
+        if reports is None or trial.started_at is None or steps is None or not steps.agree:
             return Elapsed(trial, ran)
-        first, latest, arrived = known
-        # By the worker's clock, as many reports may arrive at once after an outage; but that clock may be set.
-        steps, seconds = latest.step - first.step, min(latest.at - first.at, arrived - since)
-        if latest.step >= most or steps < LEAST_PART * (most - first.step) or seconds <= 0:
+        first, latest = reports
+        made, seconds = latest.step - first.step, latest.at - first.at
+        if made < LEAST_PART * (steps.most - steps.first) or latest.step > steps.most or seconds <= 0:
             return Elapsed(trial, ran)
-        total = arrived - since + (most - latest.step) * seconds / steps
-        # After a resume, `since` is that of the resume, and most steps may be earlier.
-        return Elapsed(trial, max(ran, total, most * seconds / steps), is_total=True)
+        total = latest.at - trial.started_at + (steps.most - latest.step) * seconds / made
+        return Elapsed(trial, max(ran, total), is_total=True)

@@ -179,7 +179,7 @@ class Scheduler:
                 self._declined.end(event.number)
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
             if trial is not None and isinstance(event, Report):
-                self._progress.tell(trial, event, self.study.clock.now())
+                self._progress.tell(trial, event)
                 if self.pruning is not None:
                     self._prune(trial, event, self.pruning)
             told.append(trial)
@@ -213,7 +213,7 @@ class Scheduler:
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
-            self.cost_model.watch([self._progress.elapsed(t, self.study.running_since(t), now) for t in running])
+            self.cost_model.watch([self._progress.elapsed(t, now - self.study.running_since(t)) for t in running])
             counts = self.study.recorder.preemptions(self.study.clock.wall())
             self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()

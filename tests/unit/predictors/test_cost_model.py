@@ -489,6 +489,8 @@ def test_the_params_of_trials_that_run_unusually_long_are_learned_from() -> None
     running = [fresh(NET, "cpu", generator, params=wide) for _ in range(5)]
     model.watch([Elapsed(trial, 500.0) for trial in running])
     assert ratio() > before + 1.0
+    model.watch([Elapsed(trial, 0.2, is_total=True) for trial in running])
+    assert ratio() < before - 1.0
 
 
 def test_what_reports_show_of_running_trials_is_learned_before_they_end() -> None:

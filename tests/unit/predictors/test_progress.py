@@ -2,108 +2,148 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from services.cases import cases
 
-from shadho_celery.core.trial import Report, Trial, TrialState
+from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
 from shadho_celery.predictors.progress import Elapsed, Progress
+
+#: when trials begin, by their workers' clocks
+START = 1000.0
+#: steps that a trial reports, each with the seconds after its start
+Steps = Sequence[tuple[int, float]]
+#: at 2 s a step, after 10 s for the start and the first step
+USUAL: Steps = [(1, 10.0), (3, 14.0), (5, 18.0)]
 
 
 def trial(number: int, **facts: Any) -> Trial:
-    return Trial(**{"number": number, "subspace": "s", "params": {}, "attempt": 1, **facts})
+    facts = {"subspace": "s", "params": {}, "attempt": 1, "started_at": START, "state": TrialState.RUNNING, **facts}
+    return Trial(number=number, **facts)
 
 
-def report(number: int, step: int, attempt: int = 1, at: float = 0.0) -> Report:
-    return Report(number=number, attempt=attempt, step=step, loss=0.5, at=at)
+def reporting(progress: Progress, running: Trial, steps: Steps, attempt: int = 1) -> None:
+    for step, after in steps:
+        report = Report(number=running.number, attempt=attempt, step=step, loss=0.5, at=START + after)
+        progress.tell(running, report)
 
 
-def after_trials_of(*last_steps: int, state: TrialState = TrialState.COMPLETE, **facts: Any) -> Progress:
-    """What is known once trials with these last steps have ended."""
-    progress = Progress()
+def ended(
+    progress: Progress, *last_steps: int, first: int = 1, seconds: float = 100.0, attempt: int = 1, **facts: Any
+) -> Progress:
+    """Let a trial end for each last step, which its first attempt reports after 100 s."""
     for number, step in enumerate(last_steps, 100):
-        ended = trial(number, **facts)
-        progress.tell(ended, report(number, 1), 0.0)
-        progress.tell(ended, report(number, step), 1.0)
-        progress.end(ended.evolve(state=TrialState.QUEUED).evolve(state=TrialState.RUNNING).evolve(state=state))
+        reporting(progress, trial(number, **facts), [(first, 1.0), (step, 100.0)])
+        outcome = Outcome(state=facts.get("state", TrialState.COMPLETE), seconds=seconds)
+        progress.end(trial(number, **{**facts, "state": outcome.state, "attempt": attempt, "outcome": outcome}))
     return progress
 
 
-def found(progress: Progress, *steps: tuple[int, float], now: float = 50.0, late: float = 0.0, **facts: Any) -> Elapsed:
-    """Seconds of a trial that runs since the time 10 and has reported these steps, each with the time of its report.
+def known() -> Progress:
+    """What is known once three trials of 20 steps have ended."""
+    return ended(Progress(), 20, 20, 20)
 
-    The worker's clock is an hour fast. With `late`, all reports arrive at once at this time.
-    """
+
+def found(progress: Progress, steps: Steps = USUAL, ran: float = 25.0, **facts: Any) -> tuple[float, bool]:
+    """Seconds of a trial that has reported these steps, and whether they are extrapolated."""
     running = trial(1, **facts)
-    for step, at in steps:
-        progress.tell(running, report(1, step, running.attempt, 3600.0 + at), late or at)
-    return progress.elapsed(running, 10.0, now)
+    reporting(progress, running, steps)
+    elapsed = progress.elapsed(running, ran)
+    assert elapsed == Elapsed(running, elapsed.seconds, elapsed.is_total)
+    return elapsed.seconds, elapsed.is_total
 
 
 def test_the_steps_to_come_take_as_long_as_those_between_the_reports() -> None:
-    """It began 10 s before its first report, of which its start-up may be a part; a step then takes 2 s."""
-    seconds = found(after_trials_of(20), (1, 20.0), (3, 24.0), (5, 28.0))
-    assert seconds == (trial(1), (28.0 - 10.0) + 15 * 2.0, True)
+    assert found(known()) == (18.0 + 15 * 2.0, True)
 
 
-def test_reports_that_arrive_together_after_an_outage_show_the_seconds_of_a_step() -> None:
-    assert found(after_trials_of(20), (1, 20.0), (5, 28.0), late=30.0) == (trial(1), (30.0 - 10.0) + 15 * 2.0, True)
-
-
-def test_a_trial_that_ran_before_the_study_was_resumed_takes_the_seconds_of_all_its_steps() -> None:
-    """At the pace of its last steps, all of them take 2000 s."""
-    assert found(after_trials_of(1000), (900, 20.0), (910, 40.0)) == (trial(1), 2000.0, True)
-
-
-def test_a_workers_clock_that_is_set_forward_makes_a_trial_at_most_as_slow_as_all_its_seconds_so_far() -> None:
-    progress = after_trials_of(20)
-    progress.tell(trial(1), report(1, 1, at=0.0), 20.0)
-    progress.tell(trial(1), report(1, 5, at=1e9), 30.0)
-    assert progress.elapsed(trial(1), 10.0, 50.0) == (trial(1), 20 * 20.0 / 4, True)
+def test_a_step_that_does_not_grow_shows_nothing() -> None:
+    assert found(known(), [*USUAL, (5, 30.0), (4, 31.0)]) == (18.0 + 15 * 2.0, True)
 
 
 def test_a_trial_that_has_stopped_reporting_takes_at_least_as_long_as_it_has_run() -> None:
-    assert found(after_trials_of(20), (1, 20.0), (5, 28.0), now=500.0) == (trial(1), 490.0, True)
+    assert found(known(), ran=490.0) == (490.0, True)
+
+
+def test_a_trial_at_its_last_step_takes_as_long_as_until_its_report() -> None:
+    assert found(known(), [*USUAL, (20, 60.0)]) == (60.0, True)
+
+
+def test_a_trial_of_which_only_late_reports_are_known_took_long_before_them() -> None:
+    """The study was resumed 5 s ago, or the trial's start was not known before."""
+    assert found(known(), [(11, 500.0), (13, 600.0)], ran=5.0) == (600.0 + 7 * 50.0, True)
+
+
+def test_last_steps_may_differ_a_little() -> None:
+    assert found(ended(Progress(), 21, 20, 19)) == (18.0 + 16 * 2.0, True)
+
+
+def test_steps_may_begin_anywhere() -> None:
+    progress = ended(Progress(), 1020, 1020, 1020, first=1001)
+    assert found(progress, [(1001, 10.0), (1005, 18.0)]) == (18.0 + 15 * 2.0, True)
+    assert found(ended(Progress(), 0, 0, 0, first=-19), [(-19, 10.0), (-15, 18.0)]) == (18.0 + 15 * 2.0, True)
 
 
 @cases(
     ("progress", "steps"),
     [
-        (after_trials_of(), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20, state=TrialState.FAILED), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20, subspace="other"), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20, budget=3.0), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20, 7), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20), []),
-        (after_trials_of(20), [(1, 20.0)]),
-        (after_trials_of(20), [(5, 20.0), (5, 28.0), (4, 30.0)]),
-        (after_trials_of(1000), [(1, 20.0), (5, 28.0)]),
-        (after_trials_of(20), [(1, 20.0), (5, 20.0)]),
-        (after_trials_of(20), [(1, 20.0), (5, 12.0)]),
-        (after_trials_of(20), [(1, 20.0), (20, 28.0)]),
-        (after_trials_of(20), [(1, 20.0), (30, 28.0)]),
+        (Progress(), USUAL),
+        (ended(Progress(), 20, 20), USUAL),
+        (ended(Progress(), 20, 20, 20, state=TrialState.FAILED), USUAL),
+        (ended(Progress(), 20, 20, 20, subspace="other"), USUAL),
+        (ended(Progress(), 20, 20, 20, budget=3.0), USUAL),
+        (ended(known(), 7), USUAL),
+        (ended(known(), 120), USUAL),
+        # Other numbers of steps, although the last ones differ little.
+        (ended(ended(Progress(), 1020, 1020, first=1001), 1102, first=1001), [(1001, 10.0), (1005, 18.0)]),
+        # They report nothing but their end.
+        (ended(Progress(), 1, 1, 1), [(1, 10.0)]),
+        # Most of their time is after the last report.
+        (ended(Progress(), 20, 20, 20, seconds=150.0), USUAL),
+        (known(), []),
+        (known(), [(1, 10.0)]),
+        (ended(Progress(), 100, 100, 100), USUAL),
+        # The worker's clock was set.
+        (known(), [(1, 10.0), (5, 10.0)]),
+        (known(), [(1, 10.0), (5, 2.0)]),
     ],
 )
 def test_without_enough_reports_or_trials_of_as_many_steps_only_the_seconds_so_far_are_known(
-    progress: Progress, steps: list[tuple[int, float]]
+    progress: Progress, steps: Steps
 ) -> None:
-    assert found(progress, *steps) == (trial(1), 40.0, False)
+    assert found(progress, steps) == (25.0, False)
 
 
-@pytest.mark.parametrize("facts", [{"attempt": 2}, {"origin": 0}], ids=["repeated", "promoted"])
-def test_a_trial_that_may_have_begun_at_a_checkpoint_is_not_extrapolated(facts: dict[str, Any]) -> None:
-    assert found(after_trials_of(20), (10, 20.0), (15, 28.0), **facts) == (trial(1, **facts), 40.0, False)
+def test_a_running_trial_with_more_steps_shows_that_trials_differ() -> None:
+    """The short ones end first."""
+    progress, longer = known(), trial(2)
+    assert found(progress)[1]
+    reporting(progress, longer, [(30, 50.0)])
+    assert not found(progress)[1]
 
 
-def test_reports_of_an_earlier_attempt_are_not_those_of_the_present_one() -> None:
-    progress = after_trials_of(20)
-    assert found(progress, (1, 20.0), (5, 28.0)).is_total
-    assert not progress.elapsed(trial(1, attempt=2), 40.0, 50.0).is_total
+def test_a_trial_that_is_beyond_the_steps_of_those_that_ended_later_is_not_extrapolated() -> None:
+    progress = Progress()
+    reporting(progress, trial(1), [(1, 1.0), (30, 50.0)])
+    ended(progress, 20, 20, 20)
+    assert found(progress, []) == (25.0, False)
+
+
+@cases(("facts", "attempt"), [({"attempt": 2}, 2), ({"attempt": 2}, 1), ({"attempt": 1}, 2), ({"origin": 0}, 1)])
+def test_a_trial_that_may_have_begun_at_a_checkpoint_is_not_extrapolated(facts: dict[str, Any], attempt: int) -> None:
+    progress, running = known(), trial(1, **facts)
+    reporting(progress, running, USUAL, attempt)
+    assert progress.elapsed(running, 25.0) == (running, 25.0, False)
+
+
+def test_a_trial_that_ended_in_another_attempt_does_not_show_the_last_step() -> None:
+    """Its first attempt was lost at step 7."""
+    assert found(ended(known(), 7, attempt=2)) == (18.0 + 15 * 2.0, True)
 
 
 def test_an_ended_trial_is_forgotten() -> None:
-    progress = after_trials_of(20)
-    found(progress, (1, 20.0), (5, 28.0))
-    progress.end(trial(1).evolve(state=TrialState.QUEUED).evolve(state=TrialState.CANCELLED))
-    assert not progress.elapsed(trial(1), 10.0, 50.0).is_total
+    progress = known()
+    assert found(progress)[1]
+    progress.end(trial(1, state=TrialState.CANCELLED))
+    assert not found(progress, [])[1]

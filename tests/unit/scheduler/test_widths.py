@@ -247,8 +247,9 @@ def chosen(
     play: Play | None = None,
     gpus: Any = (1, 2, 4),
     executor_type: type[SimulatedExecutor] = OnGpus,
+    steps: int = 0,
 ) -> StudyState:
-    """A study on `workers` of four slots whose trials take these seconds by their number of slots."""
+    """A study on `workers` of four slots whose trials take these seconds by their number of slots, and report steps."""
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     clock = ManualClock()
     study = StudyState(MemoryStore(), record, 1, clock=clock)
@@ -256,7 +257,7 @@ def chosen(
     def lasts(trial: Attempt, compute_class: str) -> Outcome:
         return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds[trial.slots])
 
-    executor = executor_type({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4})
+    executor = executor_type({"gpu": 4 * workers}, play or lasts, clock, per_worker={"gpu": 4}, steps=steps)
     space = compile_space({"x": hp.uniform("x", 0, 1)})
     settings = StudySettings(sampler="random", gpus=[*gpus])
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
@@ -302,6 +303,15 @@ def test_the_widest_is_tried_first_and_few_trials_at_a_time_on_other_widths() ->
     early = Counter(trial.slots for trial in study.trials if (trial.started_at or 0.0) < 2500.0)
     assert early[1] + early[2] <= 3
     assert early[4] > 50
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_a_width_is_used_once_reports_show_that_it_costs_least(steps: int) -> None:
+    """Trials on four slots end when the first one on one slot is at three quarters of its steps."""
+    study = chosen({1: 2000, 2: 2000, 4: 1500}, trials=60, workers=8, steps=steps)
+    first = min(trial.started_at or 0.0 for trial in study.trials)
+    early = sum(trial.slots == 1 for trial in study.trials if (trial.started_at or 0.0) < first + 2000.0)
+    assert early > 20 if steps else early <= 3
 
 
 def test_a_width_that_runs_out_of_memory_gives_way_to_the_next() -> None:
