@@ -14,12 +14,12 @@ from shadho_celery.core.hardware import ComputeClass, shortages, uses_gpus
 from shadho_celery.core.trial import Memory, Params, Trial, TrialState
 from shadho_celery.predictors.budgets import BudgetCosts, OwnRuns, Work
 from shadho_celery.predictors.durations import Durations
+from shadho_celery.predictors.extrapolation import Elapsed
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.predictors.preemption import charged
-from shadho_celery.predictors.progress import Elapsed
 from shadho_celery.space.split import Subspace
 
 #: function of subspace and params that returns a number to which the seconds are assumed to be proportional

@@ -18,8 +18,8 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.extrapolation import Extrapolation
 from shadho_celery.predictors.preemption import preemption_rate
-from shadho_celery.predictors.progress import Progress
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.declined import Declined
 from shadho_celery.scheduler.demand import Demand
@@ -95,7 +95,7 @@ class Scheduler:
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
         self._budget_use = BudgetUse()
-        self._progress = Progress()
+        self._extrapolation = Extrapolation()
         #: slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
         #: last moment at which a class was live, or the limit allowed other trials than those without a machine
@@ -179,7 +179,7 @@ class Scheduler:
                 self._declined.end(event.number)
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
             if trial is not None and isinstance(event, Report):
-                self._progress.tell(trial, event)
+                self._extrapolation.tell(trial, event)
                 if self.pruning is not None:
                     self._prune(trial, event, self.pruning)
             told.append(trial)
@@ -198,7 +198,7 @@ class Scheduler:
         if finished:
             self._learn(finished)
         for trial in finished:
-            self._progress.end(trial)
+            self._extrapolation.end(trial)
             if self.pruning is not None:
                 self.pruning.end(trial)
         if self.on_trial is not None:
@@ -213,7 +213,7 @@ class Scheduler:
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
             running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
-            self.cost_model.watch([self._progress.elapsed(t, now - self.study.running_since(t)) for t in running])
+            self.cost_model.watch([self._extrapolation.elapsed(t, now - self.study.running_since(t)) for t in running])
             counts = self.study.recorder.preemptions(self.study.clock.wall())
             self.cost_model.note_preemptions({name: preemption_rate(*each) for name, each in counts.items()})
         classes = self.executor.classes()

@@ -18,7 +18,7 @@ from shadho_celery.core.trial import Memory, Outcome, Trial, TrialState
 from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
-from shadho_celery.predictors.progress import Elapsed
+from shadho_celery.predictors.extrapolation import Elapsed
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 

@@ -1,4 +1,4 @@
-"""Progress of running trials by the steps that they report, which shows how long a trial takes before it ends."""
+"""Extrapolation of the seconds of running trials from the steps that they report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Steps(NamedTuple):
         return self.trials >= LEAST_TRIALS and is_alike and self.first < self.most
 
 
-class Progress:
+class Extrapolation:
     """Extrapolates the seconds of running trials from their reports.
 
     The last step of a trial is assumed to be that of the COMPLETE trials of its subspace and budget, if these agree.
