@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, hp, space_eval
 
     from shadho_celery.control.control import Control
-    from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, local, qmc, rand, tpe
+    from shadho_celery.program.hyperopt_api import auto, cma, fmin, gp, qmc, rand, tpe
     from shadho_celery.program.optuna_study import optuna_study
     from shadho_celery.program.recorded import list_studies, load_study
     from shadho_celery.program.search import minimize
@@ -37,7 +37,6 @@ __all__ = [
     "hp",
     "list_studies",
     "load_study",
-    "local",
     "minimize",
     "optuna_study",
     "qmc",
@@ -49,7 +48,7 @@ __all__ = [
 #: module of each name that is imported when it is first used
 _LAZY = {
     **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "hp", "space_eval"), "hyperopt"),
-    **dict.fromkeys(("auto", "cma", "fmin", "gp", "local", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
+    **dict.fromkeys(("auto", "cma", "fmin", "gp", "qmc", "rand", "tpe"), "shadho_celery.program.hyperopt_api"),
     **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.recorded"),
     "Control": "shadho_celery.control.control",
     "minimize": "shadho_celery.program.search",

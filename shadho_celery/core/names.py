@@ -18,7 +18,6 @@ SAMPLERS: Mapping[str, str] = {
     "qmc": "samplers.qmc:QmcSampler",
     "grid": "samplers.grid:GridSampler",
     "cma": "samplers.cma:CmaSampler",
-    "local": "samplers.local:LocalSampler",
 }
 #: samplers that learn in the whole space, and try no point of a finite subspace twice
 WHOLE_SAMPLERS = ("auto", "tpe", "gp")
@@ -39,7 +38,6 @@ FIDELITIES: Mapping[str, str] = {
     "halving": "fidelity.brackets:SuccessiveHalving",
     "hyperband": "fidelity.brackets:Hyperband",
     "asha": "fidelity.asha:Asha",
-    "bohb": "fidelity.brackets:Hyperband",
     "dehb": "fidelity.dehb:Dehb",
 }
 #: settings of pruners

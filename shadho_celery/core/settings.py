@@ -176,8 +176,8 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         _about(
             "such as auto, gp, tpe or random, or a class in the study file",
-            help="Sampler that proposes params; optuna:CmaEsSampler or hyperopt:anneal for those of other tools.",
-            metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME|hyperopt:NAME]",
+            help="Sampler that proposes params; optuna:CmaEsSampler for those of Optuna.",
+            metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME]",
             in_force=True,
             in_python=True,
         ),

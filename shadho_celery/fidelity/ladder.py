@@ -35,7 +35,8 @@ _HOW_ELSEWHERE = {
     "successivehalving": "halving",
     "successive_halving": "halving",
     "asynchyperband": "asha",
-    "hyperbandforbohb": "bohb",
+    "hyperbandforbohb": "hyperband",
+    "bohb": "hyperband",
 }
 
 Budget = Annotated[

@@ -31,7 +31,6 @@ from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.samplers.base import MakeSampler
-from shadho_celery.samplers.hyperopt import new_document
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.samplers.unrepeated import MakeUnrepeated
 from shadho_celery.space.compile import compile_space
@@ -101,7 +100,7 @@ class Algorithm:
 
 
 # The grid is missing, because an algorithm of hyperopt's cannot end the search.
-auto, tpe, gp, cma, local, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "local", "qmc", "random"))
+auto, tpe, gp, cma, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "qmc", "random"))
 
 
 class _Search:
@@ -121,7 +120,7 @@ class _Search:
         documents = []
         for number in new_ids:
             trial = self._asked[number] = self._study.ask()
-            documents.append(new_document(number, trial.params, domain, trials))
+            documents.append(_new_document(number, trial.params, domain, trials))
         return documents
 
     def _learn(self, ended: Sequence[Document]) -> None:
@@ -180,7 +179,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     """Minimise `fn` over `space` with hyperopt's ``fmin``. Return the best trial's drawn values by label.
 
     Arguments and results are those of hyperopt. `algo` is the method `suggest` of auto, tpe (the default), gp, cma,
-    local, qmc or rand of this package, a ``partial`` of it, or an algorithm of hyperopt's. `trials_save_file` is
+    qmc or rand of this package, a ``partial`` of it, or an algorithm of hyperopt's. `trials_save_file` is
     replaced atomically, so that a full disk or a killed process does not destroy it. A point to evaluate may lack
     labels, whose values are then drawn. `rstate` may also be a number. `allow_trials_fmin` has no effect.
 
@@ -263,6 +262,20 @@ def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return checked
+
+
+def _new_document(number: int, params: Params, domain: Any, trials: Any) -> Document:
+    """Return hyperopt's document of a new trial."""
+    misc = {
+        "tid": number,
+        "cmd": domain.cmd,
+        "workdir": domain.workdir,
+        "idxs": {label: [number] if label in params else [] for label in domain.params},
+        "vals": {label: [params[label]] if label in params else [] for label in domain.params},
+    }
+    [document] = trials.new_trial_docs([number], [None], [domain.new_result()], [misc])
+    found: Document = document
+    return found
 
 
 def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ do not depend on the machines. All samplers learn from failures in the same way 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from shadho_celery.core.checks import check_name
@@ -18,23 +18,18 @@ from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import MakeSampler, Sampler
 from shadho_celery.samplers.by_budget import MakeByBudget
-from shadho_celery.samplers.hyperopt import HYPEROPT, make_hyperopt_sampler
-from shadho_celery.samplers.hyperopt import NAMES as HYPEROPT_NAMES
 from shadho_celery.samplers.optuna import make_optuna_sampler
 from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.unrepeated import MakeUnrepeated
 from shadho_celery.space.split import Subspace
 
 #: samplers that learn the losses of each budget separately, as those of other libraries do
-BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
+BY_BUDGET = ("auto", "tpe", "gp", "cma")
 #: samplers that cannot learn several losses
-OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
+OF_ONE_LOSS = ("gp", "cma", "optuna:CmaEsSampler")
 
-#: samplers of other libraries: prefix of their names -> factory by the rest of the name and the number of losses
-ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
-    "optuna:": make_optuna_sampler,
-    HYPEROPT: make_hyperopt_sampler,
-}
+#: prefix of the names of Optuna's samplers
+OPTUNA = "optuna:"
 
 
 def find_sampler(
@@ -51,11 +46,10 @@ def find_sampler(
         return MakeOwnSampler(name)
     if objectives > 1 and name in OF_ONE_LOSS:
         raise UsageError(f"sampler {name} learns one loss, but this study has several; choose auto or tpe")
-    for prefix, make_of in ELSEWHERE.items():
-        if name.startswith(prefix):
-            make = make_of(name.removeprefix(prefix), objectives)
-            return MakeByBudget(make, budgets) if budgets else make
-    check_name(words("sampler"), name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
+    if name.startswith(OPTUNA):
+        make = make_optuna_sampler(name.removeprefix(OPTUNA), objectives)
+        return MakeByBudget(make, budgets) if budgets else make
+    check_name(words("sampler"), name, (*SAMPLERS, f"{OPTUNA}NAME"))
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
     make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make

@@ -12,7 +12,7 @@ long, a known point, or a trial of an earlier run counts if the Gaussian could h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from cmaes import CMA
@@ -21,7 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.runs import SamplerInRuns
+from shadho_celery.samplers.base import Learner
 from shadho_celery.space.domains import cell
 from shadho_celery.space.split import Subspace
 
@@ -33,17 +33,21 @@ FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7
 MARGIN = 0.25
 #: probability that a choice is drawn from its distribution instead of a better trial of the last generation
 BY_LAW = 0.2
+#: maximum number of draws until one differs from all trials so far
+TRIES = 10
 #: maximum number of draws until one lies in the ranges
 DRAWS = 10
 #: larger losses count as this, so that differences of losses are finite
 LARGEST = 1e300
 
 
-class CmaSampler(SamplerInRuns):
+class CmaSampler(Learner):
     """CMA-ES within one subspace. A subspace without numbers is drawn from its distribution."""
 
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
         super().__init__(subspace, entropy)
+        #: time of the latest restart: trials proposed before it are ignored
+        self._since = -math.inf
         self._numbers = {label: domain for label, domain in subspace.domains.items() if domain.is_numeric}
         self._options = {label: domain for label, domain in subspace.domains.items() if not domain.is_numeric}
         self._population: int | None = None
@@ -54,8 +58,21 @@ class CmaSampler(SamplerInRuns):
         self._generation: list[tuple[float, Params]] = []
         self._better: list[Params] = []
 
-    def _learn_in_run(self, trial: Trial) -> None:
-        if not self._numbers:
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        taken = {self._subspace.key(trial.params) for trial in pending}
+        asked: list[Params] = []
+        for place in self._places(n, pending):
+            generator = self._generator(place)
+            for _ in range(TRIES):
+                params = self._draw(generator)
+                if self._is_new(params, taken):
+                    break
+            asked.append(params)
+            taken.add(self._subspace.key(params))
+        return asked
+
+    def _learn(self, trial: Trial) -> None:
+        if not self._numbers or (trial.asked_at is not None and trial.asked_at < self._since):
             return
         self._generation.append((feasible_loss(trial), trial.params))
         if len(self._generation) == self._evolution.population_size:
@@ -76,7 +93,7 @@ class CmaSampler(SamplerInRuns):
             cells = np.array([self._cells(params) for _, params in ranked])
             self._evolution.learn(cells, np.clip(losses, -LARGEST, LARGEST), generator)
         if has_failed or self._evolution.has_converged:
-            self._end_run(last)
+            self._since = -math.inf if last.finished_at is None else last.finished_at
             self._better.clear()
             if not has_failed:  # [R]
                 self._population = 2 * self._evolution.population_size

@@ -25,7 +25,7 @@ from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.results.warm_start import refuse_if_resumed
-from shadho_celery.samplers import BY_BUDGET, find_sampler
+from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.base import MakeSampler, called, spans_space
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
@@ -154,11 +154,6 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
         raise UsageError(
             f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the "
             "two, or choose pruner none if the study began with it"
-        )
-    if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
-        raise UsageError(
-            "how: bohb needs a sampler that learns each budget separately; leave out sampler, or choose "
-            + ", ".join(BY_BUDGET)
         )
     if ladder.how == "dehb" and settings.sampler != "auto":
         raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")

@@ -50,7 +50,7 @@ TENTH = 0.1
 SLOTS, STRAGGLING, EACH = (25, 64), "mfh6", 8.0
 #: simulated seconds of a full evaluation
 SECONDS = 1000.0
-HOWS = ("auto", "asha", "bohb", "dehb")
+HOWS = ("auto", "asha", "hyperband", "dehb")
 
 
 def problems_of(path: str | None) -> Mapping[str, FidelityProblem]:

@@ -62,7 +62,7 @@ def searched(sampler: str, seed: int) -> list[tuple[Any, float | None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler", "hyperopt:tpe"])
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler"])
 def test_the_same_seed_gives_the_same_trials_at_the_same_moments_on_four_slots(sampler: str) -> None:
     first = played(sampler, 1)
     assert len(first) >= TRIALS
@@ -89,6 +89,6 @@ def test_a_resumed_study_goes_on_with_the_same_proposals(sampler: str, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler", "hyperopt:tpe"])
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "optuna:TPESampler"])
 def test_the_same_seed_gives_the_same_trials_one_after_another(sampler: str) -> None:
     assert searched(sampler, 1) == searched(sampler, 1)

@@ -65,7 +65,7 @@ FINITE: dict[str, Any] = {
 }
 
 
-ELSEWHERE = ["optuna:TPESampler", "hyperopt:tpe", "hyperopt:anneal"]
+ELSEWHERE = ["optuna:TPESampler"]
 
 
 @pytest.fixture(params=[*SAMPLERS, *(pytest.param(each, marks=pytest.mark.slow) for each in ELSEWHERE)])
@@ -101,13 +101,6 @@ def losses(count: int) -> list[float]:
 @cases("space", SPACES)
 def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
     """Every active label is there, no other, with a value of its law and of the law's type."""
-    if name.startswith("hyperopt:") and space in {
-        "ten thousand options",
-        "numbers of every size",
-        "two hundred numbers",
-    }:
-        # hyperopt counts all whole numbers of a range: it takes half a minute, or too much memory
-        return
     subspace = whole(SPACES[space])
     sampler = make_sampler(name, subspace, (0, 0))
     for params in [*run(sampler, losses(14)), *sampler.ask(3, waiting([]))]:
@@ -137,7 +130,7 @@ def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -
     assert one.ask(3, []) == two.ask(3, [])
 
 
-@pytest.mark.parametrize("name", [*SAMPLERS, "hyperopt:tpe", "hyperopt:anneal"])
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None:
     """A resumed study's sampler goes on as the one before would have; Optuna's draw from a stream of their own."""
     one, two = (make_sampler(name, whole(LAWS), (1, 0)) for _ in range(2))

@@ -31,7 +31,7 @@ def test_several_losses_and_constraints_reach_it(name: str) -> None:
 
 
 def test_one_that_learns_a_single_loss_is_refused() -> None:
-    for name in ("optuna:CmaEsSampler", "hyperopt:tpe", "gp"):
+    for name in ("optuna:CmaEsSampler", "cma", "gp"):
         with pytest.raises(UsageError, match=f"^sampler {name} learns one loss, .* choose auto or tpe$"):
             find_sampler(name, objectives=2)
 

@@ -204,8 +204,8 @@ def test_a_resumed_search_chooses_as_the_one_that_was_stopped_would_have(how: st
     """Its rounds are told what was known when each trial was sent, whatever the number of slots."""
 
     def search(**facts: Any) -> Search:
-        # The rounds need no sampler that learns, except these, of which one proposes the trials itself.
-        sampler = {"bohb": "tpe", "dehb": "auto"}.get(how, "random")
+        # The rounds need no sampler that learns, except this one, which proposes the trials itself.
+        sampler = {"dehb": "auto"}.get(how, "random")
         facts |= {"fidelity": RUNGS | {"how": how}, "sampler": sampler, "fails": some}
         return Search(trials=300, slots={"gpu": 6, "cpu": 5}, **facts)
 
@@ -477,7 +477,7 @@ def test_where_good_trials_are_slow_not_waiting_is_biased_and_copies_are_not() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [{"gpu": 16}, {"gpu": 8, "large": 8, "cpu": 16}])
-def test_brackets_of_bohb_begin_only_while_those_that_have_begun_wait(
+def test_brackets_of_hyperband_begin_only_while_those_that_have_begun_wait(
     slots: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many trials are drawn ahead: a draw belongs to the next bracket that lacks some."""
@@ -490,7 +490,7 @@ def test_brackets_of_bohb_begin_only_while_those_that_have_begun_wait(
         return found
 
     monkeypatch.setattr(Brackets, "_drawing", counted)
-    fidelity = {"least": 1, "most": 27, "eta": 3, "how": "bohb"}
+    fidelity = {"least": 1, "most": 27, "eta": 3, "how": "hyperband"}
     study = Search(fidelity=fidelity, sampler="tpe", slots=slots, trials=150, speculate=False).run().study
     assert study.count(S.COMPLETE) == 150
     assert sum(begun) > 2
