@@ -144,9 +144,9 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
         for name, reason in starter.failures(now):
             say(scaling.fail(name, now, reason), err=True)
         try:
-            wanted, workers = fleet.look()
+            wanted, backlog, workers = fleet.look()
             asks = {"has_left": fleet.has_left, "may_end": fleet.may_end}
-            decision = scaling.look(now, wanted, workers, **asks, calling=starter.calling)
+            decision = scaling.look(now, wanted, workers, backlog=backlog, **asks, calling=starter.calling)
             for line in decision.lines:
                 say(line, err=line.startswith("Warning"))
             for name in decision.overdue:
@@ -170,7 +170,7 @@ def _resume(fleet: ScaledFleet, scaling: Scaling, starter: _Starter, spec: Mappi
     """Go on where an earlier scaler was killed. Return the seconds by which Redis's clock is ahead of ours."""
     while True:
         try:
-            kept, (_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
+            kept, (*_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
         except ServiceError as error:
             fleet.warn(f"{one_line(error, 300)}; {OUTAGE}")
             time.sleep(LOOK_SECONDS)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
-from shadho_celery.core.class_spec import ClassSpec, read_class_spec
+from shadho_celery.core.class_spec import read_class_spec
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.trial import TrialState
@@ -161,7 +161,7 @@ class Session:
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
         self.slots: dict[str, int] = {}
-        #: slots that the study wants of each class; None unless it declares classes on a fleet
+        #: slots that the study wants of the classes of --class-spec; None without them
         self._demand: Demand | None = None
         #: study that `on_trial` is called with; None without an `on_trial`
         self._running: RunningStudy | None = None
@@ -246,10 +246,10 @@ class Session:
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
-        if self.options.fleet and self.declared:
+        if self.options.fleet and self.class_spec:
             scheduler = self.scheduler
             self._demand = Demand(
-                self.declared, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
+                self.class_spec, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
             )
             scheduler.demand = self._demand
         self.watch = Watch(self)
@@ -306,15 +306,16 @@ class Session:
             limit=self.plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
+            waiting_slots=sum(each.slots for each in self.study.wider(0)) if self._state == "running" else 0,
         )
 
     @property
-    def declared(self) -> dict[str, ClassSpec]:
+    def declared(self) -> list[str]:
         """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
-        return {**dict.fromkeys(self.plan.settings.classes, ClassSpec()), **self.class_spec}
+        return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
     def _wanted(self) -> Mapping[str, int]:
-        """Return the slots of each class that the study could use, which the executor announces to the fleet."""
+        """Return the slots that the study could use of each class of --class-spec, which the executor announces."""
         return {} if self._demand is None else self._demand.wanted
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
@@ -578,7 +579,7 @@ class Watch:
         for name in classes:
             if name not in there:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
-                if session.options.class_spec is not None:
+                if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
 

@@ -9,6 +9,7 @@ of the workers that share the cores of one host; it expires unless one of these 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
@@ -136,6 +137,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     running: Number = 0
     #: number of trials that are drawn but have not started
     waiting: Number = 0
+    #: slots that those of them take together that are not sent to a class yet; 0 while no more trials are sent
+    waiting_slots: Number = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
@@ -156,9 +159,25 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
     #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
-    #: slots by compute class that would shorten the study, also of classes without workers; empty unless it declares
-    #: classes
+    #: slots by compute class that would shorten the study, of the classes whose workers it lets be started on demand
     wanted_slots: dict[_ClassName, _Slots] = {}
+
+    @property
+    def backlog(self) -> dict[str, int]:
+        """Slots of each other class that its trials take or wait for: workers are kept for them, but not started."""
+        waiting = 0 if self.progress is None else self.progress.waiting_slots
+        return {name: int(slots) + waiting for name, slots in self.wants.items() if name not in self.wanted_slots}
+
+
+def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
+    """Return the slots of each class that the studies want together: more than the live ones only on demand."""
+    wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()
+    for study in studies:
+        wanted.update(study.wanted_slots)
+        backlog.update(study.backlog)
+    for worker in workers:
+        live[worker.compute_class] += 0 if worker.draining else worker.slots
+    return {name: max(wanted[name], min(live[name], wanted[name] + backlog[name])) for name in {**wanted, **backlog}}
 
 
 _SEALED: Mapping[type[Struct], Sealed[Any]] = {kind: Sealed(kind, MAX_ANNOUNCEMENT) for kind in (Worker, StudyWants)}
