@@ -251,7 +251,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
 
 def _numbers(progress: Progress) -> dict[str, int | None]:
     """Return the numbers of a study's trials by name."""
-    return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "waiting_slots"}}
+    return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "unsent_slots"}}
 
 
 def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:

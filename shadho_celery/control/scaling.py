@@ -69,9 +69,10 @@ class Decision:
 class Scaling:
     """Decides about the workers of the classes in a spec, with at most `most` workers at a time, all classes together.
 
-    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, and `cooldown`
-    seconds after it was last wanted. After a start that fails, a single worker of the class is started after a pause,
-    which doubles. Times are seconds since the epoch. What `starting` returns makes another object go on after `resume`.
+    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, has been there
+    for ANNOUNCE_SECONDS, and was last wanted `cooldown` seconds before. After a start that fails, a single worker of
+    the class is started after a pause, which doubles. Times are seconds since the epoch. What `starting` returns makes
+    another object go on after `resume`.
     """
 
     def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
@@ -80,6 +81,8 @@ class Scaling:
         self._held, self._kept = Held(cooldown), Held(cooldown)
         #: by name of each worker: its latest announcement, and the time of that
         self._seen: dict[str, tuple[Worker, float]] = {}
+        #: time until which each of them is not ended: the studies need a moment to see it and to send trials
+        self._new_until: dict[str, float] = {}
         #: workers that were asked to end
         self._ended: set[str] = set()
 
@@ -150,7 +153,8 @@ class Scaling:
                 each.starts.append(Start(count=count, missing=count, at=now))
                 lines.append(f"class {name}: {counted(held[name], 'slot is', 'slots are')} wanted; starting {count}")
             for key, one in sorted(serving.items(), key=lambda pair: -pair[1].slots):
-                if not one.busy and key in live and slots - one.slots >= target + kept[name] and may_end(key):
+                is_idle = not one.busy and key in live and now >= self._new_until.get(key, now)
+                if is_idle and slots - one.slots >= target + kept[name] and may_end(key):
                     slots -= one.slots
                     ends.append(key)
         # The request to a worker that does not obey it may be lost.
@@ -183,8 +187,10 @@ class Scaling:
         Redis may have lost its data, after which the workers announce themselves again. Adds a line about the first
         worker of a class that has other slots than its spec.
         """
+        self._new_until = {name: at for name, at in self._new_until.items() if name in self._seen}
         for name, worker in live.items():
             if name not in self._seen:
+                self._new_until[name] = now + ANNOUNCE_SECONDS
                 self._welcome(worker.compute_class)
                 of = self._classes.get(worker.compute_class)
                 # Trials that share GPUs change the number of slots.

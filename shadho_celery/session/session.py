@@ -52,7 +52,7 @@ from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.celery_settings import file_of_folder
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Progress, able, start_command, unable
+from shadho_celery.transport.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.transport.signing import Signer, read_key
 
 #: seconds for which a study that has reached its limit waits for a server that cannot be reached
@@ -168,6 +168,8 @@ class Session:
         self._signals = Signals()
         #: state of the study that is announced
         self._state = "running"
+        #: slots that its trials take together that are still to be sent, at most MAX_SLOTS
+        self._unsent_slots = 0
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
         #: last moment at which all servers answered, or the limit was not reached yet
@@ -306,7 +308,7 @@ class Session:
             limit=self.plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
-            waiting_slots=sum(each.slots for each in self.study.wider(0)) if self._state == "running" else 0,
+            unsent_slots=self._unsent_slots,
         )
 
     @property
@@ -382,6 +384,7 @@ class Session:
             self._handle_signals(view.note)
         self.steering.turn(view.note)
         self._state = self.scheduler.state
+        self._unsent_slots = int(min(MAX_SLOTS, self.scheduler.unsent * self._widest))
         if self.embedded is not None:
             self.embedded.raise_if_dead()
         if self.study.trouble is None and self.executor.silence is None:

@@ -38,7 +38,9 @@ MAX_ANNOUNCEMENT = 1_000_000
 #: maximum virtual time of a study's turns: slot seconds divided by its weight
 MAX_VIRTUAL = 1e18
 
-_Slots = Annotated[int, Meta(ge=0, le=10**6)]
+#: maximum number of slots in an announcement
+MAX_SLOTS = 10**6
+_Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 #: also part of a queue's name, for which AMQP allows 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
@@ -137,8 +139,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     running: Number = 0
     #: number of trials that are drawn but have not started
     waiting: Number = 0
-    #: slots that those of them take together that are not sent to a class yet; 0 while no more trials are sent
-    waiting_slots: Number = 0
+    #: slots that the trials take together that are still to be sent, drawn or not; 0 while none is sent
+    unsent_slots: _Slots = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
@@ -165,8 +167,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     @property
     def backlog(self) -> dict[str, int]:
         """Slots of each other class that its trials take or wait for: workers are kept for them, but not started."""
-        waiting = 0 if self.progress is None else self.progress.waiting_slots
-        return {name: int(slots) + waiting for name, slots in self.wants.items() if name not in self.wanted_slots}
+        unsent = 0 if self.progress is None else self.progress.unsent_slots
+        return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
 
 
 def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:

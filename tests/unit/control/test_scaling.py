@@ -127,7 +127,8 @@ def test_only_the_surplus_is_ended() -> None:
 def test_a_worker_that_was_asked_to_end_does_not_serve_and_is_asked_again_until_it_drains() -> None:
     fleet = Played()
     fleet.come("a")
-    assert fleet.look().ends == ["a"]
+    assert fleet.look().ends == [], "the studies have not seen it yet"
+    assert fleet.look(ANNOUNCE_SECONDS).ends == ["a"]
     assert fleet.look().ends == ["a"]
     fleet.come("a", draining=True)
     fleet.wanted = {"gpu": 2}
@@ -139,7 +140,8 @@ def test_a_worker_that_refuses_control_is_not_ended_and_still_counts() -> None:
     fleet = Played()
     fleet.come("a")
     fleet.refusing = {"a"}
-    assert fleet.look().ends == []
+    fleet.look()
+    assert fleet.look(ANNOUNCE_SECONDS).ends == []
     fleet.wanted = {"gpu": 2}
     assert fleet.look().starts == {}
 

@@ -150,7 +150,7 @@ class Table:
         ([StudyWants(wants={"cpu": 2.0}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
         # What is in flight, and what waits.
         (
-            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(waiting_slots=1))],
+            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(unsent_slots=1))],
             {"cpu": 1, "gone": 0},
         ),
         ([StudyWants(wants={"cpu": 2.0}, wanted_slots={"cpu": 5, "new": 4})], {"cpu": 5, "new": 4}),
