@@ -181,7 +181,9 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
         workers, studies = registry.living(), wanting.living()
         ages = {**registry.ages(workers), **wanting.ages(studies)}
         obeyed = obeyed_drains(workers)
-        drained: dict[str, Drain | None] = {**drains.all(obeyed)}
+        drained: dict[str, Drain | None] = {
+            place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
+        }
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
             # A worker that ends is drained as well, and has a record of its own.
             if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:

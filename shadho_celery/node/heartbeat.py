@@ -75,7 +75,7 @@ class Heartbeat:
         self._sharing_gpus: set[str] = set()
         #: the drain or undrain that it obeys; None if it refuses them
         self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
-        #: the request to end of this worker alone; None if it refuses it
+        #: the same for this worker alone, which may also be asked to end
         self._own = None if control is None else Obeyed(Drains(client, control), name)
         #: called once, with who has asked, when this worker should finish its trials and end
         self.on_end: Callable[[str], None] | None = None
@@ -331,7 +331,7 @@ class Heartbeat:
         with self._lock:
             studies = self._leases.studies()
             is_drained = self.is_drained
-            latest = None if self._obeyed is None else self._obeyed.latest
+            latest, own = (None if each is None else each.latest for each in (self._obeyed, self._own))
             worker = replace(
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]) + self._kept,
@@ -341,6 +341,7 @@ class Heartbeat:
                 draining=self._is_draining or is_drained,
                 drained=is_drained,
                 drain_sequence=0 if latest is None else latest.sequence,
+                own_drain_sequence=0 if own is None or own.ends else own.sequence,
             )
         self._workers.announce(self._name, worker)
         self.tally.heartbeats += 1

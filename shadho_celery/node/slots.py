@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import uuid
 from collections import deque
@@ -116,7 +115,7 @@ class Slots:
         With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most.
         Raises UsageError for a name that cannot be announced, and for a heartbeat file that cannot be written.
         """
-        self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
+        self.name = f"{compute_class}@{machine.host}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)

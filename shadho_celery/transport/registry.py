@@ -9,7 +9,7 @@ of the workers that share the cores of one host; it expires unless one of these 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
@@ -116,8 +116,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: True if it takes no messages until somebody undrains it
     drained: bool = False
-    #: sequence of the latest drain or undrain that it obeys; 0 if there was none
+    #: sequence of the latest drain or undrain that it obeys of its place, and of itself alone; 0 if there was none
     drain_sequence: Number = 0
+    own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
     #: what slows it down although its trials run, for people; in order, each once
@@ -360,13 +361,13 @@ def place_of(worker: str) -> str:
 
 
 def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
-    """Return the greatest sequence of a drain or undrain that workers of each place obey, by place."""
-    found: dict[str, int] = {}
+    """Return the greatest sequence of a drain or undrain that workers obey, by place, and by name if of one alone."""
+    found: dict[str, int] = defaultdict(int)
     for name, worker in workers.items():
-        if worker.drain_sequence:
-            place = place_of(name)
-            found[place] = max(worker.drain_sequence, found.get(place, 0))
-    return found
+        for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):
+            if sequence:
+                found[place] = max(sequence, found[place])
+    return {**found}
 
 
 def start_command(compute_class: str, module: str) -> str:

@@ -158,12 +158,36 @@ def test_only_what_is_meant_and_live_is_drained(client: Any, control: Control) -
     with serving(client, "cpu@h.1.aaaa"), serving(client, "cpu@h.2.bbbb"), serving(client, "gpu@h.3.cccc"):
         with pytest.raises(UsageError, match=r"there are cpu@h, gpu@h; see shadho-celery status"):
             control.drain("cpu@i")
-        with pytest.raises(UsageError, match=r"2 workers are cpu@h, and only all of them can be drained"):
-            control.drain("cpu@h.1.aaaa")
         assert control.drain("cpu@h").is_done
         assert [announced(client, f"cpu@h.{name}").drained for name in ("1.aaaa", "2.bbbb")] == [True, True]
         assert not announced(client, "gpu@h.3.cccc").drained
     assert control.undrain("cpu@h").text == "undrained cpu@h, where no worker is live"
+
+
+def test_of_several_workers_of_a_place_one_is_drained_by_its_name(client: Any, control: Control) -> None:
+    one, other = "cpu@10.0.0.7.1.aaaa", "cpu@10.0.0.7.2.bbbb"
+    watch, living = DrainWatch(Drains(client, SIGNER)), Registry(client, Worker, SIGNER).living
+
+    def drained() -> list[bool]:
+        return [announced(client, name).drained for name in (one, other)]
+
+    with serving(client, one), serving(client, other):
+        assert control.drain(one).text == f"drained {one}: it takes no more trials"
+        assert control.drain(one).text.startswith(f"{one} was already drained by ")
+        assert drained() == [True, False]
+        assert {place: drain.is_drained for place, drain in watch.news(obeyed_drains(living())).items()} == {one: True}
+        assert control.undrain(one).text == f"undrained {one}: it takes trials again"
+        assert control.undrain(one).text == f"{one} was not drained"
+        assert (drained(), control.undrain("cpu@10.0.0.7").text) == ([False, False], "cpu@10.0.0.7 was not drained")
+        control.drain(one)
+        control.drain("cpu@10.0.0.7")
+        refused = control.undrain(one)
+        assert (refused.is_done, refused.text) == (False, "all workers of cpu@10.0.0.7 are drained; undrain it")
+        assert (control.undrain("cpu@10.0.0.7").is_done, drained()) == (True, [False, False])
+        control.drain(one)
+    with serving(client, "cpu@10.0.0.7.3.cccc"), serving(client, other):
+        control.drain(other)
+        assert Drains(client, SIGNER).all().keys() == {other}, "the record of a worker that has gone is removed"
 
 
 @cases("key, signer", [(None, SIGNER), (Signer(b"another key of a fleet"), SIGNER)])
