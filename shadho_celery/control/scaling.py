@@ -81,8 +81,8 @@ class Scaling:
         self._held, self._kept = Held(cooldown), Held(cooldown)
         #: by name of each worker: its latest announcement, and the time of that
         self._seen: dict[str, tuple[Worker, float]] = {}
-        #: time until which each of them is not ended: the studies need a moment to see it and to send trials
-        self._new_until: dict[str, float] = {}
+        #: time since which each live worker is there: the studies need a moment to see it and to send trials
+        self._since: dict[str, float] = {}
         #: workers that were asked to end
         self._ended: set[str] = set()
 
@@ -153,7 +153,7 @@ class Scaling:
                 each.starts.append(Start(count=count, missing=count, at=now))
                 lines.append(f"class {name}: {counted(held[name], 'slot is', 'slots are')} wanted; starting {count}")
             for key, one in sorted(serving.items(), key=lambda pair: -pair[1].slots):
-                is_idle = not one.busy and key in live and now >= self._new_until.get(key, now)
+                is_idle = not one.busy and now - self._since.get(key, now) >= ANNOUNCE_SECONDS
                 if is_idle and slots - one.slots >= target + kept[name] and may_end(key):
                     slots -= one.slots
                     ends.append(key)
@@ -187,10 +187,9 @@ class Scaling:
         Redis may have lost its data, after which the workers announce themselves again. Adds a line about the first
         worker of a class that has other slots than its spec.
         """
-        self._new_until = {name: at for name, at in self._new_until.items() if name in self._seen}
+        self._since = {name: self._since.get(name, now) for name in live}
         for name, worker in live.items():
             if name not in self._seen:
-                self._new_until[name] = now + ANNOUNCE_SECONDS
                 self._welcome(worker.compute_class)
                 of = self._classes.get(worker.compute_class)
                 # Trials that share GPUs change the number of slots.

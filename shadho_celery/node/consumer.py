@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +16,8 @@ from celery.worker import state
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.outage import Outage
+from shadho_celery.node.logs import tell
 from shadho_celery.transport.broker import depths_on, opened
 from shadho_celery.transport.refused_messages import AreRefused, drop_refused
 
@@ -22,6 +25,9 @@ log = logging.getLogger(__name__)
 
 #: seconds without a message after which a worker with a free slot checks its queues for messages
 QUIET_SECONDS = 10.0
+
+#: beginnings of the lines that Celery logs at each try to reach the broker
+_OUTAGE = ("consumer: Cannot connect", "consumer: Connection to broker lost")
 
 #: seconds before a message returns to its queue because all slots of the worker are taken
 FULL_SECONDS = 1.0
@@ -34,6 +40,22 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
     4 on, each queue has its own prefetch limit. A worker could then get as many messages from each of its two queues as
     it has slots, and the last messages would wait although other workers are free.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._outage = Outage("the broker", over_seconds=0.0)
+        logging.getLogger(celery.worker.consumer.consumer.__name__).addFilter(self._is_news)
+
+    def connect(self) -> Any:
+        connection = super().connect()
+        if (line := self._outage.see(None, time.monotonic())) is not None:
+            tell(line)
+        return connection
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Return whether a record of Celery is to be logged: of those about an outage of the broker, the first one."""
+        text = record.getMessage()
+        return not text.startswith(_OUTAGE) or self._outage.see(text, time.monotonic()) is not None
 
     #: number of slots that trials of several slots take, in addition to one for each message
     held = 0

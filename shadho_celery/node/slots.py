@@ -49,7 +49,7 @@ from shadho_celery.node.free_slots import FreeSlots
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.heartbeat_file import HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.node.logs import LogServer, TrialLines
+from shadho_celery.node.logs import LogServer, TrialLines, tell
 from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.stay import SAFETY
 from shadho_celery.node.storage import storage_id
@@ -488,9 +488,10 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        self.tally.end(outcome)
-        # The result says that the trial was stopped, because the scheduler knows why. The log says that it was pruned.
-        self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
+        # The result says that the trial was stopped, because the scheduler knows why. Here it is known to be pruned.
+        shown = replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome
+        self.tally.end(shown)
+        self._lines.tell(payload, attempt, shown)
         return Result(
             number=number,
             attempt=which,
@@ -583,9 +584,9 @@ class Slots:
                 unsent += answer == "refused"
                 if answer in {"cancel", "prune"} and not lease.stopped:
                     self.leases.stop(lease, answer)
-            except redis.RedisError:
+            except redis.RedisError as error:
                 unsent += 1
-                log.warning("a report of trial %s could not be sent", number)
+                self._note_redis(error)
 
         def on_gang(gang: GangCall) -> None:
             lease.calls += not gang.assembled
@@ -630,8 +631,14 @@ class Slots:
             except redis.RedisError as error:
                 if not is_outage(error) or self._closing.wait(wait):
                     raise
-                log.warning("Redis does not answer (%s); trying again", error)
+                self._note_redis(error)
                 wait = min(5.0, wait * 2)
+
+    def _note_redis(self, error: redis.RedisError | None) -> None:
+        """Log once that Redis does not answer, and once that it answers again."""
+        text = None if error is None else f"Redis does not answer ({error}); trying again, and leases may run out"
+        if (line := self.tally.redis.see(text, self._clock.now())) is not None:
+            log.warning("%s", line) if error is not None else tell(line)
 
     def _beat(self) -> None:
         """Renew leases, stop cancelled trials and announce the worker, until it closes."""
@@ -646,13 +653,12 @@ class Slots:
             try:
                 if is_due:
                     self._beat_once()
-                    self.tally.note_redis(is_out=False)
+                    self._note_redis(None)
                 self.leases.look()
                 if self.leases.preempted.is_set():
                     self.leases.preempt()
             except redis.RedisError as error:
-                self.tally.note_redis(is_out=True)
-                log.warning("Redis does not answer (%s); leases may run out", error)
+                self._note_redis(error)
             except Exception:
                 # Without this thread all leases would run out.
                 log.exception("the beat failed and continues; this is a bug")

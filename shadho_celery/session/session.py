@@ -23,6 +23,7 @@ from shadho_celery.core.checks import listed, mask
 from shadho_celery.core.class_spec import read_class_spec
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
+from shadho_celery.core.outage import Outage
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
@@ -483,22 +484,22 @@ class Watch:
         self._looked_at = -math.inf
         #: prices of all slots, as they were told
         self._money_an_hour = 0.0
-        self._outages, self._missing = Conditions(), Conditions()
-        #: number of times that the store, or broker or Redis (`servers`), has stopped to answer
-        self.outages = Counter({"store": 0, "servers": 0})
+        self._missing = Conditions()
+        self._outages = {name: Outage(name) for name in ("the store", "the broker", "Redis")}
+
+    @property
+    def outages(self) -> dict[str, int]:
+        """Number of times that the store, or broker or Redis (`servers`), has stopped to answer."""
+        store, *servers = (each.count for each in self._outages.values())
+        return {"store": store, "servers": sum(servers)}
 
     def news(self, now: float) -> Iterator[str]:
         """Yield a line for each new notice, and for each condition that is over."""
         session = self._session
-        troubles = {"store": session.study.trouble, "servers": session.executor.trouble}
-        outages = [
-            Notice(kind=Kind.SERVERS, about=name, text=f"{trouble}; trying again")
-            for name, trouble in troubles.items()
-            if trouble is not None
-        ]
-        self.outages.update(each.about for each in outages if (each.kind, each.about) not in self._outages.said)
-        if outages or self._outages.said:
-            yield from self._outages.see(outages, now)
+        for name, trouble in {"the store": session.study.trouble, **session.executor.troubles}.items():
+            text = None if trouble is None else f"Warning: {trouble}; trying again"
+            if (line := self._outages[name].see(text, now)) is not None:
+                yield line
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
@@ -566,7 +567,8 @@ class Watch:
             is_empty = not live and not session.executor.workers.refused and session.options.class_spec is None
             more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
             also = f", and others with {listed(more, 5)}" if more else ""
-            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}")
+            over = "a worker can run this study now"
+            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}", over=over)
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
@@ -576,7 +578,7 @@ class Watch:
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
             also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
-            yield Notice(kind=Kind.MISSING, about="slots", text=text)
+            yield Notice(kind=Kind.MISSING, about="slots", text=text, over=f"a {of} has {session.widest} slots now")
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
@@ -584,7 +586,8 @@ class Watch:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
                 if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
-                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+                over = f"a worker serves the queue {name} now"
+                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
@@ -630,7 +633,8 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
     for name in embedded.workers:
         if name not in live:
             text = f"the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
-            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+            over = f"the embedded worker of class {name} answers again"
+            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
         wanted = ",".join(f"{name}={count}" for name, count in slots.items())
