@@ -412,6 +412,8 @@ class Session:
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
             raise self.study.trouble
+        if self._signals.are_urgent or is_first:
+            self.steering.note_signal(self._signals.noted[-1])
         if self._signals.are_urgent:
             raise _StopNow
         if is_first:
