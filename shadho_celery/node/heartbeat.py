@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import redis
 from msgspec.structs import replace
@@ -56,12 +55,10 @@ class Heartbeat:
         *,
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
-        drains: Path | None = None,
     ) -> None:
         """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers.
 
-        `control` is the signer of the drains that this worker obeys; None to refuse them. They are kept in the folder
-        `drains`, unless it is None.
+        `control` is the signer of the drains that this worker obeys; None to refuse them.
         """
         self._client = client
         self._workers = Registry(client, Worker, signer)
@@ -74,7 +71,7 @@ class Heartbeat:
         #: those of them that use GPUs of this worker, and were named in its log
         self._sharing_gpus: set[str] = set()
         #: the drain or undrain that it obeys; None if it refuses them
-        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
+        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name))
         #: the same for this worker alone, which may also be asked to end
         self._own = None if control is None else Obeyed(Drains(client, control), name)
         #: called once, with who has asked, when this worker should finish its trials and end

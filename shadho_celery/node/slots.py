@@ -44,7 +44,6 @@ from shadho_celery.core.trial import (
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.free_slots import FreeSlots
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.heartbeat_file import HeartbeatFile
@@ -64,7 +63,7 @@ from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
-from shadho_celery.transport.signing import CONTROL_KEY_FILE, UNSIGNED, Signer
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
@@ -175,17 +174,8 @@ class Slots:
             storage=storage_id(checkpoints),
             control=None if control is None else control.fingerprint,
         )
-        # Without a key anybody may drain, and an embedded fleet has a key of its own in each run.
-        is_kept = control is not None and control.fingerprint and CONTROL_KEY_FILE not in os.environ
         self.heartbeat = Heartbeat(
-            client,
-            self.name,
-            self.worker,
-            self.leases,
-            self._clock,
-            signer=signer,
-            control=control,
-            drains=DRAINS if is_kept else None,
+            client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
         )
         #: what the worker has done so far
         self.tally = self.heartbeat.tally

@@ -55,23 +55,17 @@ class Drains:
         self._client = client
         self._signer = signer
 
-    def text(self, place: str) -> str | None:
-        """Return the latest record of a place as it is stored, for `read`; None if there is none."""
+    def latest(self, place: str) -> Drain | None:
+        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
         try:
-            found: str | None = self._client.hget(KEY, place)
+            return self._read(place, self._client.hget(KEY, place))
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
             return None
-        return found
 
-    def read(self, place: str, text: str | None) -> Drain | None:
-        """Return the record in a text, or None if it has not our signature for this place."""
+    def _read(self, place: str, text: str | None) -> Drain | None:
         return None if text is None else _DRAINS.read(_about(place), text, self._signer)
-
-    def latest(self, place: str) -> Drain | None:
-        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
-        return self.read(place, self.text(place))
 
     def all(self, obeyed: Mapping[str, int] = MappingProxyType({})) -> dict[str, Drain]:
         """Return the records of the drained places.
@@ -85,7 +79,7 @@ class Drains:
             if not is_spoilt(error):
                 raise
             return {}
-        found = {place: self.read(place, text) for place, text in texts.items()}
+        found = {place: self._read(place, text) for place, text in texts.items()}
         return {
             place: drain
             for place, drain in sorted(found.items())

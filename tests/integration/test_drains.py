@@ -36,13 +36,13 @@ __all__ = ["client", "control"]
 
 @contextmanager
 def serving(
-    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER, folder: Path | None = None
+    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER
 ) -> Iterator[tuple[Heartbeat, MagicMock]]:
-    """A worker that beats, with its consumer of messages. `key` signs the drains that it keeps in `folder`."""
+    """A worker that beats, with its consumer of messages. `key` signs the drains that it obeys."""
     clock, consumer = ManualClock(), MagicMock()
     worker = Worker(key=signer.fingerprint, control=None if key is None else key.fingerprint, slots=2)
     leases = Leases(MagicMock(), MagicMock())
-    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key, drains=folder)
+    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key)
     heartbeat.check()
     heartbeat.announce(consumer)
     ended = threading.Event()
@@ -224,11 +224,11 @@ def read_again(heartbeat: Heartbeat) -> None:
     until(lambda: heartbeat._drain_read_at > since + 2 * DRAIN_EVERY, 10)
 
 
-def test_an_old_drain_that_is_put_back_is_refused_also_after_a_restart(
-    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_an_old_drain_that_is_put_back_is_refused(
+    client: Any, control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who can write to Redis has no key, but may have kept what others have signed."""
-    with serving(client, "cpu@h.1.aaaa", folder=tmp_path) as (heartbeat, _):
+    with serving(client, "cpu@h.1.aaaa") as (heartbeat, _):
         control.drain("cpu@h")
         old_drain = client.hget(KEY, "cpu@h")
         control.undrain("cpu@h")
@@ -239,18 +239,11 @@ def test_an_old_drain_that_is_put_back_is_refused_also_after_a_restart(
         drains, obeyed = Drains(client, SIGNER), announced(client, "cpu@h.1.aaaa").drain_sequence
         assert {*drains.all()} == {"cpu@h"}
         assert drains.all({"cpu@h": obeyed}) == {}, "status does not show it"
-    with serving(client, "cpu@h.2.bbbb", folder=tmp_path) as (heartbeat, _):
-        assert not heartbeat.is_drained, "it knows what was obeyed before its start"
-        answer = control.drain("cpu@h")
-        assert answer.text == "drained cpu@h: it takes no more trials"
+        assert control.drain("cpu@h").text == "drained cpu@h: it takes no more trials"
         for put_back in (old_undrain, None):
             client.hdel(KEY, "cpu@h") if put_back is None else client.hset(KEY, "cpu@h", put_back)
             read_again(heartbeat)
             assert heartbeat.is_drained, "it takes a later undrain with a signature"
-    with serving(client, "cpu@h.3.cccc", folder=tmp_path) as (heartbeat, _):
-        assert heartbeat.is_drained
-        assert control.undrain("cpu@h").is_done
-        assert not heartbeat.is_drained
 
 
 def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, control: Control) -> None:
@@ -264,16 +257,6 @@ def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, cont
         client.delete(KEY)
         assert control.drain("cpu@h").is_done
         assert heartbeat.is_drained
-
-
-def test_a_folder_that_cannot_be_used_changes_nothing_else(
-    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "taken").write_text("no folder")
-    with serving(client, "cpu@h.1.aaaa", folder=tmp_path / "taken") as (heartbeat, _):
-        control.drain("cpu@h")
-        assert heartbeat.is_drained
-    assert "so a restarted worker may obey an old drain" in caplog.text
 
 
 def test_a_worker_that_does_not_beat_is_said_to_be_late(
