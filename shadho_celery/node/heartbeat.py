@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import Clock
-from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.units import counted
 from shadho_celery.node.consumer import Consumer
@@ -151,21 +150,12 @@ class Heartbeat:
         except redis.RedisError:
             log.warning("could not withdraw the announcement; it expires by itself")
 
-    def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
-        """Announce from now on the versions of the study modules, and why shipped code cannot run on this worker."""
-        if (codes, unfit) == (self._worker.codes, self._worker.unfit):
+    def tell(self, **facts: object) -> None:
+        """Announce these facts of the worker from now on, by the names of their fields in `Worker`."""
+        if all(getattr(self._worker, name) == fact for name, fact in facts.items()):
             return
         with self._lock:
-            self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
-        if self._is_announced.is_set():
-            self._announce_now()
-
-    def tell_complaints(self, complaints: Sequence[str]) -> None:
-        """Announce from now on what slows this worker down."""
-        if list(complaints) == self._worker.complaints:
-            return
-        with self._lock:
-            self._worker = replace(self._worker, complaints=list(complaints))
+            self._worker = replace(self._worker, **facts)
         if self._is_announced.is_set():
             self._announce_now()
 
@@ -182,11 +172,8 @@ class Heartbeat:
         number of slots that trials may use now; None if it does not change.
         """
         self._kept = kept
-        if slots is not None and slots != self._worker.slots:
-            with self._lock:
-                self._worker = replace(self._worker, slots=slots)
-            if self._is_announced.is_set():
-                self._announce_now()
+        if slots is not None:
+            self.tell(slots=slots)
         if self._breakers:
             self._follow_breakers()
         if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:

@@ -425,7 +425,8 @@ class Slots:
 
     def _tell_codes(self) -> None:
         """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
-        self.heartbeat.tell_codes(self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit)
+        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
+        self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit})
 
     def _tell_complaints(self) -> None:
         """Announce why the slots' processes start slowly. The slots that start meanwhile wait for the announcement.
@@ -433,7 +434,7 @@ class Slots:
         So it comes before the results of their trials, which may be the last ones of a short study.
         """
         with self._telling:
-            self.heartbeat.tell_complaints(self._fork_servers.complaints())
+            self.heartbeat.tell(complaints=[*self._fork_servers.complaints()])
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
