@@ -19,7 +19,6 @@ from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.outage import Outage
 from shadho_celery.node.logs import tell
 from shadho_celery.transport.broker import depths_on, opened
-from shadho_celery.transport.refused_messages import AreRefused, drop_refused
 
 log = logging.getLogger(__name__)
 
@@ -152,18 +151,6 @@ class Consumer:
             log.warning("messages wait in %s but none arrives; reconnecting to the broker", " and ".join(waiting))
             self._consumer.call_soon(_break)
             _cut(self._consumer)
-
-    def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages in bulk. Take no messages meanwhile, because that would halve the speed."""
-        self.pause("bulk")
-        try:
-            connection = self._connection()
-            with opened(connection):
-                for queue in self._queues:
-                    if dropped := drop_refused(connection, queue, are_refused):
-                        log.warning("deleted %d messages in %s: they were for trials that have ended", dropped, queue)
-        finally:
-            self.resume("bulk")
 
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait. If the broker does not answer, return an empty list."""

@@ -22,7 +22,6 @@ from shadho_celery.node.tally import Tally
 from shadho_celery.transport.channel import Breaker, Quarantine
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import clock_offset
-from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -36,9 +35,6 @@ DRAIN_EVERY = 2.0
 
 #: seconds between two comparisons of this machine's clock with that of the Redis server
 COMPARE_EVERY = 60.0
-
-#: milliseconds for which no other worker of a class starts to delete refused messages
-DROP_MS = 5000
 
 
 class Heartbeat:
@@ -158,12 +154,6 @@ class Heartbeat:
             self._worker = replace(self._worker, **facts)
         if self._is_announced.is_set():
             self._announce_now()
-
-    def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages in the worker's queues in bulk, unless a worker of its class has just begun to."""
-        name = f"shadho:dropping:{self._worker.compute_class}"
-        if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
-            self.consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
         """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.

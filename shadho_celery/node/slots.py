@@ -76,9 +76,6 @@ BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 #: seconds before a message for a module that this worker was not started with returns to the queue
 REQUEUE_SECONDS = 1.0
 
-#: number of refused messages and claims in a row after which further messages are examined in bulk
-MANY_REFUSALS = 10
-
 #: after a trial that is shorter than this many seconds, a worker claims the rest of its message at once
 QUICK_SECONDS = 0.02
 
@@ -151,8 +148,6 @@ class Slots:
         self.too_long: set[tuple[str, int]] = set()
         #: time by the monotonic clock at which the last trial has ended
         self.ran_at = -math.inf
-        #: number of messages and claims in a row that were refused
-        self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
         self._declining = threading.Lock()
@@ -338,21 +333,6 @@ class Slots:
         for other in taken[1:]:
             self._runners[other].kill()
 
-    def note_refusal(self) -> None:
-        """Record that a message or a claim was refused. After MANY_REFUSALS in a row, delete further messages in bulk.
-
-        An ended study may have left very many messages.
-        """
-        self._refusals += 1
-        if self._refusals < MANY_REFUSALS:
-            return
-        self._refusals = 0
-        try:
-            self.heartbeat.drop_refused(self._channel.are_refused)
-        except Exception as error:
-            # Errors of any broker are ignored: the messages are then refused one by one, which is only slower.
-            log.warning("refused messages could not be deleted in bulk: %s", headline(str(error)))
-
     def _lacks(self, payload: Payload) -> str:
         """Return why this worker cannot run a message's attempts. Return "" if it can, or if that is not known yet."""
         try:
@@ -530,19 +510,14 @@ class Slots:
         if claim is Claim.BREAKER_OPEN:
             self.heartbeat.pause_for(study)
             raise NotMine("this worker pauses: its last trials failed in ways that no other worker has seen")
-        if claim is not Claim.REFUSED:
-            self._refusals = 0
-            return False
-        self.note_refusal()
-        return True
+        return claim is Claim.REFUSED
 
     def _is_void(self, payload: Payload) -> bool:
         """Return whether claims of all attempts in a message would be refused, so that no worker needs the message."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             refused = self._channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
-            if len(refused) == len(attempts):
-                return self._is_refused(Claim.REFUSED, payload.study)
+            return len(refused) == len(attempts)
         return False
 
     def _drive(
