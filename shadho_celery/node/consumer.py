@@ -40,6 +40,11 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
     it has slots, and the last messages would wait although other workers are free.
     """
 
+    #: number of slots that trials of several slots take, in addition to one for each message
+    held = 0
+    #: number of slots that are closed, because their trials would not fit beside the running ones
+    closed = 0
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._outage = Outage("the broker", over_seconds=0.0)
@@ -55,11 +60,6 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
         """Return whether a record of Celery is to be logged: of those about an outage of the broker, the first one."""
         text = record.getMessage()
         return not text.startswith(_OUTAGE) or self._outage.see(text, time.monotonic()) is not None
-
-    #: number of slots that trials of several slots take, in addition to one for each message
-    held = 0
-    #: number of slots that are closed, because their trials would not fit beside the running ones
-    closed = 0
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*arguments, **options)
