@@ -149,6 +149,16 @@ def test_only_declared_classes_are_wanted_and_each_at_least_for_the_trials_in_it
         assert demand.wanted == {"cloud": slots}
 
 
+def test_the_trials_that_are_still_to_be_sent_are_known_before_they_are_drawn() -> None:
+    made = search(slots=3, trials=20)
+    assert made.scheduler.unsent == 20
+    made.scheduler.turn()
+    assert made.scheduler.unsent == 20 - made.study.in_flight < 20
+    made.scheduler.pause()
+    assert made.scheduler.unsent == 0
+    assert search(trials=None, seconds=1e6).scheduler.unsent == math.inf
+
+
 def test_a_worker_that_would_come_after_the_time_limit_is_not_wanted() -> None:
     made = search(seconds=50.0)
     made.scheduler.turn()
