@@ -11,11 +11,12 @@ import os
 import signal
 import sys
 import uuid
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery import Celery, Task, shared_task, signals
-from celery.exceptions import Reject
+from celery.exceptions import CPendingDeprecationWarning, Reject
 
 from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.core import hardware
@@ -77,7 +78,6 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
         slots.run(broker.read_message(payload, self.request, slots.signer))
     except broker.RefusedMessage as error:
         log.error("%s", error)
-        slots.note_refusal()
     except NotMine as error:
         log.warning("%s", error)
         raise Reject(str(error), requeue=True) from None
@@ -126,6 +126,8 @@ def _quieten(loglevel: int, **_: object) -> None:
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
+        # Celery advises a setting at each loss of the connection.
+        warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
 class _Printable(logging.Filter):

@@ -120,15 +120,16 @@ def change(name: str, **given: Any) -> None:
 
 @_command(
     "shadho-celery drain cpu@node7                # all workers of class cpu on node7",
-    "shadho-celery drain cpu@node7.3817.0bdf      # the same, by a name of shadho-celery status",
+    "shadho-celery drain cpu@node7.3817.0bdf      # one of them, by its name of shadho-celery status",
     _on_fleet("drain cpu@node7"),
 )
 @worker_argument
 def drain(worker: str, **given: Any) -> None:
     """Let WORKER finish its trials and take no more, as before the maintenance of its machine.
 
-    WORKER is a name of shadho-celery status, or its beginning CLASS@HOST. Workers of that class that start on that host
-    later, such as WORKER after a restart, are drained too, until shadho-celery undrain. No study needs to run.
+    WORKER is CLASS@HOST, with a host of shadho-celery status: all workers of that class on that host. Those that start
+    there later are drained too, until shadho-celery undrain. The full name of one of several workers there stands for
+    that worker alone. No study needs to run.
     """
     _steer(given, lambda control: control.drain(worker))
 

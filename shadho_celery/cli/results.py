@@ -140,9 +140,11 @@ def _show(report: StudyReport, found: StudyResults) -> None:
     if report.warm_start:
         say(f"warm start: learned from {counted(report.warm_start, 'trial')} of earlier studies, not counted here")
     in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
-    cannot = ": its trials ran on no machine, and it cannot be resumed" if record.is_simulated else ""
+    rest = ": its trials ran on no machine, and it cannot be resumed" if record.is_simulated else ""
+    if report.state == "stopped" and report.asked:
+        rest = f": {counted(max(0, report.asked - report.ended), 'trial')} left"
     running = f"{report.state} on {report.running_on}, {counted(in_flight, 'trial')} in flight"
-    say(running if report.running_on else f"{report.state}{cannot}")
+    say(running if report.running_on else f"{report.state}{rest}")
 
 
 @click.command(

@@ -152,7 +152,9 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     store, study = session.opened.store, session.study
     # For JSON, values are computed from the store, so that later commands print the same JSON.
     values = Values(study.record, None if options.as_json else session.plan.space.evaluate)
-    report = report_of(study, store, values, subspaces=session.scheduler.subspaces if options.as_json else ())
+    subspaces = session.scheduler.subspaces if options.as_json else ()
+    state = "stopped" if "stop" in store.steered(study.record.key) else "ended"
+    report = report_of(study, store, values, subspaces, state=state)
     refused = session.executor.refused() + study.refused
     ended = study.counted - session.counted_before
     run = run_of(study, time.monotonic() - session.began, ended, session.slots, refused)

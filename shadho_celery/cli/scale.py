@@ -24,6 +24,7 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.slurm import cancel_waiting
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.class_spec import ClassSpec, read_class_spec
+from shadho_celery.core.outage import Outage
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
 
@@ -138,15 +139,16 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
     # Until the workers would be given up, and longer than any pause.
     seconds = {name: each.come_seconds + LONGEST_PAUSE for name, each in spec.items()}
     say(f"scaling {', '.join(map(one_line, spec))} to at most {most} workers")
-    ahead = _resume(fleet, scaling, starter, spec)
+    redis = Outage("Redis")
+    ahead = _resume(fleet, scaling, starter, spec, redis)
     while True:
         now = time.monotonic() + ahead
         for name, reason in starter.failures(now):
             say(scaling.fail(name, now, reason), err=True)
         try:
-            wanted, workers = fleet.look()
+            wanted, backlog, workers = fleet.look()
             asks = {"has_left": fleet.has_left, "may_end": fleet.may_end}
-            decision = scaling.look(now, wanted, workers, **asks, calling=starter.calling)
+            decision = scaling.look(now, wanted, workers, backlog=backlog, **asks, calling=starter.calling)
             for line in decision.lines:
                 say(line, err=line.startswith("Warning"))
             for name in decision.overdue:
@@ -161,18 +163,28 @@ def _run(spec: Mapping[str, ClassSpec], most: int, cooldown: float, starter: _St
             for name, count in decision.starts.items():
                 starter.start(name, count, now)
             fleet.end(decision.ends)
+            _note(redis, None)
         except ServiceError as error:
-            fleet.warn(f"{one_line(error, 300)}; {OUTAGE}")
+            _note(redis, error)
         time.sleep(LOOK_SECONDS)
 
 
-def _resume(fleet: ScaledFleet, scaling: Scaling, starter: _Starter, spec: Mapping[str, ClassSpec]) -> float:
+def _note(redis: Outage, error: ServiceError | None) -> None:
+    """Say once that Redis does not answer, and that it answers again."""
+    text = None if error is None else f"Warning: {one_line(error, 300)}; {OUTAGE}"
+    if (line := redis.see(text, time.monotonic())) is not None:
+        say(line, err=True)
+
+
+def _resume(
+    fleet: ScaledFleet, scaling: Scaling, starter: _Starter, spec: Mapping[str, ClassSpec], redis: Outage
+) -> float:
     """Go on where an earlier scaler was killed. Return the seconds by which Redis's clock is ahead of ours."""
     while True:
         try:
-            kept, (_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
+            kept, (*_, workers), now = fleet.recall(spec), fleet.look(), fleet.time()
         except ServiceError as error:
-            fleet.warn(f"{one_line(error, 300)}; {OUTAGE}")
+            _note(redis, error)
             time.sleep(LOOK_SECONDS)
             continue
         starter.resume(kept)

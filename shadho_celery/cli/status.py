@@ -149,14 +149,11 @@ class FleetState:
     #: seconds since the latest announcement of each worker and each study, by name and by key
     ages: Mapping[str, float]
 
-    @property
-    def wanted(self) -> Mapping[str, int | None]:
-        """Number of slots that the studies want of each class together, or None if none of them says."""
-        found: dict[str, int | None] = dict.fromkeys(self.depths)
-        for study in self.studies.values():
-            for name, slots in study.wanted_slots.items():
-                found[name] = (found.get(name) or 0) + slots
-        return found
+    def wanted(self, *studies: StudyWants) -> Mapping[str, int]:
+        """Return the number of slots of each class that these studies want together, by default all studies."""
+        from shadho_celery.transport.registry import wanted_slots
+
+        return wanted_slots(studies or self.studies.values(), self.workers.values())
 
     def waiting(self, name: str) -> int | None:
         """Return the number of messages in the queues of a compute class, or None if it has no queue."""
@@ -184,7 +181,9 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
         workers, studies = registry.living(), wanting.living()
         ages = {**registry.ages(workers), **wanting.ages(studies)}
         obeyed = obeyed_drains(workers)
-        drained: dict[str, Drain | None] = {**drains.all(obeyed)}
+        drained: dict[str, Drain | None] = {
+            place: drain for place, drain in drains.all(obeyed).items() if place in workers or not drain.alone
+        }
         for place in sorted({place_of(name) for name, worker in workers.items() if worker.drained} & obeyed.keys()):
             # A worker that ends is drained as well, and has a record of its own.
             if (latest := drains.latest(place)) is None or latest.sequence < obeyed[place]:
@@ -209,6 +208,7 @@ def read_fleet(control: Signer | None = None, *, has_broker: bool = True) -> Fle
 def _look(control: Signer | None = None) -> dict[str, Any]:
     """Return the facts of the fleet at the URLs in the environment: its studies by name, and its workers by class."""
     fleet = read_fleet(control)
+    wanted = fleet.wanted()
     by_class: dict[str, list[Worker]] = defaultdict(list)
     for worker in fleet.workers.values():
         by_class[worker.compute_class].append(worker)
@@ -221,7 +221,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
                 "weight": study.weight,
                 "trials": None if study.progress is None else _numbers(study.progress),
                 "wants": study.wants,
-                "wanted_slots": study.wanted_slots,
+                "wanted_slots": fleet.wanted(study),
                 "age": fleet.ages.get(key),
             }
             for key, study in sorted(fleet.studies.items(), key=lambda each: (each[1].name, each[0]))
@@ -236,7 +236,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
                 "draining": sum(worker.draining for worker in by_class[name]),
                 "slots": sum(worker.slots for worker in by_class[name]),
                 "busy": sum(worker.busy for worker in by_class[name]),
-                "wanted": fleet.wanted[name],
+                "wanted": wanted.get(name),
                 "queue": fleet.waiting(name),
                 "hosts": sorted({worker.machine.host for worker in by_class[name]}),
                 "imports": sorted({module for worker in by_class[name] for module in worker.imports}),
@@ -253,7 +253,7 @@ def _look(control: Signer | None = None) -> dict[str, Any]:
 
 def _numbers(progress: Progress) -> dict[str, int | None]:
     """Return the numbers of a study's trials by name."""
-    return {name: fact for name, fact in asdict(progress).items() if name != "state"}
+    return {name: fact for name, fact in asdict(progress).items() if name not in {"state", "unsent_slots"}}
 
 
 def _worker(name: str, worker: Worker, age: float | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from shadho_celery.transport.control import (
 )
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import refusals
-from shadho_celery.transport.registry import Registry, StudyWants, Worker, place_of
+from shadho_celery.transport.registry import Registry, StudyWants, Worker, obeyed_drains, place_of
 from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL, Signer
 
 #: seconds for which an answer is waited for, and between two checks
@@ -101,20 +101,24 @@ class Control:
     def drain(self, worker: str) -> Answer:
         """Let a worker finish its trials and take no more, until `undrain`.
 
-        `worker` is a worker's name, or the part of it that stays when it restarts, such as cpu@node7. It applies to all
-        workers with that part, also to those that start later.
+        `worker` is the part of a worker's name that stays when it restarts, such as cpu@node7, and stands for all
+        workers with that part, also for those that start later. Or it is a worker's name: if other workers have that
+        part too, it stands for that worker alone.
         """
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker)
             for name, each in workers.items():
                 if (reason := why_not(f"worker {name}", each.control, reach.control)) is not None:
                     return Answer(is_done=False, text=reason)
-            drains, obeyed = Drains(reach.client, reach.control), _obeyed(workers)
+            drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers).get(place, 0)
             drain = drains.latest(place)
             # An older record than the workers have obeyed was put back by somebody.
             if drain is not None and drain.is_drained and drain.sequence >= obeyed:
                 return Answer(is_done=True, text=f"{place} was already drained by {one_line(drain.by)}")
-            drains.put(place, requester(), is_drained=True, after=obeyed)
+            if alone := place in workers:
+                living = Registry(reach.client, Worker, reach.signer).living()
+                drains.forget([name for name, each in drains.all().items() if each.alone and name not in living])
+            drains.put(place, requester(), is_drained=True, after=obeyed, alone=alone)
             workers = _await(reach, place, is_drained=True)
         running = sum(worker.busy for worker in workers.values())
         rest = f"; {counted(running, 'running trial finishes', 'running trials finish')} first" if running else ""
@@ -124,13 +128,16 @@ class Control:
         """Let a worker take trials again. `worker` is as in `drain`."""
         with reaches(self._redis) as found, refusals():
             reach, place, workers = _place(found, worker, with_gone=True)
-            drains = Drains(reach.client, reach.control)
-            drain = drains.latest(place)
+            drains, obeyed = Drains(reach.client, reach.control), obeyed_drains(workers)
+            drained = drains.all(obeyed).keys()
+            if place in workers and (whole := place_of(place)) in drained:
+                return Answer(is_done=False, text=f"all workers of {whole} are drained; undrain it")
             # The workers may also obey a drain that is lost from Redis.
-            is_drained = (drain is not None and drain.is_drained) or any(each.drained for each in workers.values())
-            if not is_drained:
+            if place not in drained and not any(each.drained for each in workers.values()):
                 return Answer(is_done=True, text=f"{place} was not drained")
-            drains.put(place, requester(), is_drained=False, after=_obeyed(workers))
+            for each in (place, *(workers.keys() & drained - {place})):
+                after, alone = obeyed.get(each, 0), each in workers
+                drains.put(each, requester(), is_drained=False, after=after, alone=alone)
             if not workers:
                 return Answer(is_done=True, text=f"undrained {place}, where no worker is live")
             _await(reach, place, is_drained=False)
@@ -260,12 +267,8 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
         place = place_of(worker) if worker in living else worker
         if place in places:
             there = {name: each for name, each in living.items() if place_of(name) == place}
-            if worker in living and len(there) > 1:
-                raise UsageError(
-                    f"{len(there)} workers are {place}, and only all of them can be drained; give {place}, or stop the "
-                    "one with SIGTERM"
-                )
-            matches.append((reach, place, there))
+            is_one_of_several = worker in living and len(there) > 1
+            matches.append((reach, worker, {worker: living[worker]}) if is_one_of_several else (reach, place, there))
     if not matches:
         names = [one_line(each, 80) for each in sorted(known)]
         some = f"there are {listed(names, LISTED)}" if names else "none is live"
@@ -274,11 +277,6 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     if len(matches) > 1:
         raise UsageError(f"{len(matches)} studies of this folder have a worker {worker!r}; give the worker's full name")
     return matches[0]
-
-
-def _obeyed(workers: Mapping[str, Worker]) -> int:
-    """Return the sequence of the latest drain or undrain that any of the workers obeys."""
-    return max((each.drain_sequence for each in workers.values()), default=0)
 
 
 def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, what: str) -> Answer:
@@ -301,13 +299,15 @@ def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, 
 
 
 def _await(reach: Reach, place: str, *, is_drained: bool) -> Mapping[str, Worker]:
-    """Wait until the live workers of a place announce that they are drained, or are not. Return them by name.
+    """Wait until the live workers of a place, or the one of that name, announce that they are drained, or are not.
+
+    Return them by name.
 
     Raises ServiceError if they do not within ANSWER_SECONDS.
     """
     registry, deadline = Registry(reach.client, Worker, reach.signer), time.monotonic() + ANSWER_SECONDS
     while True:
-        there = {name: worker for name, worker in registry.living().items() if place_of(name) == place}
+        there = {name: worker for name, worker in registry.living().items() if place in (name, place_of(name))}
         late = [name for name, worker in there.items() if worker.drained != is_drained]
         if not late:
             return there

@@ -64,9 +64,11 @@ class ScaledFleet:
                     self._records.put(name, record, seconds[name])
                     self._kept[name] = record
 
-    def look(self) -> tuple[Mapping[str, int], Mapping[str, Worker]]:
-        """Return the slots that all studies want together, by class, and the live workers by name."""
-        wanted: Counter[str] = Counter()
+    def look(self) -> tuple[Mapping[str, int], Mapping[str, int], Mapping[str, Worker]]:
+        """Return the slots by class for which the studies want workers started, those for which they want workers kept
+        (`StudyWants.backlog`), and the live workers by name.
+        """
+        wanted, backlog = Counter[str](), Counter[str]()
         with refusals():
             studies, self._live = self._studies.living(), self._workers.living()
             gone = self._ending - self._live.keys()
@@ -74,9 +76,10 @@ class ScaledFleet:
         self._ending -= gone
         for study in studies.values():
             wanted.update(study.wanted_slots)
+            backlog.update(study.backlog)
         if self._studies.refused or self._workers.refused:
             self.warn("announcements that are malformed or not signed with this command's key are ignored")
-        return wanted, self._live
+        return wanted, backlog, self._live
 
     def has_left(self, name: str) -> bool:
         """Return whether a worker has withdrawn in order."""

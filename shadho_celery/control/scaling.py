@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -68,17 +69,20 @@ class Decision:
 class Scaling:
     """Decides about the workers of the classes in a spec, with at most `most` workers at a time, all classes together.
 
-    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, and `cooldown`
-    seconds after it was last wanted. After a start that fails, a single worker of the class is started after a pause,
-    which doubles. Times are seconds since the epoch. What `starting` returns makes another object go on after `resume`.
+    All workers of these classes count, whoever has started them. A worker is ended only if it is idle, has been there
+    for ANNOUNCE_SECONDS, and was last wanted `cooldown` seconds before. After a start that fails, a single worker of
+    the class is started after a pause, which doubles. Times are seconds since the epoch. What `starting` returns makes
+    another object go on after `resume`.
     """
 
     def __init__(self, spec: Mapping[str, ClassSpec], most: int, cooldown: float) -> None:
         self._classes = {name: _Class(each) for name, each in spec.items()}
         self._most = most
-        self._held = Held(cooldown)
+        self._held, self._kept = Held(cooldown), Held(cooldown)
         #: by name of each worker: its latest announcement, and the time of that
         self._seen: dict[str, tuple[Worker, float]] = {}
+        #: time since which each live worker is there: the studies need a moment to see it and to send trials
+        self._since: dict[str, float] = {}
         #: workers that were asked to end
         self._ended: set[str] = set()
 
@@ -116,11 +120,12 @@ class Scaling:
         wanted: Mapping[str, int],
         live: Mapping[str, Worker],
         *,
+        backlog: Mapping[str, int] = MappingProxyType({}),
         has_left: Callable[[str], bool] = lambda name: False,
         may_end: Callable[[str], bool] = lambda name: True,
         calling: Collection[str] = (),
     ) -> Decision:
-        """Decide by the wanted slots of each class and the announced workers.
+        """Decide by the wanted slots of each class and the announced workers. For a `backlog`, workers are kept only.
 
         `has_left` returns whether a worker has withdrawn in order, and `may_end` whether one obeys a request to end.
         `calling` are the classes whose command has not returned: it is not called again meanwhile.
@@ -129,6 +134,7 @@ class Scaling:
         workers = self._present(now, live, has_left, lines)
         overdue = self._await(now, lines)
         held = self._held.see({name: wanted.get(name, 0) for name in self._classes}, now)
+        kept = self._kept.see({name: backlog.get(name, 0) for name in self._classes}, now)
         room = self._most - len(workers) - sum(each.starting for each in self._classes.values())
         left, starts, ends = self._most, {}, []
         for name, each in self._classes.items():
@@ -147,7 +153,8 @@ class Scaling:
                 each.starts.append(Start(count=count, missing=count, at=now))
                 lines.append(f"class {name}: {counted(held[name], 'slot is', 'slots are')} wanted; starting {count}")
             for key, one in sorted(serving.items(), key=lambda pair: -pair[1].slots):
-                if not one.busy and key in live and slots - one.slots >= target and may_end(key):
+                is_idle = not one.busy and now - self._since.get(key, now) >= ANNOUNCE_SECONDS
+                if is_idle and slots - one.slots >= target + kept[name] and may_end(key):
                     slots -= one.slots
                     ends.append(key)
         # The request to a worker that does not obey it may be lost.
@@ -180,6 +187,7 @@ class Scaling:
         Redis may have lost its data, after which the workers announce themselves again. Adds a line about the first
         worker of a class that has other slots than its spec.
         """
+        self._since = {name: self._since.get(name, now) for name in live}
         for name, worker in live.items():
             if name not in self._seen:
                 self._welcome(worker.compute_class)

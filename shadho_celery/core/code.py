@@ -72,18 +72,16 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return a description of how this version, which is that of another process, differs from `ours`."""
         if self.problem:
             return self.problem
+        versions = f"its code has version {self.digest} there and {ours.digest} here"
         names = [name for name in sorted({**ours.files, **self.files}) if self.files.get(name) != ours.files.get(name)]
         if not names:
             return (
-                f"its sources are the study's, but SPACE has version {self.space} there and {ours.space} here; "
-                "a SPACE must not depend on the machine, on other files or on chance; a set has no order: it "
-                "differs by process, use sorted(...)"
+                f"{versions}; its sources are the study's, but SPACE differs: a SPACE must not depend on the machine, "
+                "on other files or on chance; a set has no order: it differs by process, use sorted(...)"
             )
-        theirs, own = (code.files.get(names[0]) or "none" for code in (self, ours))
-        more = f", and {len(names) - 1} more files differ" if len(names) > 1 else ""
-        return (
-            f"{Path(self.root, names[0])} has version {theirs} there and {own} here{more}; copy the study's files there"
-        )
+        which = Path(self.root, names[0])
+        differs = f"{which} differs" if len(names) == 1 else f"{which} and {len(names) - 1} more files differ"
+        return f"{versions}; {differs}; copy the study's files there"
 
 
 class Sources(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.trial import Memory, Name, Price
+from shadho_celery.core.trial import Clean, Memory, Name, Price
 from shadho_celery.errors import UsageError
 
 #: classes in their expected order, the strongest first; it counts until their workers have announced their hardware
@@ -107,8 +107,8 @@ def gpus_text(gpus: Iterable[Gpu]) -> str:
 class Machine(Struct, frozen=True, kw_only=True):
     """Facts about one machine, as its workers announce them."""
 
-    #: name of the machine, or the value of ``SHADHO_HOST``
-    host: Name = ""
+    #: name of the machine, or the value of ``SHADHO_HOST``; the names of its workers contain it, and are a `Name` too
+    host: Annotated[Clean, Meta(max_length=175)] = ""
     #: cores that this process may use
     cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM

@@ -168,7 +168,12 @@ class QueueExecutor:
     @property
     def trouble(self) -> ServiceError | None:
         """Reason why the broker or Redis cannot be used at the moment, or None. Failed calls are tried again."""
-        return self._dispatch.refusal or self.silence
+        return next(filter(None, self.troubles.values()), None)
+
+    @property
+    def troubles(self) -> Mapping[str, ServiceError | None]:
+        """The same for each of them, by the name of the server."""
+        return {"the broker": self._dispatch.refusal, "Redis": self.silence}
 
     @property
     def has_workers(self) -> bool:

@@ -60,7 +60,7 @@ FAMILIES: Sequence[Family[Slots]] = [
         "shadho_worker_outages",
         "Times that Redis has stopped to answer.",
         kind=Kind.COUNTER,
-        read=lambda slots: {(): slots.tally.outages},
+        read=lambda slots: {(): slots.tally.redis.count},
     ),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,13 +16,17 @@ from celery.worker import state
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.outage import Outage
+from shadho_celery.node.logs import tell
 from shadho_celery.transport.broker import depths_on, opened
-from shadho_celery.transport.refused_messages import AreRefused, drop_refused
 
 log = logging.getLogger(__name__)
 
 #: seconds without a message after which a worker with a free slot checks its queues for messages
 QUIET_SECONDS = 10.0
+
+#: beginnings of the lines that Celery logs at each try to reach the broker
+_OUTAGE = ("consumer: Cannot connect", "consumer: Connection to broker lost")
 
 #: seconds before a message returns to its queue because all slots of the worker are taken
 FULL_SECONDS = 1.0
@@ -39,6 +44,22 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
     held = 0
     #: number of slots that are closed, because their trials would not fit beside the running ones
     closed = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._outage = Outage("the broker", over_seconds=0.0)
+        logging.getLogger(celery.worker.consumer.consumer.__name__).addFilter(self._is_news)
+
+    def connect(self) -> Any:
+        connection = super().connect()
+        if (line := self._outage.see(None, time.monotonic())) is not None:
+            tell(line)
+        return connection
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Return whether a record of Celery is to be logged: of those about an outage of the broker, the first one."""
+        text = record.getMessage()
+        return not text.startswith(_OUTAGE) or self._outage.see(text, time.monotonic()) is not None
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*arguments, **options)
@@ -130,18 +151,6 @@ class Consumer:
             log.warning("messages wait in %s but none arrives; reconnecting to the broker", " and ".join(waiting))
             self._consumer.call_soon(_break)
             _cut(self._consumer)
-
-    def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages in bulk. Take no messages meanwhile, because that would halve the speed."""
-        self.pause("bulk")
-        try:
-            connection = self._connection()
-            with opened(connection):
-                for queue in self._queues:
-                    if dropped := drop_refused(connection, queue, are_refused):
-                        log.warning("deleted %d messages in %s: they were for trials that have ended", dropped, queue)
-        finally:
-            self.resume("bulk")
 
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait. If the broker does not answer, return an empty list."""

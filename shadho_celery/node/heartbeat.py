@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import Clock
-from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.units import counted
 from shadho_celery.node.consumer import Consumer
@@ -24,7 +22,6 @@ from shadho_celery.node.tally import Tally
 from shadho_celery.transport.channel import Breaker, Quarantine
 from shadho_celery.transport.drains import Drains
 from shadho_celery.transport.redis import clock_offset
-from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Host, Registry, StudyWants, Worker, place_of
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -38,9 +35,6 @@ DRAIN_EVERY = 2.0
 
 #: seconds between two comparisons of this machine's clock with that of the Redis server
 COMPARE_EVERY = 60.0
-
-#: milliseconds for which no other worker of a class starts to delete refused messages
-DROP_MS = 5000
 
 
 class Heartbeat:
@@ -56,12 +50,10 @@ class Heartbeat:
         *,
         signer: Signer = UNSIGNED,
         control: Signer | None = None,
-        drains: Path | None = None,
     ) -> None:
         """Announce `worker` as `name`, with the trials that have `leases` and the state of its circuit breakers.
 
-        `control` is the signer of the drains that this worker obeys; None to refuse them. They are kept in the folder
-        `drains`, unless it is None.
+        `control` is the signer of the drains that this worker obeys; None to refuse them.
         """
         self._client = client
         self._workers = Registry(client, Worker, signer)
@@ -74,8 +66,8 @@ class Heartbeat:
         #: those of them that use GPUs of this worker, and were named in its log
         self._sharing_gpus: set[str] = set()
         #: the drain or undrain that it obeys; None if it refuses them
-        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name), drains)
-        #: the request to end of this worker alone; None if it refuses it
+        self._obeyed = None if control is None else Obeyed(Drains(client, control), place_of(name))
+        #: the same for this worker alone, which may also be asked to end
         self._own = None if control is None else Obeyed(Drains(client, control), name)
         #: called once, with who has asked, when this worker should finish its trials and end
         self.on_end: Callable[[str], None] | None = None
@@ -154,29 +146,14 @@ class Heartbeat:
         except redis.RedisError:
             log.warning("could not withdraw the announcement; it expires by itself")
 
-    def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
-        """Announce from now on the versions of the study modules, and why shipped code cannot run on this worker."""
-        if (codes, unfit) == (self._worker.codes, self._worker.unfit):
+    def tell(self, **facts: object) -> None:
+        """Announce these facts of the worker from now on, by the names of their fields in `Worker`."""
+        if all(getattr(self._worker, name) == fact for name, fact in facts.items()):
             return
         with self._lock:
-            self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
+            self._worker = replace(self._worker, **facts)
         if self._is_announced.is_set():
             self._announce_now()
-
-    def tell_complaints(self, complaints: Sequence[str]) -> None:
-        """Announce from now on what slows this worker down."""
-        if list(complaints) == self._worker.complaints:
-            return
-        with self._lock:
-            self._worker = replace(self._worker, complaints=list(complaints))
-        if self._is_announced.is_set():
-            self._announce_now()
-
-    def drop_refused(self, are_refused: AreRefused) -> None:
-        """Delete refused messages in the worker's queues in bulk, unless a worker of its class has just begun to."""
-        name = f"shadho:dropping:{self._worker.compute_class}"
-        if self.consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
-            self.consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool, kept: int = 0, slots: int | None = None) -> None:
         """Announce the worker when that is due, and follow its circuit breakers. Raises redis-py's errors.
@@ -185,11 +162,8 @@ class Heartbeat:
         number of slots that trials may use now; None if it does not change.
         """
         self._kept = kept
-        if slots is not None and slots != self._worker.slots:
-            with self._lock:
-                self._worker = replace(self._worker, slots=slots)
-            if self._is_announced.is_set():
-                self._announce_now()
+        if slots is not None:
+            self.tell(slots=slots)
         if self._breakers:
             self._follow_breakers()
         if self._clock.now() - self._drain_read_at >= DRAIN_EVERY:
@@ -331,7 +305,7 @@ class Heartbeat:
         with self._lock:
             studies = self._leases.studies()
             is_drained = self.is_drained
-            latest = None if self._obeyed is None else self._obeyed.latest
+            latest, own = (None if each is None else each.latest for each in (self._obeyed, self._own))
             worker = replace(
                 self._worker,
                 busy=sum([each.slots for each in studies.values()]) + self._kept,
@@ -341,6 +315,7 @@ class Heartbeat:
                 draining=self._is_draining or is_drained,
                 drained=is_drained,
                 drain_sequence=0 if latest is None else latest.sequence,
+                own_drain_sequence=0 if own is None or own.ends else own.sequence,
             )
         self._workers.announce(self._name, worker)
         self.tally.heartbeats += 1

@@ -108,12 +108,14 @@ class TrialLines:
 
 def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
     """Return the line about an ended attempt for the worker's log."""
-    which = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
+    # The scheduler decides whether a failed attempt ends its trial, or is retried on another worker.
+    has_failed = outcome.state is TrialState.FAILED
+    which = f", attempt {attempt.attempt}" if attempt.attempt > 1 or has_failed else ""
     parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
     # Only the scheduler knows which losses are negative because they are maximised.
     loss = "" if outcome.loss is None or outcome.losses else f", loss {outcome.loss:.6g}"
-    parts.append(f"{outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
-    if outcome.state is TrialState.FAILED:
+    parts.append(f"{'failed' if has_failed else outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
+    if has_failed:
         parts.append(headline(outcome.error))
     return ": ".join(parts) + (f"; {outcome.warning}" if outcome.warning else "")
 

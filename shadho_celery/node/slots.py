@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import uuid
 from collections import deque
@@ -45,12 +44,11 @@ from shadho_celery.core.trial import (
 from shadho_celery.core.units import duration
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.drains import FOLDER as DRAINS
 from shadho_celery.node.free_slots import FreeSlots
 from shadho_celery.node.heartbeat import CoreShare, Heartbeat
 from shadho_celery.node.heartbeat_file import HeartbeatFile
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.node.logs import LogServer, TrialLines
+from shadho_celery.node.logs import LogServer, TrialLines, tell
 from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.stay import SAFETY
 from shadho_celery.node.storage import storage_id
@@ -65,7 +63,7 @@ from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
-from shadho_celery.transport.signing import CONTROL_KEY_FILE, UNSIGNED, Signer
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +75,6 @@ BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
 #: seconds before a message for a module that this worker was not started with returns to the queue
 REQUEUE_SECONDS = 1.0
-
-#: number of refused messages and claims in a row after which further messages are examined in bulk
-MANY_REFUSALS = 10
 
 #: after a trial that is shorter than this many seconds, a worker claims the rest of its message at once
 QUICK_SECONDS = 0.02
@@ -116,7 +111,7 @@ class Slots:
         With `shares_gpus`, trials share GPUs as far as their memory fits, in `count` slots at most.
         Raises UsageError for a name that cannot be announced, and for a heartbeat file that cannot be written.
         """
-        self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
+        self.name = f"{compute_class}@{machine.host}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)
@@ -153,8 +148,6 @@ class Slots:
         self.too_long: set[tuple[str, int]] = set()
         #: time by the monotonic clock at which the last trial has ended
         self.ran_at = -math.inf
-        #: number of messages and claims in a row that were refused
-        self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
         self._declining = threading.Lock()
@@ -176,17 +169,8 @@ class Slots:
             storage=storage_id(checkpoints),
             control=None if control is None else control.fingerprint,
         )
-        # Without a key anybody may drain, and an embedded fleet has a key of its own in each run.
-        is_kept = control is not None and control.fingerprint and CONTROL_KEY_FILE not in os.environ
         self.heartbeat = Heartbeat(
-            client,
-            self.name,
-            self.worker,
-            self.leases,
-            self._clock,
-            signer=signer,
-            control=control,
-            drains=DRAINS if is_kept else None,
+            client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
         )
         #: what the worker has done so far
         self.tally = self.heartbeat.tally
@@ -349,21 +333,6 @@ class Slots:
         for other in taken[1:]:
             self._runners[other].kill()
 
-    def note_refusal(self) -> None:
-        """Record that a message or a claim was refused. After MANY_REFUSALS in a row, delete further messages in bulk.
-
-        An ended study may have left very many messages.
-        """
-        self._refusals += 1
-        if self._refusals < MANY_REFUSALS:
-            return
-        self._refusals = 0
-        try:
-            self.heartbeat.drop_refused(self._channel.are_refused)
-        except Exception as error:
-            # Errors of any broker are ignored: the messages are then refused one by one, which is only slower.
-            log.warning("refused messages could not be deleted in bulk: %s", headline(str(error)))
-
     def _lacks(self, payload: Payload) -> str:
         """Return why this worker cannot run a message's attempts. Return "" if it can, or if that is not known yet."""
         try:
@@ -436,7 +405,8 @@ class Slots:
 
     def _tell_codes(self) -> None:
         """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
-        self.heartbeat.tell_codes(self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit)
+        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
+        self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit})
 
     def _tell_complaints(self) -> None:
         """Announce why the slots' processes start slowly. The slots that start meanwhile wait for the announcement.
@@ -444,7 +414,7 @@ class Slots:
         So it comes before the results of their trials, which may be the last ones of a short study.
         """
         with self._telling:
-            self.heartbeat.tell_complaints(self._fork_servers.complaints())
+            self.heartbeat.tell(complaints=[*self._fork_servers.complaints()])
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
@@ -489,9 +459,10 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        self.tally.end(outcome)
-        # The result says that the trial was stopped, because the scheduler knows why. The log says that it was pruned.
-        self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
+        # The result says that the trial was stopped, because the scheduler knows why. Here it is known to be pruned.
+        shown = replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome
+        self.tally.end(shown)
+        self._lines.tell(payload, attempt, shown)
         return Result(
             number=number,
             attempt=which,
@@ -539,19 +510,14 @@ class Slots:
         if claim is Claim.BREAKER_OPEN:
             self.heartbeat.pause_for(study)
             raise NotMine("this worker pauses: its last trials failed in ways that no other worker has seen")
-        if claim is not Claim.REFUSED:
-            self._refusals = 0
-            return False
-        self.note_refusal()
-        return True
+        return claim is Claim.REFUSED
 
     def _is_void(self, payload: Payload) -> bool:
         """Return whether claims of all attempts in a message would be refused, so that no worker needs the message."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             refused = self._channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
-            if len(refused) == len(attempts):
-                return self._is_refused(Claim.REFUSED, payload.study)
+            return len(refused) == len(attempts)
         return False
 
     def _drive(
@@ -584,9 +550,9 @@ class Slots:
                 unsent += answer == "refused"
                 if answer in {"cancel", "prune"} and not lease.stopped:
                     self.leases.stop(lease, answer)
-            except redis.RedisError:
+            except redis.RedisError as error:
                 unsent += 1
-                log.warning("a report of trial %s could not be sent", number)
+                self._note_redis(error)
 
         def on_gang(gang: GangCall) -> None:
             lease.calls += not gang.assembled
@@ -631,8 +597,14 @@ class Slots:
             except redis.RedisError as error:
                 if not is_outage(error) or self._closing.wait(wait):
                     raise
-                log.warning("Redis does not answer (%s); trying again", error)
+                self._note_redis(error)
                 wait = min(5.0, wait * 2)
+
+    def _note_redis(self, error: redis.RedisError | None) -> None:
+        """Log once that Redis does not answer, and once that it answers again."""
+        text = None if error is None else f"Redis does not answer ({error}); trying again, and leases may run out"
+        if (line := self.tally.redis.see(text, self._clock.now())) is not None:
+            log.warning("%s", line) if error is not None else tell(line)
 
     def _beat(self) -> None:
         """Renew leases, stop cancelled trials and announce the worker, until it closes."""
@@ -647,13 +619,12 @@ class Slots:
             try:
                 if is_due:
                     self._beat_once()
-                    self.tally.note_redis(is_out=False)
+                    self._note_redis(None)
                 self.leases.look()
                 if self.leases.preempted.is_set():
                     self.leases.preempt()
             except redis.RedisError as error:
-                self.tally.note_redis(is_out=True)
-                log.warning("Redis does not answer (%s); leases may run out", error)
+                self._note_redis(error)
             except Exception:
                 # Without this thread all leases would run out.
                 log.exception("the beat failed and continues; this is a bug")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+from shadho_celery.core.outage import Outage
 from shadho_celery.core.trial import Outcome, TrialState
 
 
@@ -17,9 +18,7 @@ class Tally:
         self.seconds = 0.0
         #: announcements to the schedulers, and renewals of leases
         self.heartbeats = self.renewals = 0
-        #: number of times that Redis has stopped to answer
-        self.outages = 0
-        self._is_out = False
+        self.redis = Outage("Redis")
         self._lock = threading.Lock()
 
     def end(self, outcome: Outcome) -> None:
@@ -27,8 +26,3 @@ class Tally:
         with self._lock:
             self.trials[outcome.state] += 1
             self.seconds += outcome.seconds or 0.0
-
-    def note_redis(self, *, is_out: bool) -> None:
-        """Note whether Redis has answered the last beat."""
-        self.outages += is_out and not self._is_out
-        self._is_out = is_out

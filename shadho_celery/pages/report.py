@@ -42,8 +42,7 @@ def report_html(data: StudyData) -> str:
 
 def heading(data: StudyData) -> Html:
     """Return the line at the top: name, state and time of reading."""
-    at_rest = "simulated" if data.study.is_simulated else "not running"
-    state = f"running on {data.report.running_on}" if data.report.running_on else at_rest
+    state = f"running on {data.report.running_on}" if data.report.running_on else data.report.state
     read = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(data.now))
     said = f"{one_line(state)}; read on {read} by shadho_celery {__version__}"
     return element("header", element("h1", one_line(data.study.name)), element("p", said), class_="bar")

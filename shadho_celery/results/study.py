@@ -145,14 +145,16 @@ class StudyResults:
 
     @property
     def state(self) -> str:
-        """``"ended"``, ``"interrupted"``, ``"simulated"``, ``"running"``, ``"paused"`` or ``"stopping"``.
+        """State in one word: running, paused, stopping, ended, stopped, interrupted or simulated.
 
-        A study is interrupted if its scheduler ended without recording its end, for instance by a crash.
+        A study is stopped if a request or a signal has ended it. It is interrupted if its scheduler ended without
+        recording its end, for instance by a crash.
         """
-        if self.running_on is None:
-            is_interrupted = self._store.is_interrupted(self.key, time.time())
-            return "simulated" if self.is_simulated else "interrupted" if is_interrupted else "ended"
         asked = self._store.steered(self.key)
+        if self.running_on is None:
+            at_rest = "stopped" if "stop" in asked else "ended"
+            is_interrupted = self._store.is_interrupted(self.key, time.time())
+            return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
         if "stop" in asked:
             return "stopping"
         return (

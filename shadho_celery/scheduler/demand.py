@@ -1,4 +1,4 @@
-"""Demand: the slots of each class that a study could use, also of classes whose workers are started on demand."""
+"""Demand: the slots that a study could use of each class whose workers are started on demand."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ DEALT = 20
 
 
 class Demand:
-    """The slots that one study wants of each class, updated every few seconds.
+    """The slots that one study wants of each declared class, updated every few seconds.
 
-    The numbers include the slots that the study uses. They rise at once, and fall after HOLD_SECONDS. New slots, beyond
-    those of live workers, are never more than the trials need that are still to be sent.
+    The numbers include the slots that the study's attempts take, or wait for in the class's queue. They rise at once,
+    and fall after HOLD_SECONDS. New slots, beyond those of live workers, are never more than the trials need that are
+    still to be sent. Of other classes a study wants live slots only (`StudyWants.wants`).
     """
 
     def __init__(
@@ -81,9 +82,12 @@ class Demand:
 
     def _update(self, names: Sequence[str], live: Mapping[str, int], left: float, seconds_left: float) -> None:
         """Update the slots of each class that are wanted without a limit on new ones."""
+        queued = Counter[str | None]()
         self._used.clear()
         for attempt in self._study.attempts:
-            self._used[attempt.compute_class] += attempt.slots * (attempt.state is TrialState.RUNNING)
+            (self._used if attempt.state is TrialState.RUNNING else queued)[attempt.compute_class] += attempt.slots
+        for name, slots in queued.items():
+            self._used[name] += max(0, min(slots, live.get(str(name), 0) - self._used[name]))
         sent = self._study.sent
         self._slots = sum(trial.slots for trial in sent) / len(sent) if sent else 1.0
         rooms = {name: self._room(name, live.get(name, 0)) for name in names}
@@ -93,7 +97,7 @@ class Demand:
             for name, spec in self._declared.items():
                 if rooms[name].most and seconds_left > spec.startup_seconds:
                     useful[name] = max(useful.get(name, 0), int(min(spec.slots, left)))
-        wanted = {name: max(useful.get(name, 0), self._used[name]) for name in names}
+        wanted = {name: max(useful.get(name, 0), self._used[name]) for name in self._declared}
         self._kept = self._held.see(wanted, self._study.clock.now())
 
     def _room(self, name: str, live: int) -> Room:

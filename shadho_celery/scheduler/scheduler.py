@@ -332,6 +332,11 @@ class Scheduler:
         return self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     @property
+    def unsent(self) -> float:
+        """Number of trials that are still to be sent, as far as it is known; 0 while it is paused or stopping."""
+        return min(self._left(), self.study.count(TrialState.WAITING)) if self.proposals.is_exhausted else self._left()
+
+    @property
     def spent(self) -> float:
         """Money that the attempts of all runs have cost so far."""
         return self.study.recorder.spending(self.study.clock.wall())

@@ -1,4 +1,4 @@
-"""Warnings during a run, as records. Each is shown once. If its condition passes, a line says so."""
+"""Warnings during a run, as records. Each is shown once. If its condition passes, a line says what is true again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ OVER_SECONDS = 5.0
 class Kind(Enum):
     """Subject of a notice."""
 
-    #: a server that does not answer
-    SERVERS = auto()
     #: workers that the study needs and that are missing
     MISSING = auto()
     #: workers and messages that are refused or quarantined
@@ -39,8 +37,10 @@ class Notice:
 
     kind: Kind
     text: str
-    #: server, class or worker concerned; "" if the kind says it. Notices with equal `kind` and `about` end together
+    #: class or worker concerned; "" if the kind says it. Notices with equal `kind` and `about` end together
     about: str = ""
+    #: what is true once the condition has passed
+    over: str = ""
 
     def __str__(self) -> str:
         return f"Warning: {self.text}"
@@ -50,18 +50,18 @@ class Conditions:
     """Notices of conditions that may pass by themselves. Each is shown when it begins, and when it is over."""
 
     def __init__(self) -> None:
-        #: notices that were shown, by kind and subject; and the moment at which one of them was last true
-        self.said: dict[tuple[Kind, str], list[Notice]] = {}
-        self._seen_at: dict[tuple[Kind, str], float] = {}
+        #: notices that were shown, by kind and subject; and the moments at which one of them was first and last true
+        self._said: dict[tuple[Kind, str], list[Notice]] = {}
+        self._seen: dict[tuple[Kind, str], tuple[float, float]] = {}
 
     def see(self, found: Iterable[Notice], now: float) -> Iterator[str]:
         """Yield the lines to show, given the notices `found` to be true `now`: each new notice, and each end of one."""
         for notice in found:
             key = notice.kind, notice.about
-            self._seen_at[key] = now
-            if notice not in (said := self.said.setdefault(key, [])):
+            self._seen[key] = self._seen.get(key, (now, now))[0], now
+            if notice not in (said := self._said.setdefault(key, [])):
                 said.append(notice)
                 yield str(notice)
-        for key in [key for key, seen_at in self._seen_at.items() if now - seen_at >= OVER_SECONDS]:
-            del self._seen_at[key]
-            yield f"over: {self.said.pop(key)[-1].text.partition(';')[0]}"
+        for key in [key for key, (_, until) in self._seen.items() if now - until >= OVER_SECONDS]:
+            since, until = self._seen.pop(key)
+            yield f"{self._said.pop(key)[-1].over}, after {until - since:.0f} s"

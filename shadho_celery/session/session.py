@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask
-from shadho_celery.core.class_spec import ClassSpec, read_class_spec
+from shadho_celery.core.class_spec import read_class_spec
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
+from shadho_celery.core.outage import Outage
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, money
 from shadho_celery.embedded.embedded import Embedded
@@ -52,7 +53,7 @@ from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.celery_settings import file_of_folder
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Progress, able, start_command, unable
+from shadho_celery.transport.registry import MAX_SLOTS, Progress, able, start_command, unable
 from shadho_celery.transport.signing import Signer, read_key
 
 #: seconds for which a study that has reached its limit waits for a server that cannot be reached
@@ -161,13 +162,15 @@ class Session:
         self.embedded: Embedded | None = None
         #: maximum number of slots of each class so far
         self.slots: dict[str, int] = {}
-        #: slots that the study wants of each class; None unless it declares classes on a fleet
+        #: slots that the study wants of the classes of --class-spec; None without them
         self._demand: Demand | None = None
         #: study that `on_trial` is called with; None without an `on_trial`
         self._running: RunningStudy | None = None
         self._signals = Signals()
         #: state of the study that is announced
         self._state = "running"
+        #: slots that its trials take together that are still to be sent, at most MAX_SLOTS
+        self._unsent_slots = 0
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
         #: last moment at which all servers answered, or the limit was not reached yet
@@ -246,10 +249,10 @@ class Session:
         # The known points come before the scheduler, which counts them when it is created, and sends them first.
         known_points.enqueue(self.study, self.plan, self.options.points)
         self.scheduler = self.opened.scheduler(self.executor)
-        if self.options.fleet and self.declared:
+        if self.options.fleet and self.class_spec:
             scheduler = self.scheduler
             self._demand = Demand(
-                self.declared, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
+                self.class_spec, self.study, scheduler.cost_model, scheduler.proposals, widest=self.coming
             )
             scheduler.demand = self._demand
         self.watch = Watch(self)
@@ -306,15 +309,16 @@ class Session:
             limit=self.plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
+            unsent_slots=self._unsent_slots,
         )
 
     @property
-    def declared(self) -> dict[str, ClassSpec]:
+    def declared(self) -> list[str]:
         """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
-        return {**dict.fromkeys(self.plan.settings.classes, ClassSpec()), **self.class_spec}
+        return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
 
     def _wanted(self) -> Mapping[str, int]:
-        """Return the slots of each class that the study could use, which the executor announces to the fleet."""
+        """Return the slots that the study could use of each class of --class-spec, which the executor announces."""
         return {} if self._demand is None else self._demand.wanted
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
@@ -381,6 +385,7 @@ class Session:
             self._handle_signals(view.note)
         self.steering.turn(view.note)
         self._state = self.scheduler.state
+        self._unsent_slots = int(min(MAX_SLOTS, self.scheduler.unsent * self._widest))
         if self.embedded is not None:
             self.embedded.raise_if_dead()
         if self.study.trouble is None and self.executor.silence is None:
@@ -407,6 +412,8 @@ class Session:
         is_first = not self.scheduler.stopping
         if self.study.trouble is not None and (self._signals.are_urgent or is_first):
             raise self.study.trouble
+        if self._signals.are_urgent or is_first:
+            self.steering.note_signal(self._signals.noted[-1])
         if self._signals.are_urgent:
             raise _StopNow
         if is_first:
@@ -479,22 +486,22 @@ class Watch:
         self._looked_at = -math.inf
         #: prices of all slots, as they were told
         self._money_an_hour = 0.0
-        self._outages, self._missing = Conditions(), Conditions()
-        #: number of times that the store, or broker or Redis (`servers`), has stopped to answer
-        self.outages = Counter({"store": 0, "servers": 0})
+        self._missing = Conditions()
+        self._outages = {name: Outage(name) for name in ("the store", "the broker", "Redis")}
+
+    @property
+    def outages(self) -> dict[str, int]:
+        """Number of times that the store, or broker or Redis (`servers`), has stopped to answer."""
+        store, *servers = (each.count for each in self._outages.values())
+        return {"store": store, "servers": sum(servers)}
 
     def news(self, now: float) -> Iterator[str]:
         """Yield a line for each new notice, and for each condition that is over."""
         session = self._session
-        troubles = {"store": session.study.trouble, "servers": session.executor.trouble}
-        outages = [
-            Notice(kind=Kind.SERVERS, about=name, text=f"{trouble}; trying again")
-            for name, trouble in troubles.items()
-            if trouble is not None
-        ]
-        self.outages.update(each.about for each in outages if (each.kind, each.about) not in self._outages.said)
-        if outages or self._outages.said:
-            yield from self._outages.see(outages, now)
+        for name, trouble in {"the store": session.study.trouble, **session.executor.troubles}.items():
+            text = None if trouble is None else f"Warning: {trouble}; trying again"
+            if (line := self._outages[name].see(text, now)) is not None:
+                yield line
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
@@ -562,7 +569,8 @@ class Watch:
             is_empty = not live and not session.executor.workers.refused and session.options.class_spec is None
             more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
             also = f", and others with {listed(more, 5)}" if more else ""
-            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}")
+            over = "a worker can run this study now"
+            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}", over=over)
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
@@ -572,15 +580,16 @@ class Watch:
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
             also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
-            yield Notice(kind=Kind.MISSING, about="slots", text=text)
+            yield Notice(kind=Kind.MISSING, about="slots", text=text, over=f"a {of} has {session.widest} slots now")
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
             if name not in there:
                 text = f"no worker serves the queue {name}; start one: {start_command(name, module)}"
-                if session.options.class_spec is not None:
+                if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
-                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+                over = f"a worker serves the queue {name} now"
+                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
@@ -626,7 +635,8 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
     for name in embedded.workers:
         if name not in live:
             text = f"the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
-            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+            over = f"the embedded worker of class {name} answers again"
+            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
         wanted = ",".join(f"{name}={count}" for name, count in slots.items())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
 from typing import Any, Protocol
+from uuid import uuid4
 
 from msgspec.structs import asdict, replace
 
+from shadho_celery.control.reach import requester
 from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.settings import CHANGEABLE, read_settings, words
@@ -63,6 +66,12 @@ class Steering:
             for request, answer in self._unsaid:
                 self._run.executor.answer(request, answer)
             self._unsaid.clear()
+
+    def note_signal(self, number: int) -> None:
+        """Record that a signal has stopped the study, as a request does."""
+        study, by = self._run.study, requester()
+        request = Request(study=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
+        self._record(request, _done(f"stopped by {Signals(number).name}"))
 
     def note_drains(self) -> None:
         """Record the drains and undrains, since the study began, that workers obey since the last call."""

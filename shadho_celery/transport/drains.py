@@ -2,9 +2,9 @@
 
 Key: ``shadho:drains``, a hash: the place of a worker (`registry.place_of`) -> its latest `Drain` as JSON, preceded by a
 signature if there is a key. A drain has no time to live: it also applies to the workers that start there later, until
-somebody undrains the place, which is recorded in the same way. The record of a worker's full name lets that worker
-alone finish its trials and end; no later worker has its name. Each record of a place has a greater sequence than the
-one before, so a worker refuses an old record that somebody has put back.
+somebody undrains the place, which is recorded in the same way. The record of a worker's full name is for that worker
+alone, which may also be told to end; no later worker has its name. Each record of a place has a greater sequence than
+the one before, so a worker refuses an old record that somebody has put back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Drain(Struct, frozen=True, kw_only=True):
     sequence: Number
     #: False if they were undrained
     is_drained: bool = True
-    #: True if the worker ends once its running trials have ended; only in the record of one worker
+    #: True in the record of one worker, by its full name
+    alone: bool = False
+    #: True if that worker ends once its running trials have ended
     ends: bool = False
 
 
@@ -53,23 +55,17 @@ class Drains:
         self._client = client
         self._signer = signer
 
-    def text(self, place: str) -> str | None:
-        """Return the latest record of a place as it is stored, for `read`; None if there is none."""
+    def latest(self, place: str) -> Drain | None:
+        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
         try:
-            found: str | None = self._client.hget(KEY, place)
+            return self._read(place, self._client.hget(KEY, place))
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise
             return None
-        return found
 
-    def read(self, place: str, text: str | None) -> Drain | None:
-        """Return the record in a text, or None if it has not our signature for this place."""
+    def _read(self, place: str, text: str | None) -> Drain | None:
         return None if text is None else _DRAINS.read(_about(place), text, self._signer)
-
-    def latest(self, place: str) -> Drain | None:
-        """Return the record of a place, drained or undrained, or None if there is none with our signature."""
-        return self.read(place, self.text(place))
 
     def all(self, obeyed: Mapping[str, int] = MappingProxyType({})) -> dict[str, Drain]:
         """Return the records of the drained places.
@@ -83,15 +79,15 @@ class Drains:
             if not is_spoilt(error):
                 raise
             return {}
-        found = {place: self.read(place, text) for place, text in texts.items()}
+        found = {place: self._read(place, text) for place, text in texts.items()}
         return {
             place: drain
             for place, drain in sorted(found.items())
             if drain is not None and drain.is_drained and not drain.ends and drain.sequence >= obeyed.get(place, 0)
         }
 
-    def put(self, place: str, by: str, *, is_drained: bool, after: int = 0) -> None:
-        """Drain or undrain the workers of a place. `by` says who does.
+    def put(self, place: str, by: str, *, is_drained: bool, after: int = 0, alone: bool = False) -> None:
+        """Drain or undrain the workers of a place, or the one with this full name, `alone`. `by` says who does.
 
         `after` is the greatest sequence that the workers there have obeyed, in case their record is lost.
         """
@@ -99,13 +95,13 @@ class Drains:
         before = self.latest(place)
         known = max(after, 0 if before is None else before.sequence)
         sequence = max(1000 * seconds + micros // 1000, known + 1)
-        drain = Drain(by=by, at=float(seconds), sequence=sequence, is_drained=is_drained)
+        drain = Drain(by=by, at=float(seconds), sequence=sequence, is_drained=is_drained, alone=alone)
         self._client.hset(KEY, place, self._signer.seal(_about(place), drain))
 
     def end(self, worker: str, by: str) -> None:
         """Let the worker with this full name finish its trials, take no more, and end. `by` says who does."""
         seconds, micros = self._client.time()
-        drain = Drain(by=by, at=float(seconds), sequence=1000 * seconds + micros // 1000, ends=True)
+        drain = Drain(by=by, at=float(seconds), sequence=1000 * seconds + micros // 1000, alone=True, ends=True)
         self._client.hset(KEY, worker, self._signer.seal(_about(worker), drain))
 
     def forget(self, workers: Collection[str]) -> None:

@@ -66,7 +66,7 @@ def remove_refused(connection: kombu.Connection, queues: Iterable[str], are_refu
     """Delete the refused messages of these queues, for at most REMOVAL_SECONDS. Return their number.
 
     This opens a new connection to the broker of `connection`. Every error ends the deletion silently: the scheduler's
-    user may not have the permission to read queues, and workers delete the remaining messages.
+    user may not have the permission to read queues, and workers refuse the remaining messages.
     """
     end, dropped = time.monotonic() + REMOVAL_SECONDS, 0
     # With a heartbeat, as in `node.consumer`, the broker puts the examined messages back if this machine fails.

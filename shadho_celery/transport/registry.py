@@ -9,6 +9,7 @@ of the workers that share the cores of one host; it expires unless one of these 
 from __future__ import annotations
 
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
@@ -37,7 +38,9 @@ MAX_ANNOUNCEMENT = 1_000_000
 #: maximum virtual time of a study's turns: slot seconds divided by its weight
 MAX_VIRTUAL = 1e18
 
-_Slots = Annotated[int, Meta(ge=0, le=10**6)]
+#: maximum number of slots in an announcement
+MAX_SLOTS = 10**6
+_Slots = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 #: also part of a queue's name, for which AMQP allows 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
@@ -113,8 +116,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: True if it takes no messages until somebody undrains it
     drained: bool = False
-    #: sequence of the latest drain or undrain that it obeys; 0 if there was none
+    #: sequence of the latest drain or undrain that it obeys of its place, and of itself alone; 0 if there was none
     drain_sequence: Number = 0
+    own_drain_sequence: Number = 0
     #: fingerprint of the key of the control requests that it obeys, "" for unsigned ones; None if it refuses them
     control: Fingerprint | None = None
     #: what slows it down although its trials run, for people; in order, each once
@@ -136,6 +140,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     running: Number = 0
     #: number of trials that are drawn but have not started
     waiting: Number = 0
+    #: slots that the trials take together that are still to be sent, drawn or not; 0 while none is sent
+    unsent_slots: _Slots = 0
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
@@ -156,9 +162,25 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
     #: its virtual time (`fleet.workers`) by compute class, for classes where it wants more slots than it has
     turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
-    #: slots by compute class that would shorten the study, also of classes without workers; empty unless it declares
-    #: classes
+    #: slots by compute class that would shorten the study, of the classes whose workers it lets be started on demand
     wanted_slots: dict[_ClassName, _Slots] = {}
+
+    @property
+    def backlog(self) -> dict[str, int]:
+        """Slots of each other class that its trials take or wait for: workers are kept for them, but not started."""
+        unsent = 0 if self.progress is None else self.progress.unsent_slots
+        return {name: int(slots) + unsent for name, slots in self.wants.items() if name not in self.wanted_slots}
+
+
+def wanted_slots(studies: Iterable[StudyWants], workers: Iterable[Worker]) -> dict[str, int]:
+    """Return the slots of each class that the studies want together: more than the live ones only on demand."""
+    wanted, backlog, live = Counter[str](), Counter[str](), Counter[str]()
+    for study in studies:
+        wanted.update(study.wanted_slots)
+        backlog.update(study.backlog)
+    for worker in workers:
+        live[worker.compute_class] += 0 if worker.draining else worker.slots
+    return {name: max(wanted[name], min(live[name], wanted[name] + backlog[name])) for name in {**wanted, **backlog}}
 
 
 _SEALED: Mapping[type[Struct], Sealed[Any]] = {kind: Sealed(kind, MAX_ANNOUNCEMENT) for kind in (Worker, StudyWants)}
@@ -339,13 +361,13 @@ def place_of(worker: str) -> str:
 
 
 def obeyed_drains(workers: Mapping[str, Worker]) -> dict[str, int]:
-    """Return the greatest sequence of a drain or undrain that workers of each place obey, by place."""
-    found: dict[str, int] = {}
+    """Return the greatest sequence of a drain or undrain that workers obey, by place, and by name if of one alone."""
+    found: dict[str, int] = defaultdict(int)
     for name, worker in workers.items():
-        if worker.drain_sequence:
-            place = place_of(name)
-            found[place] = max(worker.drain_sequence, found.get(place, 0))
-    return found
+        for place, sequence in (place_of(name), worker.drain_sequence), (name, worker.own_drain_sequence):
+            if sequence:
+                found[place] = max(sequence, found[place])
+    return {**found}
 
 
 def start_command(compute_class: str, module: str) -> str:

@@ -119,7 +119,7 @@ def test_a_worker_with_an_old_copy_gets_no_trials_and_the_scheduler_names_it(
     worker_in(stale, on_fleet, name, 2)
     await_workers(redis_url, 1)
     command = launch(on_fleet, "--trials", "20")
-    command.says(f"{stale}/my_study.py has version")
+    command.says(f"{stale}/my_study.py differs")
     assert f"on {socket.gethostname()} gets no trials" in command.err
     assert not ran(on_fleet)
     on_fleet.worker(name, "-c", "1")

@@ -307,6 +307,9 @@ def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str
     print(f"{how}: ended after {time.monotonic() - began:.1f} s, all gone {desk.nothing_left():.1f} s later")
     assert command.code == (143 if how == "SIGTERM" else 130), desk.said()
     assert command.json()["trials"]["complete"] == 3, "the result so far is printed"
+    assert command.json()["state"] == "stopped"
+    assert desk.told("studies", "--json").json()["studies"][0]["state"] == "stopped"
+    assert "stopped: 3 trials left" in desk.told("show", "my_study").out
     assert "Traceback" not in command.err
     if how == "SIGTERM":
         return
@@ -315,6 +318,7 @@ def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str
     again = desk.launch("my_study", "--resume", "--trials", "6", "--json", "--workers", "cpu=2").wait()
     assert again.code == 0, desk.said()
     assert again.json()["trials"] == {"total": 6, "complete": 6, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert again.json()["state"] == "ended"
     assert tried(desk) == reference(desk, 6, 4)
 
 

@@ -104,10 +104,10 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
         assert says in refused.err
         assert "Traceback" not in refused.err
     worker_log = (desk.states_folder() / "worker-cpu.log").read_text()
-    lines = re.findall(r"study s, trial (\d) \(all\): (.*)", worker_log)
+    lines = re.findall(r"study s, trial (\d)(?:, attempt 1)? \(all\): (.*)", worker_log)
     assert [number for number, _ in lines] == ["0", "1", "2", "3"]
     assert re.fullmatch(r"COMPLETE, loss 0, \S+ s", lines[0][1])
-    assert re.fullmatch(r"FAILED, \S+ s: ValueError: on purpose", lines[1][1])
+    assert re.fullmatch(r"failed, \S+ s: ValueError: on purpose", lines[1][1])
     assert "Task shadho.trial[" not in worker_log
 
 

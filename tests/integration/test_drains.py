@@ -36,13 +36,13 @@ __all__ = ["client", "control"]
 
 @contextmanager
 def serving(
-    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER, folder: Path | None = None
+    client: Any, name: str, key: Signer | None = SIGNER, signer: Signer = SIGNER
 ) -> Iterator[tuple[Heartbeat, MagicMock]]:
-    """A worker that beats, with its consumer of messages. `key` signs the drains that it keeps in `folder`."""
+    """A worker that beats, with its consumer of messages. `key` signs the drains that it obeys."""
     clock, consumer = ManualClock(), MagicMock()
     worker = Worker(key=signer.fingerprint, control=None if key is None else key.fingerprint, slots=2)
     leases = Leases(MagicMock(), MagicMock())
-    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key, drains=folder)
+    heartbeat = Heartbeat(client, name, worker, leases, clock, signer=signer, control=key)
     heartbeat.check()
     heartbeat.announce(consumer)
     ended = threading.Event()
@@ -158,12 +158,36 @@ def test_only_what_is_meant_and_live_is_drained(client: Any, control: Control) -
     with serving(client, "cpu@h.1.aaaa"), serving(client, "cpu@h.2.bbbb"), serving(client, "gpu@h.3.cccc"):
         with pytest.raises(UsageError, match=r"there are cpu@h, gpu@h; see shadho-celery status"):
             control.drain("cpu@i")
-        with pytest.raises(UsageError, match=r"2 workers are cpu@h, and only all of them can be drained"):
-            control.drain("cpu@h.1.aaaa")
         assert control.drain("cpu@h").is_done
         assert [announced(client, f"cpu@h.{name}").drained for name in ("1.aaaa", "2.bbbb")] == [True, True]
         assert not announced(client, "gpu@h.3.cccc").drained
     assert control.undrain("cpu@h").text == "undrained cpu@h, where no worker is live"
+
+
+def test_of_several_workers_of_a_place_one_is_drained_by_its_name(client: Any, control: Control) -> None:
+    one, other = "cpu@10.0.0.7.1.aaaa", "cpu@10.0.0.7.2.bbbb"
+    watch, living = DrainWatch(Drains(client, SIGNER)), Registry(client, Worker, SIGNER).living
+
+    def drained() -> list[bool]:
+        return [announced(client, name).drained for name in (one, other)]
+
+    with serving(client, one), serving(client, other):
+        assert control.drain(one).text == f"drained {one}: it takes no more trials"
+        assert control.drain(one).text.startswith(f"{one} was already drained by ")
+        assert drained() == [True, False]
+        assert {place: drain.is_drained for place, drain in watch.news(obeyed_drains(living())).items()} == {one: True}
+        assert control.undrain(one).text == f"undrained {one}: it takes trials again"
+        assert control.undrain(one).text == f"{one} was not drained"
+        assert (drained(), control.undrain("cpu@10.0.0.7").text) == ([False, False], "cpu@10.0.0.7 was not drained")
+        control.drain(one)
+        control.drain("cpu@10.0.0.7")
+        refused = control.undrain(one)
+        assert (refused.is_done, refused.text) == (False, "all workers of cpu@10.0.0.7 are drained; undrain it")
+        assert (control.undrain("cpu@10.0.0.7").is_done, drained()) == (True, [False, False])
+        control.drain(one)
+    with serving(client, "cpu@10.0.0.7.3.cccc"), serving(client, other):
+        control.drain(other)
+        assert Drains(client, SIGNER).all().keys() == {other}, "the record of a worker that has gone is removed"
 
 
 @cases("key, signer", [(None, SIGNER), (Signer(b"another key of a fleet"), SIGNER)])
@@ -200,11 +224,11 @@ def read_again(heartbeat: Heartbeat) -> None:
     until(lambda: heartbeat._drain_read_at > since + 2 * DRAIN_EVERY, 10)
 
 
-def test_an_old_drain_that_is_put_back_is_refused_also_after_a_restart(
-    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_an_old_drain_that_is_put_back_is_refused(
+    client: Any, control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who can write to Redis has no key, but may have kept what others have signed."""
-    with serving(client, "cpu@h.1.aaaa", folder=tmp_path) as (heartbeat, _):
+    with serving(client, "cpu@h.1.aaaa") as (heartbeat, _):
         control.drain("cpu@h")
         old_drain = client.hget(KEY, "cpu@h")
         control.undrain("cpu@h")
@@ -215,18 +239,11 @@ def test_an_old_drain_that_is_put_back_is_refused_also_after_a_restart(
         drains, obeyed = Drains(client, SIGNER), announced(client, "cpu@h.1.aaaa").drain_sequence
         assert {*drains.all()} == {"cpu@h"}
         assert drains.all({"cpu@h": obeyed}) == {}, "status does not show it"
-    with serving(client, "cpu@h.2.bbbb", folder=tmp_path) as (heartbeat, _):
-        assert not heartbeat.is_drained, "it knows what was obeyed before its start"
-        answer = control.drain("cpu@h")
-        assert answer.text == "drained cpu@h: it takes no more trials"
+        assert control.drain("cpu@h").text == "drained cpu@h: it takes no more trials"
         for put_back in (old_undrain, None):
             client.hdel(KEY, "cpu@h") if put_back is None else client.hset(KEY, "cpu@h", put_back)
             read_again(heartbeat)
             assert heartbeat.is_drained, "it takes a later undrain with a signature"
-    with serving(client, "cpu@h.3.cccc", folder=tmp_path) as (heartbeat, _):
-        assert heartbeat.is_drained
-        assert control.undrain("cpu@h").is_done
-        assert not heartbeat.is_drained
 
 
 def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, control: Control) -> None:
@@ -240,16 +257,6 @@ def test_a_clock_that_is_set_back_does_not_make_an_undrain_old(client: Any, cont
         client.delete(KEY)
         assert control.drain("cpu@h").is_done
         assert heartbeat.is_drained
-
-
-def test_a_folder_that_cannot_be_used_changes_nothing_else(
-    client: Any, control: Control, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "taken").write_text("no folder")
-    with serving(client, "cpu@h.1.aaaa", folder=tmp_path / "taken") as (heartbeat, _):
-        control.drain("cpu@h")
-        assert heartbeat.is_drained
-    assert "so a restarted worker may obey an old drain" in caplog.text
 
 
 def test_a_worker_that_does_not_beat_is_said_to_be_late(

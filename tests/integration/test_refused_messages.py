@@ -190,16 +190,16 @@ def test_the_messages_of_a_removed_study_are_removed_and_an_absent_broker_does_n
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["redis", "amqp"])
-def test_very_many_messages_of_an_ended_study_delay_the_next_study_by_seconds(
+def test_many_messages_of_an_ended_study_are_refused_one_by_one_before_the_next_study_runs(
     client: Any, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path, unique: Callable[[str], str], kind: str
 ) -> None:
     """And with Redis items that are no messages, too."""
     name, url = unique("cpu"), request.getfixturevalue(f"{kind}_url")
     old = SchedulerChannel(client, "old")
-    old.cancel([(number, 1) for number in range(5_000)], running=False)
+    old.cancel([(number, 1) for number in range(500)], running=False)
     old.erase()
     publisher = Publisher(url)
-    publisher.publish([(name, payload(number, "old")) for number in range(5_000)])
+    publisher.publish([(name, payload(number, "old")) for number in range(500)])
     publisher.close()
     if url == redis_url:
         client.rpush(name, *JUNK)
@@ -209,5 +209,4 @@ def test_very_many_messages_of_an_ended_study_delay_the_next_study_by_seconds(
         ours.ended_well(ours.launch("my_study", 8), "my_study", 8, 90)
         assert worker.err.count("not a message") == (len(JUNK) if url == redis_url else 0)
         assert client.llen(name) == 0
-        assert "they were for trials that have ended" in worker.err, worker.err
-        assert worker.err.count("refused at its claim") < 1000, "most were dropped in bulk"
+        assert worker.err.count("refused at its claim") == 500

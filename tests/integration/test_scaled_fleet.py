@@ -39,7 +39,7 @@ def test_the_slots_that_all_studies_want_are_added_and_unsigned_ones_are_ignored
     signed, unsigned = (Registry(client, StudyWants, each) for each in (SIGNER, UNSIGNED))
     signed.announce("k1", StudyWants(wanted_slots={"gpu": 2}))
     signed.announce("k2", StudyWants(wanted_slots={"gpu": 3, "cpu": 1}))
-    assert fleet.look() == ({"gpu": 5, "cpu": 1}, {})
+    assert fleet.look() == ({"gpu": 5, "cpu": 1}, {}, {})
     assert said == []
     unsigned.announce("k3", StudyWants(wanted_slots={"gpu": 1000}))
     assert fleet.look()[0] == {"gpu": 5, "cpu": 1}

@@ -26,7 +26,7 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.transport import channel
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.registry import Registry, Worker, place_of
 
 STUDY = """
 from hyperopt import hp
@@ -164,6 +164,7 @@ def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
             for place in places
         ]
         for each in made:
+            assert place_of(each.name) == "cpu@h", "its place is its class and the host that it announces"
             each.heartbeat.announce()
         storages = [Registry(client, Worker).living()[each.name].storage for each in made]
         made[0].start()

@@ -23,6 +23,7 @@ class Played:
         self.scaling = Scaling(spec, most, COOLDOWN)
         self.now = 0.0
         self.wanted: dict[str, int] = {}
+        self.backlog: dict[str, int] = {}
         self.live: dict[str, Worker] = {}
         self.left: set[str] = set()
         self.refusing: set[str] = set()
@@ -33,6 +34,7 @@ class Played:
             self.now,
             self.wanted,
             self.live,
+            backlog=self.backlog,
             has_left=self.left.__contains__,
             may_end=lambda name: name not in self.refusing,
         )
@@ -125,7 +127,8 @@ def test_only_the_surplus_is_ended() -> None:
 def test_a_worker_that_was_asked_to_end_does_not_serve_and_is_asked_again_until_it_drains() -> None:
     fleet = Played()
     fleet.come("a")
-    assert fleet.look().ends == ["a"]
+    assert fleet.look().ends == [], "the studies have not seen it yet"
+    assert fleet.look(ANNOUNCE_SECONDS).ends == ["a"]
     assert fleet.look().ends == ["a"]
     fleet.come("a", draining=True)
     fleet.wanted = {"gpu": 2}
@@ -137,7 +140,8 @@ def test_a_worker_that_refuses_control_is_not_ended_and_still_counts() -> None:
     fleet = Played()
     fleet.come("a")
     fleet.refusing = {"a"}
-    assert fleet.look().ends == []
+    fleet.look()
+    assert fleet.look(ANNOUNCE_SECONDS).ends == []
     fleet.wanted = {"gpu": 2}
     assert fleet.look().starts == {}
 
@@ -221,6 +225,25 @@ def test_a_worker_that_becomes_silent_counts_for_a_while_and_one_that_leaves_doe
     fleet.left = {"b"}
     assert fleet.look().starts == {"gpu": 1}
     assert fleet.look(ANNOUNCE_SECONDS).starts == {"gpu": 1}
+
+
+def test_a_backlog_keeps_idle_workers_but_starts_none_even_if_a_worker_goes() -> None:
+    fleet = Played()
+    fleet.come("a", "b", "c")
+    fleet.backlog = {"gpu": 278}
+    for _ in range(30):
+        decision = fleet.look()
+        assert (decision.starts, decision.ends) == ({}, [])
+    fleet.wanted, fleet.backlog = {"gpu": 2}, {"gpu": 1}
+    fleet.look()
+    assert fleet.look(COOLDOWN).ends == ["a"], "four slots are needed, two of them for the backlog's trial"
+    fleet.leave("a", "b", "c")
+    fleet.wanted, fleet.backlog = {}, {"gpu": 5}
+    assert fleet.look(COOLDOWN + 1).starts == {}
+    fleet.backlog = {}
+    fleet.come("d")
+    assert fleet.look().ends == []
+    assert fleet.look(COOLDOWN).ends == ["d"]
 
 
 def resumed(fleet: Played) -> Decision:

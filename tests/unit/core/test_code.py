@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion, digest_of
 
-ONE, OTHER = digest_of(b"one"), digest_of(b"other")
+ONE, OTHER, THEIRS = digest_of(b"one"), digest_of(b"other"), digest_of(b"theirs")
 OURS = CodeVersion(root="/ours", files={"my_study.py": ONE, "layers.py": ONE}).with_space({"x": "uniform(0, 1)"})
+OTHERS = replace(OURS, digest=THEIRS, root="/x")
 
 
 def test_the_digest_covers_every_source_and_the_space_but_not_their_place() -> None:
@@ -38,15 +40,23 @@ def test_a_process_is_usable_unless_it_is_known_to_have_another_version_or_none(
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        (replace(OURS, root="/x", files={**OURS.files, "my_study.py": OTHER}), ["/x/my_study.py", ONE, OTHER]),
-        (replace(OURS, root="/x", files={"my_study.py": OTHER}), ["/x/layers.py", "none there", "1 more"]),
-        (OURS.with_space({"x": "uniform(0, 2)"}), ["SPACE", OURS.space, "a set", "sorted("]),
+        (
+            replace(OURS, digest=THEIRS, root="/x", files={**OURS.files, "my_study.py": OTHER}),
+            ["/x/my_study.py differs;"],
+        ),
+        (
+            replace(OURS, digest=THEIRS, root="/x", files={"my_study.py": OTHER}),
+            ["/x/layers.py and 1 more files differ"],
+        ),
+        (replace(OURS.with_space({"x": "uniform(0, 2)"}), digest=THEIRS), ["SPACE differs", "a set", "sorted("]),
         (OURS.with_problem("my_study cannot be imported: why"), ["my_study cannot be imported: why"]),
     ],
 )
 def test_a_difference_names_the_file_and_both_versions_in_one_line(theirs: CodeVersion, words: list[str]) -> None:
     said = theirs.difference(OURS)
     assert all(word in said for word in words), said
+    # Of each version one digest is shown: the one that status, trials and reports show.
+    assert theirs.problem or re.findall("[0-9a-f]{12}", said) == [THEIRS, OURS.digest]
     assert "\n" not in said
 
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.cases import cases
 
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.outage import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.metrics import address, run, server, worker
@@ -264,8 +265,8 @@ def test_a_worker_says_what_it_has_done(listening: MetricsServer) -> None:
     tally = Tally()
     for outcome in (Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=2.0), Outcome(state=TrialState.FAILED)):
         tally.end(outcome)
-    for is_out in (False, True, True, False, True):
-        tally.note_redis(is_out=is_out)
+    for now, trouble in enumerate([None, "out", "out", *[None] * int(OVER_SECONDS + 1), "out", None, "out"]):
+        tally.redis.see(trouble, float(now))
     slots: Any = SimpleNamespace(
         tally=tally,
         leases=[1],

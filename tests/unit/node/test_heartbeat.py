@@ -48,7 +48,7 @@ def test_a_worker_announces_its_complaints_at_once_and_once() -> None:
     heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), SystemClock())
     heartbeat.announce()
     for _ in range(2):
-        heartbeat.tell_complaints(["it is slow"])
+        heartbeat.tell(complaints=["it is slow"])
     pipe = client.pipeline.return_value.__enter__.return_value
     announced = [msgspec.json.decode(call.args[1], type=Worker).complaints for call in pipe.set.call_args_list]
     assert announced == [[], ["it is slow"]]

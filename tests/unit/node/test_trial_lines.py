@@ -33,11 +33,11 @@ def test_a_line_names_study_trial_subspace_state_loss_and_seconds() -> None:
     )
 
 
-def test_the_line_of_a_failure_gives_its_reason_and_no_traceback() -> None:
+def test_the_line_of_a_failure_is_about_the_attempt_as_another_worker_may_try_the_trial_and_has_no_traceback() -> None:
     error = 'Traceback (most recent call last):\n  File "m.py", line 3, in objective\nValueError: no such kernel'
     failed = Outcome(state=TrialState.FAILED, error=error, seconds=0.5)
     assert line(payload(), attempt(), failed) == (
-        "study svm-1, trial 3 (kernel=rbf): FAILED, 0.5 s: ValueError: no such kernel"
+        "study svm-1, trial 3, attempt 1 (kernel=rbf): failed, 0.5 s: ValueError: no such kernel"
     )
 
 

@@ -135,6 +135,30 @@ def test_new_slots_are_not_wanted_any_more_as_soon_as_a_study_is_paused_or_stopp
         assert wanted(made) == 1, "a live slot stays wanted for a while"
 
 
+def test_only_declared_classes_are_wanted_and_each_at_least_for_the_trials_in_its_queue() -> None:
+    made = search(slots=3, trials=40)
+    scheduler = made.scheduler
+    scheduler.demand = Demand({"other": ClassSpec()}, made.study, scheduler.cost_model, scheduler.proposals)
+    scheduler.turn()
+    assert scheduler.wanted_slots.keys() == {"other"}
+    # No second is left, so the linear program wants nothing.
+    for live, slots in ((3, 3), (2, 2), (0, 0)):
+        demand = Demand({"cloud": ClassSpec()}, made.study, scheduler.cost_model, scheduler.proposals)
+        assert made.study.count(TrialState.QUEUED, compute_class="cloud") >= 3
+        demand.look([ComputeClass(name="cloud", slots=live)], 5.0, 0.0)
+        assert demand.wanted == {"cloud": slots}
+
+
+def test_the_trials_that_are_still_to_be_sent_are_known_before_they_are_drawn() -> None:
+    made = search(slots=3, trials=20)
+    assert made.scheduler.unsent == 20
+    made.scheduler.turn()
+    assert made.scheduler.unsent == 20 - made.study.in_flight < 20
+    made.scheduler.pause()
+    assert made.scheduler.unsent == 0
+    assert search(trials=None, seconds=1e6).scheduler.unsent == math.inf
+
+
 def test_a_worker_that_would_come_after_the_time_limit_is_not_wanted() -> None:
     made = search(seconds=50.0)
     made.scheduler.turn()

@@ -63,7 +63,7 @@ def warnings(
         known_for=known_for,
         notices=list,
         workers=SimpleNamespace(announced=live or {}, refused=0, with_other_code=lambda *_: []),
-        trouble=None,
+        troubles={},
     )
     study = SimpleNamespace(best=None, deletions=list, trouble=None)
     scheduler = SimpleNamespace(notices=lambda: notices, limits=Limits(trials=1), cheapest=None)
@@ -113,13 +113,14 @@ def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
 def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second() -> None:
     looks = [["a"], ["a", "b", "b"]]
     workers = SimpleNamespace(announced={}, with_other_code=list)
-    executor = SimpleNamespace(trouble=None, known_for=0.0, notices=lambda: looks.pop(0), workers=workers)
+    executor = SimpleNamespace(troubles={}, known_for=0.0, notices=lambda: looks.pop(0), workers=workers)
     found = watch(executor, SimpleNamespace(trouble=None, best=None, deletions=list))
     said: list[str] = []
     for now in (0.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 0.1):
-        executor.trouble = ServiceError("Redis is full") if 0 < now < LOOK_SECONDS else None
+        # Its error is another one at each try.
+        executor.troubles = {"Redis": ServiceError(f"full, {now} s") if 0 < now <= LOOK_SECONDS else None}
         said += found.news(now)
-    assert (said, looks) == (["Warning: a", "Warning: Redis is full; trying again", "Warning: b"], [])
+    assert (said, looks) == (["Warning: a", "Warning: full, 0.9 s; trying again", "Warning: b"], [])
     executor.known_for, executor.notices, found._session.embedded = MISSING_SECONDS, list, Mock(workers={"cpu": 1})
     found._session.options.workers = {"cpu": 1}  # type: ignore[misc]
     for second in range(2, 12):
@@ -128,9 +129,10 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
     missing = "the embedded worker of class cpu does not answer"
     assert [line.partition(";")[0] for line in said[3:]] == [
         f"Warning: {missing}",
-        "over: Redis is full",
-        f"over: {missing}",
+        "Redis answers again, after 0 s",
+        "the embedded worker of class cpu answers again, after 1 s",
     ]
+    assert found.outages == {"store": 0, "servers": 1}
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,8 @@ def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:
 
 
 def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
-    missing = [Notice(kind=Kind.MISSING, about="class cpu", text="cpu does not answer; see its log")]
+    over = "cpu answers again"
+    missing = [Notice(kind=Kind.MISSING, about="class cpu", text="cpu does not answer; see its log", over=over)]
     conditions, line = Conditions(), "Warning: cpu does not answer; see its log"
 
     def see(found: Sequence[Notice], now: float) -> list[str]:
@@ -223,7 +226,7 @@ def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
     assert see(missing, 0.0) == [line]
     assert see(missing, 1.0) == []
     assert see([], 2.0) == see(missing, 3.0) == see([], 3.0 + OVER_SECONDS - 0.1) == []
-    assert see([], 3.0 + OVER_SECONDS) == ["over: cpu does not answer"]
+    assert see([], 3.0 + OVER_SECONDS) == ["cpu answers again, after 3 s"]
     assert see(missing, 20.0) == [line], "it has begun anew"
 
 

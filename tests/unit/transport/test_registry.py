@@ -14,12 +14,14 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import (
     MAX_ANNOUNCEMENT,
+    Progress,
     Registry,
     StudyWants,
     Worker,
     able,
     sorted_out,
     unable,
+    wanted_slots,
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -97,7 +99,7 @@ def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and
     assert unable(workers, "my_study", code=OURS) is None
     told = sorted_out(workers, "my_study", "", OURS)[1]
     assert told.keys() == {"other", "broken"}
-    assert all(word in told["other"] for word in ("node7", "/theirs/my_study.py", "0123456789ab", "ba9876543210"))
+    assert all(word in told["other"] for word in ("node7", "/theirs/my_study.py", OURS.digest, edited.digest))
     assert "No module named 'torch'" in told["broken"]
     lacking = str(unable({"other": workers["other"]}, "my_study", code=OURS))
     assert "the study waits" in lacking
@@ -137,6 +139,27 @@ class Table:
 
     def srem(self, key: str, *names: str) -> None:
         self.names -= {*names}
+
+
+@cases(
+    "studies, slots",
+    [
+        ([], {}),
+        # Up to the live slots of workers that do not drain, however many studies want them.
+        ([StudyWants(wants={"cpu": 3.0})], {"cpu": 2}),
+        ([StudyWants(wants={"cpu": 2.0}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
+        # What is in flight, and what waits.
+        (
+            [StudyWants(wants={"cpu": 0.0, "gone": 1.0}, progress=Progress(unsent_slots=1))],
+            {"cpu": 1, "gone": 0},
+        ),
+        ([StudyWants(wants={"cpu": 2.0}, wanted_slots={"cpu": 5, "new": 4})], {"cpu": 5, "new": 4}),
+        ([StudyWants(wanted_slots={"cpu": 1}), StudyWants(wants={"cpu": 2.0})], {"cpu": 2}),
+    ],
+)
+def test_only_on_demand_are_more_slots_wanted_than_live_ones(studies: list[StudyWants], slots: dict[str, int]) -> None:
+    live = [worker(slots=1), worker(slots=1), worker(slots=7, draining=True)]
+    assert wanted_slots(studies, live) == slots
 
 
 @pytest.mark.parametrize("announced", [worker(), StudyWants(wants={"cpu": 2.0})], ids=["worker", "study"])
