@@ -28,7 +28,7 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
     is `wanted` elsewhere, only its last state is printed. Nothing is shown if `wanted` is False.
     """
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    if wanted is False or (wanted is None and not is_notebook and not sys.stderr.isatty()):
+    if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
         yield lambda: None
     elif is_notebook:
         with _notebook_bar(scheduler) as update:
