@@ -88,6 +88,15 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "are those of its earlier runs, except --workers.",
 )
 @click.option(
+    "--resume-if-exists",
+    "if_exists",
+    is_flag=False,
+    flag_value="",
+    metavar="[NAME]",
+    help="Resume the study with exactly this name, by default the latest study of the study file; begin it if there is "
+    "none.",
+)
+@click.option(
     "--repair",
     is_flag=True,
     help="With --resume: copy the store, move trials that are missing or cannot be read to its table `unreadable`, and "
@@ -154,18 +163,21 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 @connection_options.control_option
 @connection_options.options
 @connection_options.refusals()
-def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
+def main(study_module: str | None, resume: str | None, if_exists: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
     finish, twice stops at once; --resume continues in both cases.
     """
     Output.is_optional = True
-    if study_module is None and not resume:
+    if resume is not None and if_exists is not None:
+        raise UsageError("leave out one of --resume and --resume-if-exists")
+    taken, option = resume or if_exists, "--resume" if resume else "--resume-if-exists"
+    if study_module is None and not taken:
         raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
     if study_module is None:
         raise click.UsageError(
-            f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its "
+            f"{option} has taken {short(taken, 60)} as the name of a study; write run {taken} {option} for its "
             "latest study, or shadho-celery resume NAME"
         )
     connection = ("broker", "redis", "url_file", "signing_key_file")
@@ -187,8 +199,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     say(f"shadho_celery: reading {study_module} ...", err=True)
     given["metrics"] = listen(given.pop("metrics_port"), given.pop("metrics_host"))
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
-    given["name"] = resume or given["name"]
-    given |= {"resume": resume is not None, "fleet": is_fleet}
+    given["name"] = taken or given["name"]
+    given |= {"resume": resume is not None or (if_exists is not None and "if-exists"), "fleet": is_fleet}
     sys.exit(_start(study_module, given))
 
 

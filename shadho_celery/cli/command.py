@@ -1,9 +1,11 @@
-"""Base class of all commands."""
+"""Base class of commands with many options."""
 
 from __future__ import annotations
 
 import click
 
+from shadho_celery.core.names import elsewhere
+from shadho_celery.core.settings import SETTINGS, words
 from shadho_celery.core.units import seconds_of
 
 
@@ -27,7 +29,14 @@ class Command(click.Command):
         self.context_settings.setdefault("help_option_names", ["-h", "--help"])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        try:
+            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        except click.NoSuchOption as error:
+            flags = {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
+            if here := elsewhere(error.option_name.lstrip("-"), {**flags, **SETTINGS}):
+                shown = flags.get(here) or str(words(here) if here in SETTINGS else here)
+                raise click.UsageError(f"No such option {error.option_name}; here it is {shown}", ctx) from None
+            raise
         for place, parameter in enumerate(given):
             is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
             is_once = isinstance(parameter, click.Option) and not parameter.multiple and not is_flag

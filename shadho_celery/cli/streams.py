@@ -55,7 +55,7 @@ class Output(Stream):
 def guard_streams() -> None:
     """Let this process print through `Output` and `Stream`, and open the streams that its caller has closed."""
     if sys.stdin is None:
-        sys.stdin = open(_opened(os.O_RDONLY), encoding="utf-8")
+        sys.stdin = os.fdopen(_opened(os.O_RDONLY), encoding="utf-8")
     # Standard output is opened for reading, so that a write to it still fails.
     for name, number, kind, mode in (("stdout", 1, Output, os.O_RDONLY), ("stderr", 2, Stream, os.O_WRONLY)):
         stream = getattr(sys, name)

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from shadho_celery.core.names import elsewhere
 from shadho_celery.errors import UsageError, Words
 
 R = TypeVar("R")
@@ -158,7 +159,13 @@ def _plain_key(key: object) -> object:
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
-def guess(name: object, known: Iterable[str]) -> str:
+def guess(name: object, known: Collection[str]) -> str:
+    """Return the name here of what other tools call `name`, else the same as `similar`."""
+    here = elsewhere(name, known) if isinstance(name, str) else ""
+    return f"here it is {here}; " if here else similar(name, known)
+
+
+def similar(name: object, known: Iterable[str]) -> str:
     """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]}? " if near else ""
@@ -251,16 +258,12 @@ def as_record(
 def refuse_foreign(
     settings: Mapping[Any, object],
     known: Collection[str],
-    elsewhere: Mapping[str, Sequence[str]],
     where: str,
     form: str,
 ) -> None:
-    """Raise UsageError if `settings` have names that other tools use. The error gives the names used here.
-
-    `known` are the names used here, and `elsewhere` maps each of them to the names in other tools.
-    """
-    here = {there: name for name in known for there in elsewhere.get(name, ())}
-    if foreign := [f"{here[name]} for {name}" for name in settings if isinstance(name, str) and name in here]:
+    """Raise UsageError if `settings` have names that other tools use. The error gives the `known` names used here."""
+    names = {name: elsewhere(name, known) for name in settings if isinstance(name, str) and name not in known}
+    if foreign := [f"{here} for {name}" for name, here in names.items() if here in known]:
         raise UsageError(f"{where}: its settings have other names here, write {', '.join(foreign)}; {form}")
 
 

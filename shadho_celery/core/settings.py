@@ -426,6 +426,22 @@ def words(name: str) -> Words:
     return SETTINGS[name].words
 
 
+def as_options(settings: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command that set these settings. Those that have no option are left out."""
+    found = []
+    for setting in SETTINGS.values():
+        value, flag = settings.get(setting.name), setting.words.command
+        if not setting.help or value in (None, setting.default):
+            continue
+        if isinstance(value, bool):
+            found.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        elif setting.value is not None:
+            found += [flag] if value == setting.value else []
+        elif isinstance(value, (int, float, str)):
+            found += [flag, str(value)]
+    return found
+
+
 def read_settings(given: Mapping[str, object]) -> StudySettings:
     """Convert plain values to settings. Raises UsageError, which names the first invalid setting."""
     try:
