@@ -89,12 +89,8 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 )
 @click.option(
     "--resume-if-exists",
-    "if_exists",
-    is_flag=False,
-    flag_value="",
-    metavar="[NAME]",
-    help="Resume the study with exactly this name, by default the latest study of the study file; begin it if there is "
-    "none.",
+    is_flag=True,
+    help="Resume the study called --study, or the latest; begin it if there is none.",
 )
 @click.option(
     "--repair",
@@ -163,21 +159,18 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 @connection_options.control_option
 @connection_options.options
 @connection_options.refusals()
-def main(study_module: str | None, resume: str | None, if_exists: str | None, local: bool, **given: Any) -> None:
+def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
     finish, twice stops at once; --resume continues in both cases.
     """
     Output.is_optional = True
-    if resume is not None and if_exists is not None:
-        raise UsageError("leave out one of --resume and --resume-if-exists")
-    taken, option = resume or if_exists, "--resume" if resume else "--resume-if-exists"
-    if study_module is None and not taken:
+    if study_module is None and not resume:
         raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
     if study_module is None:
         raise click.UsageError(
-            f"{option} has taken {short(taken, 60)} as the name of a study; write run {taken} {option} for its "
+            f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its "
             "latest study, or shadho-celery resume NAME"
         )
     connection = ("broker", "redis", "url_file", "signing_key_file")
@@ -199,8 +192,9 @@ def main(study_module: str | None, resume: str | None, if_exists: str | None, lo
     say(f"shadho_celery: reading {study_module} ...", err=True)
     given["metrics"] = listen(given.pop("metrics_port"), given.pop("metrics_host"))
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
-    given["name"] = taken or given["name"]
-    given |= {"resume": resume is not None or (if_exists is not None and "if-exists"), "fleet": is_fleet}
+    given["name"] = resume or given["name"]
+    if_exists = given.pop("resume_if_exists") and "if-exists"
+    given |= {"resume": resume is not None or if_exists, "fleet": is_fleet}
     sys.exit(_start(study_module, given))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shadho_celery.core.names import elsewhere
-from shadho_celery.core.settings import SETTINGS, words
+from shadho_celery.core.settings import SETTINGS
 from shadho_celery.core.units import seconds_of
 
 
@@ -32,10 +32,11 @@ class Command(click.Command):
         try:
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
         except click.NoSuchOption as error:
-            flags = {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
-            if here := elsewhere(error.option_name.lstrip("-"), {**flags, **SETTINGS}):
-                shown = flags.get(here) or str(words(here) if here in SETTINGS else here)
-                raise click.UsageError(f"No such option {error.option_name}; here it is {shown}", ctx) from None
+            names = {name: str(each.words) for name, each in SETTINGS.items()}
+            names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
+            if here := elsewhere(error.option_name.lstrip("-"), names):
+                hint = f"here it is {names.get(here, here)}"
+                raise click.UsageError(f"No such option {error.option_name}; {hint}", ctx) from None
             raise
         for place, parameter in enumerate(given):
             is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Stream(io.FileIO):
     """Standard error of a command. What cannot be written is dropped, because there is no place to say so."""
 
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
@@ -61,14 +61,11 @@ def guard_streams() -> None:
         stream = getattr(sys, name)
         # A test or a program may have its own stream here.
         if stream is getattr(sys, f"__{name}__"):
-            made = io.TextIOWrapper(
-                io.BufferedWriter(kind(_opened(mode) if stream is None else number, "w", closefd=False)),
-                getattr(stream, "encoding", None),
-                # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
-                "backslashreplace",
-                line_buffering=getattr(stream, "line_buffering", False),
-                write_through=getattr(stream, "write_through", False),
-            )
+            raw = kind(_opened(mode) if stream is None else number, "w", closefd=False)
+            # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
+            how = {name: getattr(stream, name, False) for name in ("line_buffering", "write_through")}
+            encoding = getattr(stream, "encoding", None)
+            made = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", **how)
             setattr(sys, name, made)
             setattr(sys, f"__{name}__", made)
 

@@ -54,51 +54,49 @@ PRUNERS: Mapping[str, str] = {
 LAUNCH = "ranks.launch:launch"
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
-#: names in other tools -> the name here, or after "here it is" what to do; each line is of one name or text here. Names
-#: are in lower case. A name may be in several lines, of settings and of parts of settings.
+#: the name here -> what other tools call it, in lower case; or what to do here, as it follows "here it is". A name may
+#: be in several lines, of settings and of parts of settings.
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     # arguments and settings
-    "objective": ("fn", "func", "function", "trainable", "estimator"),
+    "objective": ("fn", "func", "trainable", "estimator"),
     "space": ("config", "param_grid", "param_distributions", "param_space", "search_space", "dimensions"),
-    "trials": ("n_trials", "max_evals", "max_trials", "num_samples", "n_iter", "n_calls", "get_trials"),
+    "trials": ("n_trials", "max_evals", "num_samples", "n_iter", "n_calls", "get_trials"),
     "seconds": ("timeout", "time_budget_s"),
-    "target": ("loss_threshold",),
     "objectives": ("directions",),
     "direction": ("mode",),
     "on_trial": ("callbacks", "callback"),
-    "workers": ("n_jobs", "n_workers", "max_concurrent_trials"),
+    "workers": ("n_jobs", "max_concurrent_trials"),
     "seed": ("random_state", "rstate"),
-    "sampler": ("algo", "search_alg"),
-    "pruner": ("scheduler",),
     "store": ("storage",),
     "study": ("study_name", "name"),
     "name": ("study_name",),
     "enqueue": ("points_to_evaluate", "enqueue_trial"),
-    "progress": ("show_progress_bar", "show_progressbar", "verbose"),
     "resume_if_exists": ("load_if_exists",),
     'resume="if-exists"': ("load_if_exists",),
-    "workers of minimize, such as workers={'cpu': 4}": ("n_jobs", "n_workers", "max_concurrent_trials"),
-    "on_trial, a function in the study file": ("callbacks", "callback"),
-    "trials or seconds of run": ("n_trials", "max_evals", "n_iter", "num_samples", "n_calls", "timeout"),
-    "not needed, because the study goes on after a trial that fails": ("catch", "catch_eval_exceptions"),
-    "not needed, because each trial has its own process on workers": ("gc_after_trial",),
+    "trials and seconds of run or minimize": ("n_trials", "timeout", "max_evals", "num_samples", "n_iter"),
+    'workers of minimize, such as {"cpu": 4}': ("n_jobs", "max_concurrent_trials"),
+    "on_trial, a function in the study file or an argument of run": ("callbacks", "callback"),
+    "fidelity": ("rungs",),
+    "a part of the setting pruner or fidelity": (
+        "scheduler",
+        "min_resource",
+        "max_resource",
+        "max_t",
+        "reduction_factor",
+    ),
+    "not needed, because the study goes on after a trial that fails": ("catch",),
     # functions and attributes
     "run": ("optimize", "fit"),
     "add": ("add_trial", "add_trials"),
     "best": ("best_trial",),
     "front": ("best_trials",),
-    "minimize(objective, space, trials=100), or Study(space) to ask and tell": (
-        *("create_study", "optimize", "gridsearchcv", "randomizedsearchcv", "bayessearchcv", "tune", "tuner"),
-        "gp_minimize",
-    ),
-    "minimize(objective, space, enqueue=[...]), or enqueue of a Study": ("enqueue_trial",),
-    "best of a study": ("best_trial",),
-    "front of a study": ("best_trials",),
-    "a return from the objective once context.should_stop() is true": ("trialpruned",),
-    "a metric: the objective returns {'loss': ..., 'name': ...}": ("set_user_attr", "set_metric_names"),
-    "the space, SPACE = {'x': hp.uniform('x', 0, 1)} with hp of hyperopt; the objective reads params['x']": (
-        *("suggest_float", "suggest_int", "suggest_categorical", "suggest_uniform", "suggest_loguniform"),
-        "suggest_discrete_uniform",
+    "best or front of a study": ("best_trial", "best_trials"),
+    "enqueue of a Study, or an argument of minimize": ("enqueue_trial",),
+    "minimize(objective, space), or a Study to ask and tell": ("create_study", "optimize", "tune", "tuner"),
+    "minimize(objective, space), to try every point with sampler='grid'": ("gridsearchcv", "randomizedsearchcv"),
+    "a return from the objective, once context.should_stop() is true": ("trialpruned",),
+    "the space, {'x': hp.uniform('x', 0, 1)} with hp of hyperopt, of which the objective gets params['x']": (
+        "suggest",
     ),
     # pruners, and ways to give budgets
     "asha": ("successivehalving", "asynchyperband"),
@@ -106,7 +104,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "patience": ("patient",),
     NO_PRUNER: ("nop",),
     "halving": ("sha", "successivehalving", "successive_halving"),
-    "bohb": ("hyperbandforbohb",),
+    "hyperband": ("hyperbandforbohb", "bohb"),
     # their settings
     "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
     "most": ("max", "max_budget", "max_resource", "max_t"),
@@ -123,8 +121,14 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 
 
 def elsewhere(name: str, known: Collection[str]) -> str:
-    """Return the name here of what other tools call `name`: one that is `known`, else a text; "" if there is none."""
-    name = name.replace("-", "_").lower()
+    """Return the name here of what other tools call `name`: one that is `known`, else a text; "" if there is none.
+
+    It may be a known name in another form, such as MedianPruner for median.
+    """
+    name = "suggest" if name.startswith("suggest_") else name.replace("-", "_").lower()
+    name = name.removesuffix("pruner").removesuffix("scheduler") or name
+    if name in known:
+        return name
     found = [here for here, others in ELSEWHERE.items() if name in others]
     return next(
         (here for here in found if here in known), next((each for each in found if not each.isidentifier()), "")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, refuse_foreign, short
+from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.names import FIDELITIES, PRUNERS, elsewhere
 from shadho_celery.core.settings import words
 from shadho_celery.errors import Message, UsageError, Words
@@ -49,7 +49,6 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         name = name or words("fidelity")
         if not isinstance(settings, Mapping):
             raise UsageError("%s: %s is not a dict of settings; %s", name, short(settings, 60), _FORM)
-        refuse_foreign(settings, cls.__struct_fields__, "fidelity", _FORM)
         if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
             raise UsageError("%s: how: %s; %s", name, _unknown(how), _FORM)
         ladder = as_record(settings, cls, "fidelity", _FORM)
@@ -108,11 +107,9 @@ def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
 
 def _unknown(how: str) -> str | Message:
     """Return an error message for an unknown algorithm that gives budgets."""
-    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
-    name = elsewhere(name, FIDELITIES) or name
-    if name in FIDELITIES:
+    if name := elsewhere(how, FIDELITIES):
         return f"write {name} for {short(how, 60)}"
-    if name in PRUNERS:
+    if elsewhere(how, PRUNERS):
         return Message(
             "%s stops trials by their reports, see %s; budgets are given by one of %s",
             (short(how, 60), words("pruner"), _NAMES),

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Protocol
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import as_record, refuse_foreign, short
+from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, elsewhere, named
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.settings import words
@@ -146,7 +146,6 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if not isinstance(how, str) or how not in PRUNERS:
         raise UsageError("%s: %s; %s", words("pruner"), _unknown(how), _FORM)
     kind: type[PrunerSettings] = named(PRUNERS[how])
-    refuse_foreign(settings, kind.__struct_fields__, f"pruner {how}", _FORM)
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
@@ -164,13 +163,9 @@ def _unknown(how: object) -> str:
         return "it has no name, `how`"
     if how == NO_PRUNER:
         return "none takes no settings"
-    if not isinstance(how, str):
-        return f"there is no {short(how, 60)}"
-    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
-    name = elsewhere(name, (*PRUNERS, NO_PRUNER)) or name
-    if name in (*PRUNERS, NO_PRUNER):
+    if name := elsewhere(str(how), (*PRUNERS, NO_PRUNER)):
         return f"write {name} for {short(how, 60)}"
-    if name in FIDELITIES or elsewhere(name, FIDELITIES):
+    if elsewhere(str(how), FIDELITIES):
         return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
     return f"there is no {short(how, 60)}"
 

@@ -82,9 +82,9 @@ def call(
 def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:
     # An unreadable return value needs no traceback, which would only show this package's code.
     text = str(error) if isinstance(error, Unreadable) else describe(error)
-    is_suggestion = isinstance(error, AttributeError) and str(error.name).startswith("suggest_")
-    name = str(error.name) if is_suggestion else type(error).__name__
-    if (here := elsewhere(name, ())) and here not in text:
+    missing = str(error.name) if isinstance(error, AttributeError) else ""
+    here = elsewhere(missing if missing.startswith("suggest_") else type(error).__name__, ())
+    if here and here not in text:
         text = f"{text.rstrip()}; here it is {here}"
     if context.timed_out():
         text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"

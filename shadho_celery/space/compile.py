@@ -80,18 +80,12 @@ def _refuse_domains(apply: Apply) -> None:
 
 def _warn_of_lists(part: Mapping[str, Value]) -> None:
     """Warn of lists of numbers or texts in a dict of the space, which may be meant as choices."""
-    if found := [
-        key for key, value in part.items() if isinstance(value, list) and value and all(map(_is_plain, value))
-    ]:
-        warnings.warn(
-            f"The space has a list as a value of {listed(found, 5)}, which the objective gets as a whole. To try its "
-            f"values, write hp.choice({found[0]!r}, {short(part[found[0]], 60)}); if the list is meant, write a tuple.",
-            stacklevel=2,
-        )
-
-
-def _is_plain(value: Value) -> bool:
-    return isinstance(value, (int, float, str))
+    lists = {key: each for key, each in part.items() if isinstance(each, list) and each}
+    found = [key for key, each in lists.items() if all(isinstance(one, (int, float, str)) for one in each)]
+    if found:
+        how = f"hp.choice({found[0]!r}, {short(lists[found[0]], 60)}) to try its values, or a tuple if it is meant"
+        what = f"The space has a list as {listed(found, 5)}, which the objective gets as a whole"
+        warnings.warn(f"{what}; write {how}.", stacklevel=2)
 
 
 def _finish(value: Value, params: Params) -> Value:
