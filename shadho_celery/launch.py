@@ -87,11 +87,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     help="Resume the study with this name, by default the latest study of the study file. Options that are not given "
     "are those of its earlier runs, except --workers.",
 )
-@click.option(
-    "--resume-if-exists",
-    is_flag=True,
-    help="Resume the study called --study, or the latest; begin it if there is none.",
-)
+@click.option("--resume-if-exists", is_flag=True, help="Resume the study named by --study, or begin it the first time.")
 @click.option(
     "--repair",
     is_flag=True,

@@ -9,7 +9,7 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -63,7 +63,7 @@ def guard_streams() -> None:
         if stream is getattr(sys, f"__{name}__"):
             raw = kind(_opened(mode) if stream is None else number, "w", closefd=False)
             # A trial's text may have an unpaired surrogate, or characters that the terminal's encoding lacks.
-            how = {name: getattr(stream, name, False) for name in ("line_buffering", "write_through")}
+            how: dict[str, Any] = {name: getattr(stream, name, False) for name in ("line_buffering", "write_through")}
             encoding = getattr(stream, "encoding", None)
             made = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", **how)
             setattr(sys, name, made)

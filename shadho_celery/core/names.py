@@ -95,9 +95,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "minimize(objective, space), or a Study to ask and tell": ("create_study", "optimize", "tune", "tuner"),
     "minimize(objective, space), to try every point with sampler='grid'": ("gridsearchcv", "randomizedsearchcv"),
     "a return from the objective, once context.should_stop() is true": ("trialpruned",),
-    "the space, {'x': hp.uniform('x', 0, 1)} with hp of hyperopt, of which the objective gets params['x']": (
-        "suggest",
-    ),
+    "SPACE = {'x': hp.uniform('x', 0, 1)} with hp of hyperopt; the objective gets params['x']": ("suggest",),
     # pruners, and ways to give budgets
     "asha": ("successivehalving", "asynchyperband"),
     "median": ("medianstoppingrule",),

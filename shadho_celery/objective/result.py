@@ -63,7 +63,7 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
             raise Unreadable(f"the objective's return value is None; return {_form(objectives) or NO_OBJECTIVES}")
         if isinstance(returned, (tuple, list)):
             form = _form(objectives) or f"one number, or for several losses {{'losses': {{...}}}} and {_NAMED}"
-            raise Unreadable(f"the objective returned a {type(returned).__name__}; return {form}")
+            raise Unreadable(f"the objective's return value is a {type(returned).__name__}; return {form}")
         found = number(returned, "the objective's return value")
         if not objectives:
             return Outcome(state=TrialState.COMPLETE, loss=found)

@@ -37,10 +37,7 @@ class Names(Struct, frozen=True, kw_only=True):
 
     store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
     study: Annotated[str | None, Meta(description="name of the study")]
-    resume: Annotated[
-        Resume,
-        Meta(description='True to continue the study called `study`, "if-exists" to begin it if there is none'),
-    ]
+    resume: Annotated[Resume, Meta(description='True to continue `study`, "if-exists" to begin it the first time')]
     seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shadho_celery.core.units import counted
+
 #: share of accepted gradients below which a warning names a replica
 FEW_ACCEPTED = 0.2
 #: share of batches that were dropped and did not count later above which there is a warning
@@ -128,7 +130,7 @@ class Report:
         wanted = self.log.places - self.replicas
         if (absent := wanted - len(self.backups_came)) > 0:
             warnings.append(
-                f"{absent} of {many(wanted, 'backup')} never came, because no slot was free or the training was short"
+                f"{absent} of {counted(wanted, 'backup')} never came: no slot was free, or the training was short"
             )
         dropped = self.log.dropped_batches
         if (share := dropped / max(1, dropped + self.log.accepted.total())) > MANY_DROPPED:
@@ -161,8 +163,3 @@ class Report:
             "step_seconds_by_backups": {str(b): seconds for b, seconds in enumerate(self.predictions)},
             "notes": [*self.log.notes, *self.warnings()],
         }
-
-
-def many(count: int, thing: str) -> str:
-    """Return a count with its noun: ``1 step``, ``2 steps``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

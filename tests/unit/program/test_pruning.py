@@ -198,7 +198,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"pruner": "NopPruner"}, "pruner=: write none for 'NopPruner'"),
         (
             {"pruner": {"how": "asha", "grace_period": 1, "reduction_factor": 3}},
-            "pruner asha: its settings have other names here, write least for grace_period, eta for reduction_factor",
+            "pruner asha.grace_period: there is no such key; here it is least; known are how, eta, least",
         ),
         ({"pruner": {"how": "none", "eta": 3}}, "none takes no settings"),
     ],
