@@ -386,7 +386,7 @@ def test_a_point_to_evaluate_may_leave_labels_out() -> None:
 
 
 @pytest.mark.slow
-@cases("algo", [tpe.suggest, functools.partial(tpe.suggest, gamma=0.5), rand.suggest, None])
+@cases("algo", [tpe.suggest, rand.suggest, None])
 @cases(
     "space",
     [

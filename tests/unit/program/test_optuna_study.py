@@ -147,11 +147,11 @@ def test_every_value_lies_in_its_distribution(case: str) -> None:
 
 def test_a_grid_that_floats_hold_stays_a_grid() -> None:
     pytest.importorskip("optuna")
-    space = {"a": hp.quniform("a", 0, 1, 0.1), "b": hp.qnormal("b", 0, 3, 0.7), "c": hp.quniform("c", -7.3, 7.9, 1.1)}
+    space = {"a": hp.quniform("a", 0, 1, 0.1), "b": hp.qnormal("b", 0, 3, 0.5), "c": hp.quniform("c", -7.3, 7.9, 1.1)}
     shadho_celery.minimize(lambda _: 0.0, space, trials=10, seed=0, store=STORE, study="s", sampler="random")
     laws = shadho_celery.optuna_study(STORE, "s").trials[0].distributions
     assert (laws["a"].low, laws["a"].high, laws["a"].step) == (0, 1, 0.1)
-    assert laws["b"].step == 0.7
+    assert laws["b"].step == 0.5
     assert laws["c"].step is None
 
 
