@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import one_line
 from shadho_celery.results.report import overview_of
 from shadho_celery.results.trial import given
@@ -28,6 +27,9 @@ def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable
         yield lambda: None
         return
     if is_notebook:
+        # Imported late, as below, because a search without a bar needs no command line.
+        from shadho_celery.cli.messages import say
+
         yield lambda: None
         say(_summary(scheduler), err=True)
         return
