@@ -77,13 +77,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     'workers of minimize, such as {"cpu": 4}': ("n_jobs", "max_concurrent_trials"),
     "on_trial, a function in the study file or an argument of run": ("callbacks", "callback"),
     "fidelity": ("rungs",),
-    "a part of the setting pruner or fidelity": (
-        "scheduler",
-        "min_resource",
-        "max_resource",
-        "max_t",
-        "reduction_factor",
-    ),
+    "a part of the setting pruner or fidelity": ("scheduler", "min_resource", "max_resource", "reduction_factor"),
     "not needed, because the study goes on after a trial that fails": ("catch",),
     # functions and attributes
     "run": ("optimize", "fit"),

@@ -427,7 +427,8 @@ def as_options(settings: Mapping[str, Any]) -> list[str]:
     found = []
     for name in KEPT:
         value, setting = settings.get(name), SETTINGS[name]
-        if isinstance(value, (int, float, str)) and value != setting.default:
+        is_given = isinstance(value, (int, float, str)) and value != setting.default
+        if is_given and setting.value in {None, value}:
             # The only settings that are truth values are on by default.
             flag = setting.words.command if value is not False else f"--no-{setting.option}"
             found += [flag] if isinstance(value, bool) or setting.value else [flag, str(value)]
