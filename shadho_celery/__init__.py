@@ -64,6 +64,11 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
+            from shadho_celery.core.names import elsewhere
+
+            if here := elsewhere(name, __all__):
+                # For an AttributeError, ``from shadho_celery import NAME`` would show a message of Python's own.
+                raise ImportError(f"shadho_celery has no {name}; here it is {here}")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             found = globals()[name] = getattr(import_module(_LAZY[name]), name)

@@ -11,7 +11,6 @@ if __name__ == "__main__":
     end_quietly()
 
 # Only imports that --help needs, because the modules of the scheduler take seconds to import.
-import io
 import os
 import re
 import sys
@@ -29,6 +28,7 @@ from shadho_celery.cli.messages import say
 from shadho_celery.cli.metrics_options import metrics_options
 from shadho_celery.cli.points import points
 from shadho_celery.cli.result_options import store_option
+from shadho_celery.cli.streams import Output
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.late_import import without_collections
@@ -87,6 +87,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     help="Resume the study with this name, by default the latest study of the study file. Options that are not given "
     "are those of its earlier runs, except --workers.",
 )
+@click.option("--resume-if-exists", is_flag=True, help="Resume the study named by --study, or begin it the first time.")
 @click.option(
     "--repair",
     is_flag=True,
@@ -160,10 +161,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
     finish, twice stops at once; --resume continues in both cases.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A trial may print characters that the terminal's encoding lacks.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    Output.is_optional = True
     if study_module is None and not resume:
         raise click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
     if study_module is None:
@@ -191,7 +189,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     given["metrics"] = listen(given.pop("metrics_port"), given.pop("metrics_host"))
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    given |= {"resume": resume is not None, "fleet": is_fleet}
+    if_exists = given.pop("resume_if_exists") and "if-exists"
+    given |= {"resume": resume is not None or if_exists, "fleet": is_fleet}
     sys.exit(_start(study_module, given))
 
 

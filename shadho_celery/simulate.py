@@ -11,7 +11,6 @@ if __name__ == "__main__":
 import csv
 import io
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -170,14 +169,13 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.console import PrintableConsole
-    from shadho_celery.cli.tables import right
+    from shadho_celery.cli.tables import make_console, right
     from shadho_celery.core.units import money
     from shadho_celery.results.preferences import preferences
     from shadho_celery.results.report import LATEST
     from shadho_celery.simulation.simulation import an_hour, values_shown
 
-    console = PrintableConsole(width=None if sys.stdout.isatty() else 120)
+    console = make_console()
     for each in found:
         columns = map(right, ("complete", "failed", *cluster.slots))
         table = Table("family", *columns, title=f"policy {each.policy}", title_justify="left")

@@ -20,6 +20,7 @@ from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.each_kind import Workers, workers_of
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.metrics_options import metrics_options
+from shadho_celery.cli.streams import Output
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
 from shadho_celery.core.units import counted
@@ -115,6 +116,7 @@ def main(
 
     Without --class, a machine with GPUs of several kinds gets a worker for each kind, and they end together.
     """
+    Output.is_optional = True
     os.environ.update(connection_options.environment(**connection) | connection_options.allowed(unsigned_control))
     modules = [name for each in imports for name in each.split(",") if name]
     check_modules(modules)

@@ -1,9 +1,11 @@
-"""Base class of all commands."""
+"""Base class of commands with many options."""
 
 from __future__ import annotations
 
 import click
 
+from shadho_celery.core.names import elsewhere
+from shadho_celery.core.settings import SETTINGS
 from shadho_celery.core.units import seconds_of
 
 
@@ -27,7 +29,15 @@ class Command(click.Command):
         self.context_settings.setdefault("help_option_names", ["-h", "--help"])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        try:
+            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        except click.NoSuchOption as error:
+            names = {name: str(each.words) for name, each in SETTINGS.items()}
+            names |= {flag.lstrip("-").replace("-", "_"): flag for each in self.params for flag in each.opts}
+            if here := elsewhere(error.option_name.lstrip("-"), names):
+                hint = f"here it is {names.get(here, here)}"
+                raise click.UsageError(f"No such option {error.option_name}; {hint}", ctx) from None
+            raise
         for place, parameter in enumerate(given):
             is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
             is_once = isinstance(parameter, click.Option) and not parameter.multiple and not is_flag

@@ -19,6 +19,13 @@ class PrintableConsole(Console):
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
 
+    def __exit__(self, *error: object) -> None:
+        """Write what was printed. If a program's stream cannot be written, the program goes on without it."""
+        try:
+            super().__exit__(*error)
+        except OSError:
+            self.quiet = True
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of `renderable` with printable texts."""
         for segment in super().render(renderable, options):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
 
 from shadho_celery.cli.connection_options import refusals
+from shadho_celery.core.checks import guess
 
 #: name -> module, its click command, and one line of help, so that `--help` need not import the modules
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
@@ -76,8 +76,8 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and (near := get_close_matches(args[0], COMMANDS, n=1)):
-            ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]}?")
+        if args and args[0] not in COMMANDS and (hint := guess(args[0], COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}; {hint.rstrip('; ')}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from shadho_celery.cli.streams import guard_streams
 from shadho_celery.core.libraries import failed_import, is_import
 
 #: exit code after Ctrl-C, as in shells: 128 plus the signal's number
@@ -23,10 +24,12 @@ INTERRUPTED = 130
 
 
 def end_quietly() -> None:
-    """Install a hook that ends this process without a traceback, at Ctrl-C or if a file hides a library.
+    """Guard the standard streams, and install a hook that ends this process without a traceback.
 
-    It is for the time in which modules are imported. Once a command runs, `connection_options.refusals` does this.
+    The hook is for Ctrl-C, and for a file that hides a library, while modules are imported. Once a command runs,
+    `connection_options.refusals` does this.
     """
+    guard_streams()
     sys.excepthook = _hook
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TextIO
 
 import click
@@ -17,8 +17,12 @@ from shadho_celery.core.checks import one_line, printable
 
 
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text on standard output, or with `err` on standard error. Control characters are escaped."""
-    click.echo(printable(str(text)), err=err, nl=nl)
+    """Print a text on standard output, or with `err` on standard error. Control characters are escaped.
+
+    Standard error of a program may fail, for instance on a full disk. Its search goes on without the text.
+    """
+    with suppress(OSError) if err else nullcontext():
+        click.echo(printable(str(text)), err=err, nl=nl)
 
 
 @contextmanager

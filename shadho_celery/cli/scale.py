@@ -22,6 +22,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.slurm import cancel_waiting
+from shadho_celery.cli.streams import Output
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.class_spec import ClassSpec, read_class_spec
 from shadho_celery.core.outage import Outage
@@ -107,6 +108,7 @@ def scale(
 
     It runs until Ctrl-C, after which the workers stay. Workers finish their trials before they end.
     """
+    Output.is_optional = True
     os.environ.update(connection_options.environment(**connection))
     spec = read_class_spec(path)
     if slurm is is_command:

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return the console for results: as wide as the terminal, or PLAIN_WIDTH characters without a terminal."""
-    is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    is_plain = not (sys.stdout and sys.stdout.isatty()) and "COLUMNS" not in os.environ
     return PrintableConsole(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
 
 

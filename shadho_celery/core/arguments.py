@@ -8,13 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeAlias, TypeVar
 
 from shadho_celery.core.checks import guess
 from shadho_celery.errors import UsageError, Words
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: whether a study is continued; "if-exists" begins it if there is none of its name
+Resume: TypeAlias = bool | Literal["if-exists"]
 
 RESUME = Words("--resume", "resume=True")
 STUDY = Words("--study", "study=")

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from shadho_celery.core.names import elsewhere
 from shadho_celery.errors import UsageError, Words
 
 R = TypeVar("R")
@@ -158,7 +159,13 @@ def _plain_key(key: object) -> object:
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
-def guess(name: object, known: Iterable[str]) -> str:
+def guess(name: object, known: Collection[str]) -> str:
+    """Return the name here of what other tools call `name`, else the same as `similar`."""
+    here = elsewhere(name, known) if isinstance(name, str) else ""
+    return f"here it is {here}; " if here else similar(name, known)
+
+
+def similar(name: object, known: Iterable[str]) -> str:
     """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []
     return f"did you mean {near[0]}? " if near else ""
@@ -248,22 +255,6 @@ def as_record(
         raise UsageError("%s: %s", name, "; ".join(filter(None, (what, description(kind, key), form)))) from None
 
 
-def refuse_foreign(
-    settings: Mapping[Any, object],
-    known: Collection[str],
-    elsewhere: Mapping[str, Sequence[str]],
-    where: str,
-    form: str,
-) -> None:
-    """Raise UsageError if `settings` have names that other tools use. The error gives the names used here.
-
-    `known` are the names used here, and `elsewhere` maps each of them to the names in other tools.
-    """
-    here = {there: name for name in known for there in elsewhere.get(name, ())}
-    if foreign := [f"{here[name]} for {name}" for name in settings if isinstance(name, str) and name in here]:
-        raise UsageError(f"{where}: its settings have other names here, write {', '.join(foreign)}; {form}")
-
-
 def description(kind: type[object], key: str) -> str:
     """Return the description of a record's field `key`, or of the field that contains `key`; "" if it has none."""
     hint = get_type_hints(kind, include_extras=True).get(key.partition(".")[0]) if key else None
@@ -284,7 +275,7 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
     what, path = (found["what"], found["path"] or "") if found else (str(error), "")
     keys = [part for part in re.split(r"[.\[\]]+", path) if part]
     if missing := _KEY.fullmatch(what):
-        words = "it is missing" if missing["how"] == "missing required" else _no_such_key(kind)
+        words = "it is missing" if missing["how"] == "missing required" else _no_such_key(kind, missing["key"])
         return ".".join([*keys, missing["key"]]), words
     for key in keys:
         if isinstance(value, Mapping):
@@ -311,10 +302,11 @@ def accepts(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _no_such_key(kind: type[object]) -> str:
+def _no_such_key(kind: type[object], key: object = None) -> str:
     tag = kind.__struct_config__.tag_field  # type: ignore[attr-defined]
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]  # type: ignore[arg-type]
-    return f"there is no such key; known are {', '.join(filter(None, (tag, *fields)))}"
+    known = [*filter(None, (tag, *fields))]
+    return f"there is no such key; {guess(key, known)}known are {', '.join(known)}"
 
 
 def _in_words(what: str, value: object) -> str:

@@ -5,7 +5,7 @@ Help texts and error messages list the names without importing the modules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -52,6 +52,77 @@ PRUNERS: Mapping[str, str] = {
 LAUNCH = "ranks.launch:launch"
 #: value of the setting `pruner` that stands for no pruner, for a resumed study that had one
 NO_PRUNER = "none"
+#: the name here -> what other tools call it, in lower case; or what to do here, as it follows "here it is". A name may
+#: be in several lines, of settings and of parts of settings.
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    # arguments and settings
+    "objective": ("fn", "func", "trainable", "estimator"),
+    "space": ("config", "param_grid", "param_distributions", "param_space", "search_space", "dimensions"),
+    "trials": ("n_trials", "max_evals", "num_samples", "n_iter", "n_calls", "get_trials"),
+    "seconds": ("timeout", "time_budget_s"),
+    "objectives": ("directions",),
+    "direction": ("mode",),
+    "on_trial": ("callbacks", "callback"),
+    "workers": ("n_jobs", "max_concurrent_trials"),
+    "seed": ("random_state", "rstate"),
+    "store": ("storage",),
+    "study": ("study_name", "name"),
+    "name": ("study_name",),
+    "enqueue": ("points_to_evaluate", "enqueue_trial"),
+    "resume_if_exists": ("load_if_exists",),
+    'resume="if-exists"': ("load_if_exists",),
+    "trials and seconds of run or minimize": ("n_trials", "timeout", "max_evals", "num_samples", "n_iter"),
+    'workers of minimize, such as {"cpu": 4}': ("n_jobs", "max_concurrent_trials"),
+    "on_trial, a function in the study file or an argument of run": ("callbacks", "callback"),
+    "fidelity": ("rungs",),
+    "a part of the setting pruner or fidelity": ("scheduler", "min_resource", "max_resource", "reduction_factor"),
+    "not needed, because the study goes on after a trial that fails": ("catch",),
+    # functions and attributes
+    "run": ("optimize", "fit"),
+    "add": ("add_trial", "add_trials"),
+    "best": ("best_trial",),
+    "front": ("best_trials",),
+    "best or front of a study": ("best_trial", "best_trials"),
+    "enqueue of a Study, or an argument of minimize": ("enqueue_trial",),
+    "minimize(objective, space), or a Study to ask and tell": ("create_study", "optimize", "tune", "tuner"),
+    "minimize(objective, space), to try every point with sampler='grid'": ("gridsearchcv", "randomizedsearchcv"),
+    "a return from the objective, once context.should_stop() is true": ("trialpruned",),
+    "SPACE = {'x': hp.uniform('x', 0, 1)} with hp of hyperopt; the objective gets params['x']": ("suggest",),
+    # pruners, and ways to give budgets
+    "asha": ("successivehalving", "asynchyperband"),
+    "median": ("medianstoppingrule",),
+    "patience": ("patient",),
+    NO_PRUNER: ("nop",),
+    "halving": ("sha", "successivehalving", "successive_halving"),
+    "hyperband": ("hyperbandforbohb", "bohb"),
+    # their settings
+    "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
+    "most": ("max", "max_budget", "max_resource", "max_t"),
+    "eta": ("reduction_factor", "factor"),
+    "how": ("name", "type", "method", "algorithm", "scheduler"),
+    "startup_trials": ("n_startup_trials", "min_samples_required"),
+    "warmup_steps": ("n_warmup_steps",),
+    "steps": ("patience",),
+    "least_gain": ("min_delta",),
+    # a trial's context
+    "checkpoint_dir": ("get_checkpoint",),
+    "trial": ("number", "trial_id"),
+}
+
+
+def elsewhere(name: str, known: Collection[str]) -> str:
+    """Return the name here of what other tools call `name`: one that is `known`, else a text; "" if there is none.
+
+    It may be a known name in another form, such as MedianPruner for median.
+    """
+    name = "suggest" if name.startswith("suggest_") else name.replace("-", "_").lower()
+    name = name.removesuffix("pruner").removesuffix("scheduler") or name
+    if name in known:
+        return name
+    found = [here for here, others in ELSEWHERE.items() if name in others]
+    return next(
+        (here for here in found if here in known), next((each for each in found if not each.isidentifier()), "")
+    )
 
 
 def named(place: str) -> Any:

@@ -22,7 +22,7 @@ from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHA
 from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive, TimeLimit
 from shadho_celery.core.units import seconds_of
-from shadho_celery.errors import StudyError, UsageError, Words
+from shadho_celery.errors import UsageError, Words
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -417,13 +417,22 @@ CHANGEABLE = tuple(name for name, each in SETTINGS.items() if each.is_changeable
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
-#: remedy for the former setting `rungs`
-AS_FIDELITY = 'write STUDY["fidelity"] = {"least": 1, "most": 9, "eta": 3, "how": "halving"} with the same budgets'
-
-
 def words(name: str) -> Words:
     """Return what a user writes to set the setting called `name`, as messages name it."""
     return SETTINGS[name].words
+
+
+def as_options(settings: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command that set these settings. Those that have no option are left out."""
+    found = []
+    for name in KEPT:
+        value, setting = settings.get(name), SETTINGS[name]
+        is_given = isinstance(value, (int, float, str)) and value != setting.default
+        if is_given and setting.value in {None, value}:
+            # The only settings that are truth values are on by default.
+            flag = setting.words.command if value is not False else f"--no-{setting.option}"
+            found += [flag] if isinstance(value, bool) or setting.value else [flag, str(value)]
+    return found
 
 
 def read_settings(given: Mapping[str, object]) -> StudySettings:
@@ -461,8 +470,6 @@ def _directed(settings: StudySettings) -> StudySettings:
 
 def no_setting(name: object) -> UsageError:
     """Return the error for a key of STUDY that is not a setting."""
-    if name == "rungs":
-        return UsageError(f'STUDY["rungs"] is no longer a setting; {AS_FIDELITY}')
     shown = f'"{one_line(name, 60)}"' if isinstance(name, str) else short(name, 60)
     return UsageError(f"STUDY[{shown}] is not a setting; {guess(name, SETTINGS)}known are {', '.join(SETTINGS)}")
 
@@ -471,17 +478,13 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     """Return the settings `in_force` of an earlier run that apply to the next run, unless it is `given` other ones.
 
     Raises UsageError if the earlier run had a user's own sampler, which a store cannot keep, and no sampler is given
-    now. Raises StudyError for the former setting `rungs`.
+    now.
     """
     if in_force.get("sampler", "") is None and "sampler" not in given:
         raise UsageError(
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
             "file, or name one, see %s",
             words("sampler"),
-        )
-    if "rungs" in in_force:
-        raise StudyError(
-            f"this study was begun with rungs, which this version lacks: begin another one, and {AS_FIDELITY}"
         )
     # The limit on trials applies to one run, and is recorded only to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, refuse_foreign, short
-from shadho_celery.core.names import FIDELITIES, PRUNERS
+from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.names import FIDELITIES, PRUNERS, elsewhere
 from shadho_celery.core.settings import words
 from shadho_celery.errors import Message, UsageError, Words
 
@@ -21,23 +21,6 @@ LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
 _FORM = "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}"
-#: names that other tools use for the settings
-_ELSEWHERE = {
-    "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
-    "most": ("max", "max_budget", "max_resource", "max_t"),
-    "eta": ("reduction_factor", "factor"),
-    "how": ("name", "type", "method", "algorithm", "scheduler"),
-}
-
-#: names that other tools use for ways to give budgets, in lower case and without "pruner" or "scheduler" at the end
-_HOW_ELSEWHERE = {
-    "sha": "halving",
-    "successivehalving": "halving",
-    "successive_halving": "halving",
-    "asynchyperband": "asha",
-    "hyperbandforbohb": "hyperband",
-    "bohb": "hyperband",
-}
 
 Budget = Annotated[
     float,
@@ -66,7 +49,6 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         name = name or words("fidelity")
         if not isinstance(settings, Mapping):
             raise UsageError("%s: %s is not a dict of settings; %s", name, short(settings, 60), _FORM)
-        refuse_foreign(settings, cls.__struct_fields__, _ELSEWHERE, "fidelity", _FORM)
         if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
             raise UsageError("%s: how: %s; %s", name, _unknown(how), _FORM)
         ladder = as_record(settings, cls, "fidelity", _FORM)
@@ -125,11 +107,9 @@ def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
 
 def _unknown(how: str) -> str | Message:
     """Return an error message for an unknown algorithm that gives budgets."""
-    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
-    name = _HOW_ELSEWHERE.get(name, name)
-    if name in FIDELITIES:
+    if name := elsewhere(how, FIDELITIES):
         return f"write {name} for {short(how, 60)}"
-    if name in PRUNERS:
+    if elsewhere(how, PRUNERS):
         return Message(
             "%s stops trials by their reports, see %s; budgets are given by one of %s",
             (short(how, 60), words("pruner"), _NAMES),

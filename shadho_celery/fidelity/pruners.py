@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Protocol
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import as_record, refuse_foreign, short
-from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
+from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, elsewhere, named
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
@@ -120,25 +120,6 @@ class Asha(_Settings, frozen=True, kw_only=True):
 
 PrunerSettings = Percentile | Median | Patience | Threshold | Asha
 
-#: names that other tools use for pruners, in lower case and without "pruner" or "scheduler" at the end
-_ELSEWHERE = {
-    "successivehalving": "asha",
-    "asynchyperband": "asha",
-    "medianstoppingrule": "median",
-    "patient": "patience",
-    "nop": NO_PRUNER,
-}
-#: names that other tools use for settings of a pruner
-_SETTINGS_ELSEWHERE = {
-    "startup_trials": ("n_startup_trials", "min_samples_required"),
-    "warmup_steps": ("n_warmup_steps",),
-    "least": ("min_resource", "grace_period"),
-    "steps": ("patience",),
-    "least_gain": ("min_delta",),
-    "eta": ("reduction_factor",),
-}
-#: names that other tools use for algorithms that give trials budgets
-_PROMOTE = ("successive_halving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
 
@@ -165,7 +146,6 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if not isinstance(how, str) or how not in PRUNERS:
         raise UsageError("%s: %s; %s", words("pruner"), _unknown(how), _FORM)
     kind: type[PrunerSettings] = named(PRUNERS[how])
-    refuse_foreign(settings, kind.__struct_fields__, _SETTINGS_ELSEWHERE, f"pruner {how}", _FORM)
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
@@ -183,13 +163,9 @@ def _unknown(how: object) -> str:
         return "it has no name, `how`"
     if how == NO_PRUNER:
         return "none takes no settings"
-    if not isinstance(how, str):
-        return f"there is no {short(how, 60)}"
-    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
-    name = _ELSEWHERE.get(name, name)
-    if name in (*PRUNERS, NO_PRUNER):
+    if name := elsewhere(str(how), (*PRUNERS, NO_PRUNER)):
         return f"write {name} for {short(how, 60)}"
-    if name in (*FIDELITIES, *_PROMOTE):
+    if elsewhere(str(how), FIDELITIES):
         return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
     return f"there is no {short(how, 60)}"
 

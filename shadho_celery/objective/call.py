@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import accepts
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.names import elsewhere
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
@@ -29,13 +30,6 @@ MAX_ERROR = 8000
 
 #: maximum number of chained exceptions in a traceback, and of frames of each exception; the last ones are kept
 MAX_CAUSES, MAX_FRAMES = 20, 50
-
-
-#: hint for an objective that calls `suggest_float` or the like, as with Optuna
-OTHER_SPACE = (
-    "an objective gets a trial's params here, and suggests none: the space is SPACE = "
-    "{'x': hp.uniform('x', 0, 1)}, with hp of hyperopt, and the objective reads params['x']"
-)
 
 
 def call(
@@ -88,8 +82,10 @@ def call(
 def _failed(error: BaseException, context: LocalContext, seconds: float) -> Outcome:
     # An unreadable return value needs no traceback, which would only show this package's code.
     text = str(error) if isinstance(error, Unreadable) else describe(error)
-    if isinstance(error, AttributeError) and str(error.name).startswith("suggest_"):
-        text = f"{text.rstrip()}; {OTHER_SPACE}"
+    missing = str(error.name) if isinstance(error, AttributeError) else ""
+    here = elsewhere(missing if missing.startswith("suggest_") else type(error).__name__, ())
+    if here and here not in text:
+        text = f"{text.rstrip()}; here it is {here}"
     if context.timed_out():
         text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
     return Outcome(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS
-from shadho_celery.core.names import LAUNCH, named
+from shadho_celery.core.names import LAUNCH, elsewhere, named
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
@@ -196,14 +196,6 @@ class Reports:
         return "; ".join(found) or None
 
 
-#: names that other tools use for members of the context, each with the name here
-_ELSEWHERE = {
-    "get_checkpoint": "checkpoint_dir",
-    "number": "trial",
-    "trial_id": "trial",
-}
-
-
 def _refuse_call(address: str, token: str, backups: int) -> None:
     raise RuntimeError("replicas cannot be called from here; only trials of a fleet have further slots")
 
@@ -253,8 +245,9 @@ class LocalContext:
         return sorted(CONTEXT_NAMES)
 
     def __getattr__(self, name: str) -> Any:
-        here = f"; here it is context.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise AttributeError(f"a trial's context has no attribute {name!r}{here}")
+        here = elsewhere(name, CONTEXT_NAMES)
+        hint = f"; here it is {'context.' if here.isidentifier() else ''}{here}" if here else ""
+        raise AttributeError(f"a trial's context has no attribute {name!r}{hint}")
 
     @property
     def checkpoint_dir(self) -> Path:

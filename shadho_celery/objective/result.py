@@ -35,6 +35,9 @@ MOST_NUMBERS, MAX_NAME = 100, 60
 #: description of what an objective returns in a study of one loss without a name
 NO_OBJECTIVES = "its loss, a number, or a dict with 'loss'"
 
+#: example of the setting that names several losses
+_NAMED = 'STUDY["objectives"] = {"error": "minimize", "accuracy": "maximize"}'
+
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -58,6 +61,9 @@ def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
             return _read_mapping(returned, objectives)
         if returned is None:
             raise Unreadable(f"the objective's return value is None; return {_form(objectives) or NO_OBJECTIVES}")
+        if isinstance(returned, (tuple, list)):
+            form = _form(objectives) or f"one number, or for several losses {{'losses': {{...}}}} and {_NAMED}"
+            raise Unreadable(f"the objective's return value is a {type(returned).__name__}; return {form}")
         found = number(returned, "the objective's return value")
         if not objectives:
             return Outcome(state=TrialState.COMPLETE, loss=found)
@@ -113,8 +119,8 @@ def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | N
 def _loss(returned: Mapping[Any, Any]) -> float:
     if "losses" in returned:
         raise Unreadable(
-            "the objective returned 'losses', but the study has no objectives; name them, such as "
-            'STUDY["objectives"] = {"error": "minimize", "accuracy": "maximize"}, or return a \'loss\''
+            f"the objective returned 'losses', but the study has no objectives; name them, such as {_NAMED}, or "
+            "return a 'loss'"
         )
     if "loss" not in returned:
         has = ", ".join(map(short, islice(returned, 20)))

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import guess, line_of, one_line, short
+from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import load_hyperopt_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
@@ -79,7 +79,7 @@ def load(module: str) -> StudyFile:
     except BaseException as error:
         line, hint = line_of(error, str(spec.origin)), ""
         if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-            hint = guess(error.name, vars(error.obj)).rstrip()
+            hint = similar(error.name, vars(error.obj)).rstrip()
         reason = f"{type(error).__name__}: {short(error, 1000)}{line}"
         raise UsageError(f"{name} cannot be imported: {'; '.join(filter(None, (reason, hint)))}") from error
     finally:
@@ -88,7 +88,7 @@ def load(module: str) -> StudyFile:
     # hasattr is not used: a module may compute its attributes and fail.
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
-        hint = "".join(guess(part, vars(imported)) for part in missing)
+        hint = "".join(similar(part, vars(imported)) for part in missing)
         raise UsageError(
             f"{name} is not a study file: it lacks {' and '.join(missing)}; {hint}see the README's first study"
         )
@@ -135,7 +135,7 @@ def no_module(name: str) -> UsageError:
     files = Path.cwd().joinpath(*package.split(".")).glob("*.py")
     known = {f"{package}.{file.stem}".lstrip(".") for file in islice(files, MOST_FILES)} - {name}
     return UsageError(
-        f"there is no module {name} here; {guess(name, sorted(known))}run from the folder that holds it, or set "
+        f"there is no module {name} here; {similar(name, sorted(known))}run from the folder that holds it, or set "
         "PYTHONPATH"
     )
 

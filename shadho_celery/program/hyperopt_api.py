@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import hyperopt
@@ -22,17 +22,13 @@ from hyperopt import STATUS_OK, Trials, base
 from hyperopt.exceptions import AllTrialsFailed, InvalidAnnotatedParameter
 from hyperopt.fmin import generate_trials_to_calculate, pickler
 from hyperopt.pyll.base import Apply
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import asdict
 
-from shadho_celery.core.checks import as_record, one_line, short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
+from shadho_celery.program.notices import warn
 from shadho_celery.program.study import AskedTrial, Study
-from shadho_celery.samplers.base import MakeSampler
-from shadho_celery.samplers.tpe import TpeSampler
-from shadho_celery.samplers.unrepeated import MakeUnrepeated
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete
 from shadho_celery.space.split import split
@@ -45,27 +41,6 @@ EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
 
 #: greatest seed that is drawn from numpy's legacy generator, a RandomState
 _MAX_SEED = 2**31 - 1
-
-
-class TpeOptions(
-    Struct,
-    frozen=True,
-    rename={"startup": "n_startup_jobs", "candidates": "n_EI_candidates"},
-    forbid_unknown_fields=True,
-):
-    """Options of hyperopt's ``tpe.suggest`` that have a meaning here."""
-
-    startup: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
-    candidates: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
-    gamma: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType = UNSET
-    #: accepted, but without effect
-    verbose: bool = False
-
-
-#: remedy for an error in these options
-_TPE_FORM = (
-    "n_startup_jobs and n_EI_candidates are whole numbers from 1, gamma is a number above 0; no others are known"
-)
 
 
 class Algorithm:
@@ -81,22 +56,14 @@ class Algorithm:
     ) -> list[Document]:
         """Return a document of a new trial for each of `new_ids`, as hyperopt's own algorithms do.
 
-        In a finite space, points may repeat. Only the first `seed` of a search has an effect. Raises UsageError for
-        unknown options, and SpaceError for a space that cannot be searched.
+        In a finite space, points may repeat. Only the first `seed` of a search has an effect. `options` of hyperopt's
+        algorithms have none, which a warning says. Raises SpaceError for a space that cannot be searched.
         """
         if domain not in self._searches:
-            sampler = self._with(options)
-            self._searches[domain] = _Search(Study(domain.expr, seed=int(seed), sampler=sampler), domain.expr)
+            if options:
+                warn(f"algo: options of hyperopt's algorithms have no effect here: {', '.join(options)}")
+            self._searches[domain] = _Search(Study(domain.expr, seed=int(seed), sampler=self._sampler), domain.expr)
         return self._searches[domain].propose(new_ids, domain, trials)
-
-    def _with(self, options: Mapping[str, Any]) -> str | MakeSampler:
-        if not options:
-            return self._sampler
-        if self._sampler != "tpe":
-            raise UsageError(f"algo: {self._sampler} has no option {next(iter(options))}; only tpe.suggest has options")
-        given = asdict(as_record(options, TpeOptions, "algo", _TPE_FORM))
-        del given["verbose"]
-        return MakeUnrepeated(partial(TpeSampler, **{name: each for name, each in given.items() if each is not UNSET}))
 
 
 # The grid is missing, because an algorithm of hyperopt's cannot end the search.

@@ -120,7 +120,7 @@ def _ending_unguarded(module: str) -> Iterator[None]:
         # Within the import of another study file, or within a trial, the error is raised: it ends that import or trial.
         if study_file.WITHIN in os.environ or not study_file.is_program(module):
             raise
-        sys.stderr.write(f"shadho_celery: {error}\n")
+        say(f"shadho_celery: {error}", err=True)
         raise SystemExit(error.exit_code) from None
 
 

@@ -5,56 +5,56 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
+
+from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.trial import Report, TrialState
+from shadho_celery.core.units import counted
 from shadho_celery.errors import ShadhoError, Surface, UsageError, told
+from shadho_celery.program.notices import warn
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.trial import TrialResult
-from shadho_celery.space.domains import (
-    Categorical,
-    Domain,
-    LogUniform,
-    Normal,
-    QLogUniform,
-    QUniform,
-    RandInt,
-    make_domain,
-)
-from shadho_celery.space.stored import Label, RestoredSpace
+from shadho_celery.space.domains import Categorical, RandInt, make_domain
+from shadho_celery.space.stored import Label
 
 if TYPE_CHECKING:
     import optuna
 
 #: maximum number of trials: Optuna's plots take minutes for more
 MOST = 10_000
+#: number of steps from which on floats do not hold all values of a grid
+MOST_STEPS = 2**53
 #: names of Optuna's states
-_STATES = {
-    TrialState.COMPLETE: "COMPLETE",
-    TrialState.PRUNED: "PRUNED",
-    TrialState.FAILED: "FAIL",
-    TrialState.CANCELLED: "FAIL",
-    TrialState.RUNNING: "RUNNING",
-}
+_STATES = {TrialState.FAILED: "FAIL", TrialState.CANCELLED: "FAIL"}
+_STATES |= {each: each.name for each in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)}
+#: Optuna's user attributes of a trial, and the facts that they hold
+_ATTRIBUTES = {"trial": "number", "class": "compute_class", "seconds": "seconds", "budget": "budget"}
 
 
+@refuse_unknown
 @told(Surface.PYTHON)
 def optuna_study(store: str, name: str) -> optuna.Study:
-    """Return a copy of a study in memory as Optuna's `Study`, with its distributions, reports and states.
+    """Return a copy of a study in memory as Optuna's `Study`, with its distributions, reports, constraints and times.
 
     `store` and `name` are as for `load_study`. The copy is for ``optuna.visualization`` and ``optuna.importance``: what
-    is done to it does not reach the store. Of more than 10,000 trials, the latest are copied, with a warning. Numbers
-    have the drawn values, and choices the texts of their options. Raises UsageError without Optuna.
+    is done to it does not reach the store. Numbers have the drawn values, and choices the texts of their options. The
+    attribute `budget` of a trial is its budget. Of a study with budgets, the trials with the highest one are copied,
+    and of more than 10,000 trials the latest; a warning counts the others. Raises UsageError without Optuna.
     """
     try:
         import optuna
     except ModuleNotFoundError:
         raise UsageError('this needs Optuna; in the checkout: pip install -e ".[optuna]"') from None
     study = load_study(store, name)
-    trials = study.trials[-MOST:]
-    if len(study.trials) > MOST:
-        warnings.warn(f"Optuna gets the latest {MOST:,} of {len(study.trials):,} trials", stacklevel=3)
+    trials = _at_the_top(study.trials)
+    if len(trials) > MOST:
+        warn(f"Optuna gets the latest {MOST:,} of {len(trials):,} trials")
+        trials = trials[-MOST:]
     losses = [*study.objectives] or ["loss"]
     ways: list[Any] = [*study.objectives.values()] or ["minimize"]
     with warnings.catch_warnings():
@@ -62,7 +62,7 @@ def optuna_study(store: str, name: str) -> optuna.Study:
         made = optuna.create_study(study_name=study.name, directions=ways)
         if study.objectives:
             made.set_metric_names(losses)
-    laws = _distributions(study.tree, trials, optuna)
+    laws = _distributions(study.tree, trials, optuna.distributions)
     reports: defaultdict[int, list[Report]] = defaultdict(list)
     for report in study.reports():
         reports[report.number].append(report)
@@ -70,19 +70,44 @@ def optuna_study(store: str, name: str) -> optuna.Study:
         if (state := _STATES.get(TrialState(trial.state))) is None:
             continue
         values: list[Any] = [trial.losses.get(loss) for loss in losses] if study.objectives else [trial.loss]
-        params = {label: _shown(laws[label], value) for label, value in trial.params.items() if label in laws}
         is_complete = state == "COMPLETE" and all(value is not None and math.isfinite(value) for value in values)
-        made.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState["FAIL" if state == "COMPLETE" and not is_complete else state],
-                params=params,
-                distributions={label: laws[label] for label in params},
-                values=values if is_complete else None,
-                intermediate_values=_steps(reports[trial.number], ways[0]),
-                user_attrs={"trial": trial.number, "class": trial.compute_class, "seconds": trial.seconds},
-            )
+        copy = optuna.trial.create_trial(
+            state=optuna.trial.TrialState["FAIL" if state == "COMPLETE" and not is_complete else state],
+            params={label: _shown(laws[label], value) for label, value in trial.params.items()},
+            distributions={label: laws[label] for label in trial.params},
+            values=values if is_complete else None,
+            intermediate_values=_steps(reports[trial.number], ways[0]),
+            user_attrs={name: getattr(trial, fact) for name, fact in _ATTRIBUTES.items()},
+            # A list of numbers is their form in every version of Optuna; an empty one stands for none.
+            system_attrs={"constraints": [number for _, number in sorted(trial.constraints.items())]},
         )
+        # A trial that was cancelled may not have started.
+        start = trial.started_at or trial.finished_at or study.created_at
+        copy.datetime_start = _moment(start)
+        if copy.state.is_finished():
+            copy.datetime_complete = _moment(trial.finished_at or start)
+        made.add_trial(copy)
     return made
+
+
+def _moment(seconds: float) -> datetime:
+    """Return a moment as Optuna has it, in local time without a zone."""
+    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().replace(tzinfo=None)
+
+
+def _at_the_top(trials: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return the trials with the highest budget of a complete trial, with a warning about others. None is all of it."""
+    found: defaultdict[float, list[TrialResult]] = defaultdict(list)
+    for trial in trials:
+        found[math.inf if trial.budget is None else trial.budget].append(trial)
+    complete = [budget for budget, group in found.items() if any(each.state == TrialState.COMPLETE for each in group)]
+    top = max(complete or found, default=math.inf)
+    if others := sum(len(group) for budget, group in found.items() if budget != top):
+        warn(
+            f"Optuna gets the {counted(len(found[top]), 'trial')} with the highest budget, {top:g}; {others:,} with "
+            "other budgets are left out, because their losses cannot be compared"
+        )
+    return found[top]
 
 
 def _steps(reports: Sequence[Report], way: str) -> dict[int, float]:
@@ -98,52 +123,51 @@ def _shown(law: Any, value: float) -> Any:
     return value if choices is None else choices[int(value)]
 
 
-def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult], optuna: Any) -> dict[str, Any]:
-    """Return Optuna's distribution of each label. Without a space in the store, it is the range of the values."""
+def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult], kinds: Any) -> dict[str, Any]:
+    """Return Optuna's distribution of each label, in which all of its values lie.
+
+    Without a space that can be read, it is the range of the values.
+    """
     drawn: defaultdict[str, list[float]] = defaultdict(list)
     for trial in trials:
         for label, value in trial.params.items():
             drawn[label].append(value)
-    try:
-        labels = {} if tree is None else RestoredSpace(tree).labels
-    except (ValueError, TypeError, RecursionError):
-        labels = {}
     found = {}
     for label, values in drawn.items():
-        known = labels.get(label)
         try:
-            domain = None if known is None else _domain(label, known)
-        except (ShadhoError, KeyError, TypeError, ValueError):
-            domain = None
-        if known is None or domain is None:
-            found[label] = optuna.distributions.FloatDistribution(min(values), max(values))
-        else:
-            found[label] = _distribution(domain, known.options, values, optuna.distributions)
+            known = convert((tree or {})["labels"][label], Label)
+            found[label] = _distribution(label, known, values, kinds)
+        except (ShadhoError, ArithmeticError, LookupError, TypeError, ValueError):
+            found[label] = kinds.FloatDistribution(min(values), max(values))
     return found
 
 
-def _domain(label: str, known: Label) -> Domain:
+def _distribution(label: str, known: Label, values: Sequence[float], kinds: Any) -> Any:
+    """Return the distribution of a label, extended to values that were recorded outside of its domain.
+
+    A grid that floats do not hold exactly becomes a range. Raises LookupError for an option that is not there.
+    """
     if known.law == Categorical.law:
-        return make_domain(label, known.law, {"p": known.parameters["probabilities"]})
-    return make_domain(label, known.law, known.parameters)
-
-
-def _distribution(domain: Domain, options: Sequence[Any] | None, values: Sequence[float], kinds: Any) -> Any:
-    if isinstance(domain, Categorical):
-        texts = [str(option) for option in options or range(domain.count)]
-        # Two options may have one text.
-        names = [text if texts.count(text) == 1 else f"{place}: {text}" for place, text in enumerate(texts)]
-        return kinds.CategoricalDistribution(names)
-    least, most = min(values), max(values)
+        texts = [str(option) for option in known.options or range(len(known.parameters["probabilities"]))]
+        if min(values) < 0 or max(values) >= len(texts):
+            raise LookupError
+        if len({*texts}) < len(texts):
+            texts = [f"{place}: {text}" for place, text in enumerate(texts)]
+        return kinds.CategoricalDistribution(texts)
+    domain = make_domain(label, known.law, known.parameters)
+    assert not isinstance(domain, Categorical)
+    ends = domain.from_unit([0.0, 1.0]).tolist()
+    low, high = min(*ends, *values), max(*ends, *values)
     if isinstance(domain, RandInt):
-        return kinds.IntDistribution(min(domain.low, int(least)), max(domain.high - 1, int(most)))
-    if isinstance(domain, QUniform) and (steps := domain.steps()) is not None and len(steps[0]) > 1:
-        grid, step = steps
-        return kinds.FloatDistribution(grid[0] * step, grid[-1] * step, step=step)
-    if isinstance(domain, LogUniform) and not isinstance(domain, QLogUniform):
-        return kinds.FloatDistribution(min(math.exp(domain.low), least), max(math.exp(domain.high), most), log=True)
-    if isinstance(domain, Normal):
-        # Optuna has no distribution without ends.
-        return kinds.FloatDistribution(least, most)
-    low, high = (math.exp(end) if isinstance(domain, QLogUniform) else end for end in (domain.low, domain.high))
-    return kinds.FloatDistribution(min(low, least), max(high, most))
+        is_whole = max(-low, high) < MOST_STEPS and all(float(value).is_integer() for value in values)
+        return kinds.IntDistribution(int(low), int(high)) if is_whole else kinds.FloatDistribution(low, high)
+    if domain.step is not None and _is_held(low, high, domain.step, values):
+        return kinds.FloatDistribution(low, high, step=domain.step)
+    return kinds.FloatDistribution(low, high, log=domain.log and domain.step is None and low > 0)
+
+
+def _is_held(low: float, high: float, step: float, values: Sequence[float]) -> bool:
+    """Return whether Optuna finds `high` on the grid by its decimals, and each value within 1e-8 steps."""
+    if (high - low) / step >= MOST_STEPS or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
+        return False
+    return all(abs(place - round(place)) < 1e-9 for place in ((value - low) / step for value in values))

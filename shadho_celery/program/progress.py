@@ -1,21 +1,16 @@
-"""Progress of a search in this process: a bar in a terminal or in a notebook, and a line of summary at its end."""
+"""Progress of a search in this process: a bar in a terminal, and a line of summary at its end."""
 
 from __future__ import annotations
 
-import html
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.units import took
 from shadho_celery.results.report import overview_of
 from shadho_celery.results.trial import given
 from shadho_celery.scheduler.scheduler import Scheduler
 
-#: seconds between two updates in a notebook
-UPDATE_SECONDS = 0.2
 #: maximum number of characters of the best values in the summary
 MOST_VALUES = 200
 
@@ -24,22 +19,20 @@ MOST_VALUES = 200
 def progress_bar(scheduler: Scheduler, wanted: bool | None) -> Iterator[Callable[[], None]]:
     """Show a bar of the trials of a run, with the best loss so far. Yield the function that updates it.
 
-    The bar is shown in a terminal and in a notebook, and its last state stays there, above one line of summary. If it
-    is `wanted` elsewhere, only its last state is printed. Nothing is shown if `wanted` is False.
+    The bar is shown in a terminal, and its last state stays there, above one line of summary. In a notebook the line is
+    printed alone. If it is `wanted` elsewhere, only the bar's last state is printed. Nothing is shown if it is False.
     """
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    if wanted is False or (wanted is None and not is_notebook and not sys.stderr.isatty()):
+    if wanted is False or (wanted is None and not is_notebook and not (sys.stderr and sys.stderr.isatty())):
         yield lambda: None
-    elif is_notebook:
-        with _notebook_bar(scheduler) as update:
-            yield update
-    else:
-        with _terminal_bar(scheduler) as update:
-            yield update
+        return
+    if is_notebook:
+        # Imported late, as below, because a search without a bar needs no command line.
+        from shadho_celery.cli.messages import say
 
-
-@contextmanager
-def _terminal_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+        say(_summary(scheduler), err=True)
+        return
     # rich is slow to import, and a search without a bar does not need it.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
@@ -62,35 +55,6 @@ def _terminal_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
     finally:
         if console.is_terminal:
             console.print(Text(_summary(scheduler)), soft_wrap=True)
-
-
-@contextmanager
-def _notebook_bar(scheduler: Scheduler) -> Iterator[Callable[[], None]]:
-    """Show the bar in the output of the cell. It needs no widgets, and is kept with the notebook."""
-    study, total = scheduler.study, scheduler.limits.trials
-    clock = study.clock
-    began = updated = clock.now()
-
-    def shown(summary: str = "") -> dict[str, str]:
-        of = f"/{total}" if total else ""
-        trials = "trial" if (total or study.counted) == 1 else "trials"
-        text = f"{_state(scheduler)}  {study.counted}{of} {trials}  {took(clock.now() - began)}"
-        bar = f'<progress max="{total}" value="{study.counted}"></progress> ' if total else ""
-        lines = [text, summary] if summary else [text]
-        return {"text/plain": "\n".join(lines), "text/html": bar + "<br>".join(map(html.escape, lines))}
-
-    place = importlib.import_module("IPython.display").display(shown(), raw=True, display_id=True)
-
-    def update() -> None:
-        nonlocal updated
-        if clock.now() - updated >= UPDATE_SECONDS:
-            updated = clock.now()
-            place.update(shown(), raw=True)
-
-    try:
-        yield update
-    finally:
-        place.update(shown(_summary(scheduler)), raw=True)
 
 
 def _state(scheduler: Scheduler) -> str:

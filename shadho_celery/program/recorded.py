@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.checks import short
 from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.results.study import StudyResults
@@ -30,17 +31,18 @@ class ShownStudy(StudyResults):
         return study_html(self)
 
 
+@refuse_unknown
 @told(Surface.PYTHON)
 def load_study(store: str, name: str) -> ShownStudy:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    The study may run meanwhile: each access reads what is recorded at that moment. Raises StudyNotFound, which names
-    the candidates if there are several, or StoreError.
+    `name` may also be that of a module, for its latest study. The study may run meanwhile: each access reads what is
+    recorded at that moment. Raises StudyNotFound, which names the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")
     opened = SqlStore(store, read_only=True)
-    return ShownStudy(opened, opened.find(name))
+    return ShownStudy(opened, opened.find(name, told=lambda line: None))
 
 
 @told(Surface.PYTHON)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shadho_celery.core.arguments import refuse_unknown
+from shadho_celery.core.arguments import Resume, refuse_unknown
 from shadho_celery.core.settings import read_settings, with_settings
 from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.objective.call import Objective, check_objective
@@ -44,7 +44,7 @@ def minimize(
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
     study: str | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool | None = None,
     workers: Mapping[str, int] | None = None,
     broker: str | None = None,
@@ -61,9 +61,9 @@ def minimize(
     of a fleet, with the URLs `broker` and `redis`, by default from CELERY_BROKER_URL and SHADHO_REDIS_URL.
 
     `seed` makes the search repeatable. `store` is a database URL, by default in memory. `study` is the study's name in
-    the store, and `resume` continues it. `enqueue` are points to evaluate first (see `Study.enqueue`). `warm_start` are
-    finished trials to learn from: a study, its name, "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of
-    params and loss.
+    the store, and `resume` continues it; with "if-exists" the study begins if there is none of this name. `enqueue` are
+    points to evaluate first (see `Study.enqueue`). `warm_start` are finished trials to learn from: a study, its name,
+    "STORE_URL#STUDY", a CSV file, hyperopt's `Trials`, or pairs of params and loss.
     `on_trial(study, trial)` is called after each trial. `study.stop()` ends the search, as Ctrl-C does.
 
     Return the study. It has `.trials`, each with `.params` by label, `.values`, `.loss` and `.state`. Its `.best`

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.arguments import refuse_unknown
+from shadho_celery.core.arguments import Resume, refuse_unknown
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.settings import read_settings, with_settings
@@ -87,7 +87,7 @@ class Study(ShownStudy):
         *,
         store: str = "sqlite://",
         study: str | None = None,
-        resume: bool = False,
+        resume: Resume = False,
         seed: int | None = None,
         sampler: str | MakeSampler | None = None,
         policy: str | None = None,

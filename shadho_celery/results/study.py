@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import MAX_COUNT, Params, Report, Trial, TrialState
@@ -378,6 +378,13 @@ class StudyResults:
             hosts=[host for host in hosts if host not in here],
             folder_there=str(CHECKPOINTS / self.key),
         )
+
+    if not TYPE_CHECKING:
+        # Hidden from type checkers, which would otherwise accept any name.
+
+        def __getattr__(self, name: str) -> Any:
+            hint = guess(name, dir(type(self))).rstrip("; ")
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint and f'; {hint}'}")
 
     def __repr__(self) -> str:
         return f"<study {self.name!r} in {self.store}>"

@@ -40,8 +40,6 @@ def find_sampler(
     With `budgets`, the lowest first, samplers that learn from losses do so separately by budget. A user's own class is
     its own factory. Raises UsageError for an unknown name, and for a sampler that does not support several objectives.
     """
-    if isinstance(name, MakeUnrepeated):
-        return name
     if not isinstance(name, str):
         return MakeOwnSampler(name)
     if objectives > 1 and name in OF_ONE_LOSS:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.arguments import ARGUMENTS
+from shadho_celery.core.arguments import ARGUMENTS, Resume
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
@@ -37,7 +37,7 @@ class Names(Struct, frozen=True, kw_only=True):
 
     store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
     study: Annotated[str | None, Meta(description="name of the study")]
-    resume: Annotated[bool, Meta(description="whether the study is continued; its name is `study`")]
+    resume: Annotated[Resume, Meta(description='True to continue `study`, "if-exists" to begin it the first time')]
     seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
 
 
@@ -51,7 +51,7 @@ class Given:
     store: str = DEFAULT_STORE
     #: name of the study in its store; None for a generated name, or with `resume` for the module's latest study
     name: str | None = None
-    resume: bool = False
+    resume: Resume = False
     seed: int | None = None
     #: known points to run first
     points: Sequence[object] = ()
@@ -117,7 +117,7 @@ class Opening:
         self.plan = Plan.of(compile_space(request.space), settings, request.limits)
         self.plan.check_sampler()
         known_points.completed(self.plan, request.points)
-        self.plan.check_warm_start(request.warm_start, resume=request.resume)
+        self.plan.check_warm_start(request.warm_start, resume=request.resume is True)
 
     def open(self) -> OpenStudy:
         """Open the store, and begin or resume the study. Raises ShadhoError."""
@@ -149,7 +149,8 @@ class Opening:
             plan=self.plan,
             store=store,
             study=study,
-            warm_start=warm_start,
+            # With "if-exists", a study that is there keeps the warm start with which it began.
+            warm_start=None if self._before else warm_start,
             changes=changes(self._before, now, study.counted),
         )
 

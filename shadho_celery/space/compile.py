@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from shadho_celery.core.checks import listed, short
 from shadho_celery.core.late_import import placeholder
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
@@ -35,6 +36,9 @@ Apply = Any
 #: maximum number of nodes from the root to a leaf (a choice in a dict counts two): evaluation recurses once per node,
 #: and Python stops at 1000 frames, some of which the caller uses
 MAX_DEPTH = 500
+
+#: modules of other tools' distributions, which a space does not have
+OTHERS = ("scipy.stats", "optuna.distributions", "ray.tune", "skopt.space")
 
 #: hyperopt's distributions -> the names of their parameters in order
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
@@ -59,6 +63,31 @@ def compile_space(expression: Value) -> Space:
     return space
 
 
+def _refuse_domains(apply: Apply) -> None:
+    """Raise SpaceError for a range, or another tool's distribution, in a dict or list: it would be a constant."""
+    named = apply.named_args if apply.name == "dict" else [("", child) for child in apply.pos_args]
+    for key, child in named if apply.name in {"dict", "pos_args"} else ():
+        given, label = child.obj if isinstance(child, pyll.Literal) else None, key or "x"
+        remedy = f"hp.uniform({label!r}, 0, 1) or another hp function"
+        if isinstance(given, range):
+            ends = f"hp.randint({label!r}, {given.start}, {given.stop}) or hp.uniformint({label!r}, {given.start}, "
+            remedy = f"{ends}{given.stop - 1})" if given.step == 1 else f"hp.choice({label!r}, {given})"
+        elif not type(given).__module__.startswith(OTHERS):
+            continue
+        where = f" as {key!r}" if key else ""
+        raise SpaceError(f"The space has {short(given, 60)}{where}, which would be a constant; write {remedy}.")
+
+
+def _warn_of_lists(part: Mapping[str, Value]) -> None:
+    """Warn of lists of numbers or texts in a dict of the space, which may be meant as choices."""
+    lists = {key: each for key, each in part.items() if isinstance(each, list) and each}
+    found = [key for key, each in lists.items() if all(isinstance(one, (int, float, str)) for one in each)]
+    if found:
+        how = f"hp.choice({found[0]!r}, {short(lists[found[0]], 60)}) to try its values, or a tuple if it is meant"
+        what = f"The space has a list as {listed(found, 5)}, which the objective gets as a whole"
+        warnings.warn(f"{what}; write {how}.", stacklevel=2)
+
+
 def _finish(value: Value, params: Params) -> Value:
     """Return a function's result. If it is one of pyll's expressions, return its value."""
     # A copy, because hyperopt returns the constants of the expression themselves.
@@ -75,6 +104,7 @@ def _as_graph(expression: Value) -> Apply:
         for part in tree.postorder(expression, _contents):
             graph: Value = part
             if isinstance(part, dict):
+                _warn_of_lists(part)
                 graph = pyll.as_apply({key: converted[id(value)] for key, value in part.items()})
                 if graph.named_args:  # all keys are strings
                     graph.named_args = [(key, converted[id(value)]) for key, value in part.items()]
@@ -121,6 +151,8 @@ class _Reader:
     def read(self, root: Apply) -> Space:
         """Read the graph and check it as a whole."""
         order = _ordered(root)
+        for apply in order:
+            _refuse_domains(apply)
         parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:
             self._enter(apply, parents[id(apply)] > 1)

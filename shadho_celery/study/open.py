@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.arguments import RESUME, SEED, STUDY
+from shadho_celery.core.arguments import SEED, STUDY, Resume
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.folders import new_key
-from shadho_celery.core.settings import words
+from shadho_celery.core.settings import as_options, words
 from shadho_celery.core.trial import COUNTED, Trial
 from shadho_celery.core.units import counted
 from shadho_celery.errors import (
@@ -25,8 +26,9 @@ from shadho_celery.errors import (
     StudyExists,
     StudyNotFound,
     UsageError,
+    Words,
 )
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
@@ -49,7 +51,7 @@ def open_study(
     module: str = "",
     name: str | None = None,
     key: str | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
     settle: Settle | None = None,
@@ -61,7 +63,8 @@ def open_study(
     """Start a new study, or resume one, and lock it.
 
     `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. With `resume`,
-    the study called `name` is resumed, or without a name the module's latest. `key` is that of a new study, from
+    the study called `name` is resumed, or without a name the module's latest; with "if-exists" it is begun if there is
+    none of exactly this name. `key` is that of a new study, from
     `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the study's
     record. `settle` decides which settings are in force; these are recorded, too.
 
@@ -75,11 +78,13 @@ def open_study(
     clock = clock or SystemClock()
     if name is not None:
         _check_name(name)
-    if resume:
-        record = store.find(name) if name else store.latest(module)
+    record = _earlier(store, module, name, resume)
+    is_resumed = record is not None
+    if record is not None:
         check_continues(record.name, is_simulated=record.is_simulated)
         _refuse_other_version(record, tree)
-        _compare(record, space, module, seed)
+        asked = replace(record, settings={**record.settings, **(settings or {})})
+        _compare(asked, space, module, seed, store.safe_url)
         before, record = record, _settled(record, settings, settle, record.in_force)
     else:
         record = replace(_new_record(space, module, name, seed, clock, key=key or new_key()), tree=tree)
@@ -89,16 +94,16 @@ def open_study(
     try:
         if repaired is not None:
             repaired(store.repair(record.key, fence, clock.wall()))
-        if resume:
+        if is_resumed:
             _refuse_fewer_trials(store, before, record)
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
-        moved = store.moved(record.key) if resume else set()
-        earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
-        taught = store.warm_start(record.key) if resume else warm_start
+        moved = store.moved(record.key) if is_resumed else set()
+        earlier = _whole(store, record.key, fence, moved, clock) if is_resumed else ()
+        taught = store.warm_start(record.key) if is_resumed else warm_start
         first_number = max(moved, default=-1) + 1
         study = StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
-        if resume:
+        if is_resumed:
             study.recorder.spent.update(store.spent(record.key))
             study.recorder.recall(store.sessions(record.key))
             for attempt in store.attempts(record.key, {each.number for each in study.attempts}):
@@ -108,6 +113,20 @@ def open_study(
         with suppress(StoreError):
             store.unlock(record.key, fence)
         raise
+
+
+def _earlier(store: SqlStore, module: str, name: str | None, resume: Resume) -> StudyRecord | None:
+    """Return the study that is resumed, or None if a study begins."""
+    if not resume:
+        return None
+    try:
+        record = store.find(name) if name else store.latest(module)
+    except StudyNotFound:
+        if resume is True:
+            raise
+        return None
+    # The beginning of a name is not enough, because the new study may have that name.
+    return record if resume is True or not name or record.name == name else None
 
 
 def _settled(
@@ -209,7 +228,11 @@ def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -
         )
 
 
-def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:
+def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None, store: str) -> None:
+    """Raise StudyError or UsageError if a study cannot be resumed with this module, space or seed.
+
+    `store` is the store's URL without a password.
+    """
     if record.module != module:
         raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
     changes = [
@@ -219,10 +242,17 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
     ]
     if changes:
         raise SpaceChanged(
-            "study %r searches another space: %s; begin another study (leave out %s) or restore the space",
+            "study %r searches another space: %s; restore the space, or begin a study that learns from this one: %s",
             record.name,
             listed(changes, 5),
-            RESUME,
+            _successor(record, store),
         )
     if seed is not None and seed != record.seed:
         raise UsageError("study %r was begun with seed %s; leave out %s to resume it", record.name, record.seed, SEED)
+
+
+def _successor(record: StudyRecord, store: str) -> Words:
+    """Return what a user writes to begin a study with the same settings that learns from the trials of `record`."""
+    where = [] if store == DEFAULT_STORE else ["--store", store]
+    command = ["shadho-celery", "run", record.module, *where, *as_options(record.settings), "--warm-start", record.name]
+    return Words(shlex.join(command), f"minimize(..., store={store!r}, warm_start={record.name!r})")

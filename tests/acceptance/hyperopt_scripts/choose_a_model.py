@@ -1,7 +1,5 @@
 """A choice between two models, each with hyperparameters of its own; some combinations fail."""
 
-from functools import partial
-
 import numpy as np
 from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
 
@@ -26,7 +24,7 @@ def objective(config):
     return {"loss": abs(config["depth"] - 7) / 7 + (config["criterion"] == "log"), "status": STATUS_OK}
 
 
-for algo in (rand.suggest, anneal.suggest, partial(tpe.suggest, n_startup_jobs=10, gamma=0.25)):
+for algo in (rand.suggest, anneal.suggest, tpe.suggest):
     trials = Trials()
     best = fmin(
         objective,

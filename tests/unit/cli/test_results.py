@@ -30,7 +30,6 @@ from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.errors import StudyNotFound
 from shadho_celery.pages import reading
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
@@ -625,13 +624,13 @@ def test_a_name_that_fits_several_studies_or_modules_is_refused_with_what_it_fit
     assert cause in done.stderr
 
 
-def test_rm_and_python_need_an_exact_or_a_unique_name(of_modules: None) -> None:
+def test_rm_needs_an_exact_or_a_unique_name_and_python_takes_a_module(of_modules: None) -> None:
     done = CliRunner().invoke(commands, ["rm", "svm", "--yes"])
     assert (done.exit_code, "matches 4 studies" in done.stderr) == (2, True)
     assert CliRunner().invoke(commands, ["rm", "tasks.svm", "--yes"]).exit_code == 2
-    with pytest.raises(StudyNotFound, match="matches"):
-        shadho_celery.load_study("sqlite:///shadho.db", "svm")
     assert CliRunner().invoke(commands, ["rm", "mlp-1111", "--yes"]).exit_code == 0
+    for name in ("svm", "tasks.svm"):
+        assert shadho_celery.load_study("sqlite:///shadho.db", name).name == "svm-77aa"
 
 
 CODES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj"

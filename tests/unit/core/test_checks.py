@@ -105,7 +105,10 @@ def test_the_key_is_named_under_where_it_stands_and_with_what_would_be_right() -
     [
         ({"parts": 5}, "parts: this is not a list but a number; write parts = [1.0]; see the form"),
         ({"parts": [0]}, "parts.0: 0 is not allowed; it must be above 0; write parts = [1.0]; see the form"),
-        ({"part": 5}, "part: there is no such key; known are kind, size, parts, limit; see the form"),
+        (
+            {"part": 5},
+            "part: there is no such key; did you mean parts? known are kind, size, parts, limit; see the form",
+        ),
         ({"limit": 1}, "limit: 1 is not allowed; it must not be the size; see the form"),
         ({"limit": 10**300}, "limit: 1e+300 is not allowed; it must be at most 1e+15; see the form"),
         ({"limit": 10**400}, f"limit: 1{'0' * 59}... is more than a float can hold; see the form"),

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 import shadho_celery.errors
 from shadho_celery import Study, launch, minimize, simulate
 from shadho_celery.core import names
-from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings, continued
-from shadho_celery.errors import Message, StoreError, StudyError, Surface, UsageError
-from shadho_celery.fidelity.ladder import ladder_of
+from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings, as_options
+from shadho_celery.errors import Message, StoreError, Surface, UsageError
 from shadho_celery.objective import study_file
 
 TABLES = (names.SAMPLERS, names.POLICIES, names.SHARES, names.FIDELITIES, names.PRUNERS)
@@ -163,15 +162,9 @@ def test_what_says_where_a_study_is_kept_is_named_as_its_surface_calls_it(
             minimize(lambda params: 0.0, {"x": 1}, trials=1, **{argument: 3})
 
 
-def test_what_rungs_was_is_said_for_a_study_file_and_for_a_study_that_has_it_on_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_rungs_was_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused_in_file(tmp_path, monkeypatch, "'rungs': {'least': 1, 'most': 9}")
-    assert 'STUDY["rungs"] is no longer a setting; write STUDY["fidelity"] = ' in said
-    with pytest.raises(StudyError, match=r"begun with rungs, .* begin another one"):
-        continued({"sampler": "auto", "rungs": {"least": 1, "most": 9}}, ())
-    example = ast.literal_eval(re.findall(r"= ({.*})", said)[0])
-    assert ladder_of({"fidelity": example}) is not None
+    assert 'STUDY["rungs"] is not a setting; here it is fidelity; known are ' in said
 
 
 def test_the_template_of_a_message_has_no_text_of_a_user_and_a_place_for_each_value() -> None:
@@ -205,3 +198,9 @@ def test_a_message_names_settings_for_each_surface_and_leaves_all_other_text_as_
     assert error.on(Surface.PYTHON) == f"{text}: fidelity= is missing"
     assert error.on(Surface.WORKERS) == f'{text}: STUDY["fidelity"] is missing'
     assert str(UsageError(text)) == text
+
+
+def test_settings_of_a_study_become_the_options_of_a_command() -> None:
+    given = {"trials": 9, "direction": "maximize", "speculate": False, "sampler": "tpe", "fidelity": {"most": 9}}
+    assert as_options(given) == ["--trials", "9", "--maximize", "--sampler", "tpe", "--no-speculation"]
+    assert as_options({"speculate": True, "sampler": "auto", "trials": None, "direction": "minimize"}) == []

@@ -272,10 +272,10 @@ def nested(levels: int) -> dict[str, Any]:
         ({"least": 1, "most": 9, "backups": True}, ["fidelity.backups: True is not a whole number", FORM]),
         ({"least": 1, "most": 9, "eat": 3}, ["fidelity.eat: there is no such key", "least, most, eta, backups", FORM]),
         ({"least": 1, "most": 9, 3: 1}, ["fidelity.3: there is no such key", "least, most, eta, backups", FORM]),
-        ({"least": 1, "max": 9}, ["other names here", "write most for max"]),
+        ({"least": 1, "max": 9}, ["max: there is no such key", "here it is most"]),
         (
             {"grace_period": 1, "max_t": 9, "reduction_factor": 3},
-            ["least for grace_period", "most for max_t"],
+            ["fidelity.grace_period: there is no such key; here it is least"],
         ),
         ({"least": 1e-9, "most": 1}, ["fidelity", f"over {LARGEST} trials a round", "raise 'least'"]),
         ({"least": 1e-308, "most": 1e308}, ["raise 'least'"]),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from services.cases import cases
 
 from shadho_celery import hp, minimize
-from shadho_celery.program import progress
+from shadho_celery.cli.messages import say
 
 SPACE = hp.uniform("x", -10, 10)
 
@@ -73,37 +73,22 @@ def test_without_a_terminal_only_a_bar_that_was_asked_for_is_printed(capsys: pyt
     assert "3/3" in line
 
 
-class Cell:
-    """The display of a notebook: what its cell shows."""
-
-    def __init__(self) -> None:
-        self.shown: list[dict[str, str]] = []
-
-    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
-        assert raw
-        assert display_id
-        self.shown.append(data)
-        return self
-
-    def update(self, data: dict[str, str], *, raw: bool) -> None:
-        assert raw
-        self.shown.append(data)
-
-
-def test_in_a_notebook_the_output_of_the_cell_is_replaced_and_what_it_shows_is_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cell = Cell()
+def test_in_a_notebook_the_line_of_summary_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     stream: Any = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=cell.display))
-    monkeypatch.setattr(progress, "UPDATE_SECONDS", 0.0)
     minimize(parabola, SPACE, trials=3, seed=0, study="<b>mine")
-    assert stream.getvalue() == ""
-    assert len(cell.shown) >= 4
-    last = cell.shown[-1]
-    state, summary = last["text/plain"].splitlines()
-    assert "3/3 trials" in state
-    assert summary.startswith("study <b>mine: 3 complete, 0 failed; best loss ")
-    assert last["text/html"].startswith('<progress max="3" value="3"></progress> &lt;b&gt;mine: best loss ')
-    assert "<b>" not in last["text/html"]
+    assert stream.getvalue().startswith("study <b>mine: 3 complete, 0 failed; best loss ")
+
+
+class Full(io.StringIO):
+    """Standard error on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+@cases("stream", [None, Full()])
+def test_a_search_does_not_need_standard_error(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert minimize(parabola, SPACE, trials=3, seed=0, progress=True).count("COMPLETE") == 3
+    say("a warning", err=True)

@@ -177,7 +177,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
         ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),
         ({"fidelity": {"least": 9, "most": 1}}, "'most' is 1 and 'least' is 9"),
-        ({"fidelity": {"min": 1, "max": 9}}, "write least for min, most for max"),
+        ({"fidelity": {"min": 1, "max": 9}}, "fidelity.min: there is no such key; here it is least"),
         ({"fidelity": {"most": 1e6, "how": "hyperband"}}, "trials a round"),
         ({"fidelity": {"least": 1e-308, "most": 1e308}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 1e308, "eta": 2, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
@@ -195,7 +195,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"pruner": "NopPruner"}, "pruner=: write none for 'NopPruner'"),
         (
             {"pruner": {"how": "asha", "grace_period": 1, "reduction_factor": 3}},
-            "pruner asha: its settings have other names here, write least for grace_period, eta for reduction_factor",
+            "pruner asha.grace_period: there is no such key; here it is least; known are how, eta, least",
         ),
         ({"pruner": {"how": "none", "eta": 3}}, "none takes no settings"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from hyperopt import hp, space_eval
 from hyperopt.pyll import as_apply, scope
 from services.cases import cases
@@ -153,7 +154,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
     "integral float randint": lambda: hp.randint("x", 5.0),
     "nearly 1": lambda: hp.pchoice("x", [(1 / 3 + 1e-8, 1), (1 / 3, 2), (1 / 3, 3)]),
     "probability 0": lambda: hp.pchoice("x", [(0.0, {"y": hp.uniform("y", 0, 1)}), (1.0, 2)]),
-    "numbers as keys": lambda: {1: hp.uniform("x", 0, 1), 2: [3]},
+    "numbers as keys": lambda: {1: hp.uniform("x", 0, 1), 2: (3,)},
     "a bare node": lambda: hp.normal("x", 0, 1),
 }
 
@@ -421,3 +422,29 @@ def test_a_constant_that_cannot_change_or_be_copied_is_itself(constant: Any) -> 
 def test_a_generator_that_the_space_draws_from_goes_on() -> None:
     space = compile_space({"p": scope.uniform(0, 1, rng=np.random.default_rng(1))})
     assert space.evaluate({}) != space.evaluate({})
+
+
+@cases(
+    "space, remedy",
+    [
+        ({"n": range(1, 9)}, "hp.randint('n', 1, 9) or hp.uniformint('n', 1, 8)"),
+        ({"n": range(0, 9, 2)}, "hp.choice('n', range(0, 9, 2))"),
+        ([range(3)], "hp.randint('x', 0, 3)"),
+        ({"m": hp.choice("m", [{"n": range(3)}, 2])}, "hp.randint('n', 0, 3)"),
+        ({"a": {"n": scipy.stats.loguniform(1, 10)}}, "hp.uniform('n', 0, 1) or another hp function"),
+        ({"n": scipy.stats.norm}, "hp.uniform('n', 0, 1)"),
+    ],
+)
+def test_a_range_or_another_tools_distribution_in_a_space_is_refused_with_the_remedy(space: Any, remedy: str) -> None:
+    with pytest.raises(SpaceError, match="would be a constant; write ") as caught:
+        compile_space(space)
+    assert remedy in str(caught.value)
+
+
+def test_lists_in_a_dict_of_a_space_are_one_warning_and_tuples_and_options_are_none() -> None:
+    lists = {"C": [0.1, 1, 10], "kernel": ["rbf", "linear"], "u": hp.uniform("u", 0, 1)}
+    with pytest.warns(UserWarning, match=r"a list as C, kernel, .* write hp\.choice\('C', \[0\.1, 1, 10\]\)") as caught:
+        compile_space(lists)
+    assert len(caught) == 1
+    meant = {"C": (0.1, 1, 10), "layers": hp.choice("layers", [[64], [64, 64], range(3)]), "u": lists["u"], "none": []}
+    assert compile_space(meant).evaluate({"layers": 1, "u": 0.5})["layers"] == (64, 64)

@@ -40,6 +40,7 @@ from shadho_celery.errors import (
     StudyExists,
     StudyLocked,
     StudyNotFound,
+    Surface,
     UsageError,
 )
 from shadho_celery.space.compile import compile_space
@@ -639,6 +640,32 @@ def test_a_changed_space_is_refused_naming_the_labels_that_differ(space: Mapping
     assert all(label in str(caught.value) for label in labels)
     assert "\n" not in str(caught.value)
     begin(study.store, name="s", resume=True)
+
+
+def test_a_refused_resume_names_the_command_that_begins_a_successor(tmp_path: Path) -> None:
+    """With the store and the settings of the study, those of this run before those of earlier ones."""
+    store = SqlStore(f"sqlite:///{tmp_path}/a b.db")
+    begin(store, name="s", settings={"trials": 9, "sampler": "tpe", "direction": "maximize"}).close()
+    with pytest.raises(SpaceChanged) as caught:
+        begin(store, name="s", resume=True, space={"x": "uniform(0, 3)"}, settings={"trials": 20})
+    command = "shadho-celery run m --store 'sqlite:///{}/a b.db' --trials 20 --maximize --sampler tpe --warm-start s"
+    assert str(caught.value).endswith(f": {command.format(tmp_path)}")
+    assert "minimize(..., store=" in caught.value.on(Surface.PYTHON)
+
+
+def test_a_study_that_is_resumed_if_it_exists_begins_the_first_time() -> None:
+    first = begin(name="s-1", resume="if-exists")
+    first.add("all", {"x": 0.5}, seed=0)
+    first.close()
+    again = begin(first.store, name="s-1", resume="if-exists")
+    assert (again.record.key, len(again)) == (first.record.key, 1)
+    again.close()
+    # The beginning of another study's name is a name of its own.
+    other = begin(first.store, name="s", resume="if-exists")
+    assert (other.record.name, len(other)) == ("s", 0)
+    other.close()
+    assert begin(first.store, resume="if-exists").record.name in {"s", "s-1"}
+    assert begin(first.store, resume="if-exists", module="n").record.module == "n"
 
 
 def test_a_study_of_another_version_is_refused_and_nothing_is_changed() -> None:
