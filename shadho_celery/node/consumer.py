@@ -59,6 +59,10 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
         return on_task_received
 
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        log.error("a message was refused unread: %s", short(exc))
+        message.ack_log_error(log, self.connection_errors)
+
 
 class Consumer:
     """The queues that a worker consumes: that of its class, and that of its class on its machine.

@@ -17,6 +17,7 @@ from typing import Any
 
 import amqp
 import kombu
+import kombu.message
 import kombu.transport.pyamqp
 import msgspec
 from kombu.exceptions import KombuError
@@ -54,8 +55,41 @@ UNBLOCKED_SECONDS = 0.2
 #: error text for a publisher that RabbitMQ blocks
 BLOCKED = "it takes no messages while its memory or disk is nearly full; see rabbitmq-diagnostics alarms"
 
+#: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
+MAX_BODY = 10_000_000
+
 #: maximum number of bytes of a queue's name in AMQP
 _MAX_NAME = 255
+
+
+class RefusedMessage(Exception):
+    """A message that a worker must not act on. The text gives the reason."""
+
+
+class Message(kombu.message.Message):  # type: ignore[misc]
+    """A received message, which is refused unread unless its form is the one in which `message` sends.
+
+    kombu itself unpacks any compressed message as soon as it arrives, before a signature can be checked.
+    """
+
+    def __init__(self, body: Any = None, headers: Any = None, **parts: Any) -> None:
+        reasons = {
+            "it is compressed": (headers or {}).get("compression"),
+            "it is not JSON": (parts["content_type"], parts["content_encoding"]) != ("application/json", "utf-8"),
+            f"it has more than {MAX_BODY:,} bytes": len(body or "") > MAX_BODY,
+        }
+        self.errors = [(RefusedMessage, RefusedMessage(each), None) for each, is_true in reasons.items() if is_true]
+        super().__init__(body, headers=headers, **parts)
+
+
+class _AmqpMessage(kombu.transport.pyamqp.Message, Message):  # type: ignore[misc]
+    """The same for a message of RabbitMQ: kombu's class takes it apart, and calls ours."""
+
+
+class _AmqpChannel(kombu.transport.pyamqp.Channel):  # type: ignore[misc]
+    """kombu's channel with our messages."""
+
+    Message = _AmqpMessage
 
 
 class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
@@ -63,6 +97,8 @@ class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
 
     py-amqp waits for answers without a limit, unless its socket has one.
     """
+
+    Channel = _AmqpChannel
 
     def connect(self, callback: Any = None) -> Any:
         answer = super().connect(callback)
@@ -144,10 +180,6 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
         "shadho_signature": signer.sign(_signed(plain)) if signer.fingerprint else "",
     }
     return body, headers, {"correlation_id": task_id, "reply_to": ""}
-
-
-class RefusedMessage(Exception):
-    """A message that a worker must not act on. The text gives the reason."""
 
 
 def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
