@@ -66,6 +66,7 @@ def dashboard(
         from shadho_celery.control.logs import open_logs
         from shadho_celery.dashboard.access import Access, read_token
         from shadho_celery.dashboard.cache import Cache
+        from shadho_celery.dashboard.connections import PromptProtocol
         from shadho_celery.dashboard.server import Server
         from shadho_celery.dashboard.trial_logs import ANSWER_SECONDS, LogEnds
         from shadho_celery.store.engine import missing_file
@@ -107,6 +108,7 @@ def dashboard(
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
             server.app,
+            http=PromptProtocol,
             log_level="warning",
             access_log=False,
             server_header=False,
