@@ -168,7 +168,7 @@ class QueueExecutor:
     @property
     def trouble(self) -> ServiceError | None:
         """Reason why the broker or Redis cannot be used at the moment, or None. Failed calls are tried again."""
-        return self._dispatch.refusal or self.silence
+        return self._publisher.refusal or self._dispatch.refusal or self.silence
 
     @property
     def has_workers(self) -> bool:
