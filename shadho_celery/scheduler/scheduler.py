@@ -15,7 +15,6 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_streng
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result, Retry, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
-from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.extrapolation import Extrapolation
@@ -94,7 +93,6 @@ class Scheduler:
         self._placements = Placements(self.study.recorder, self.cost_model)
         self._hopelessness = Hopelessness(self.study.next_numbers(self.limits.failures or 0))
         self._speculation = Speculation(self.cost_model) if self.speculate else None
-        self._budget_use = BudgetUse()
         self._extrapolation = Extrapolation()
         #: slots that the study wants of each class; None if workers are not started on demand
         self.demand: Demand | None = None
@@ -406,7 +404,7 @@ class Scheduler:
         repeated = f"all {points} points of the space have been tried; trials repeat them, because losses may be noisy"
         # For a space with nothing to choose this is obvious.
         found = [repeated] if points is not None and points > 1 else []
-        told = [self._budget_use.notice, self.proposals.rounds.present.notice]
+        told = [self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
         told += [] if self.cheapest is None else [self.cheapest.notice]
         told += [self._cut_words()]
@@ -473,9 +471,6 @@ class Scheduler:
         # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
         self.cost_model.tell(*trials, following=following)
-        for trial in trials:
-            if trial.rung is not None:
-                self._budget_use.tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Return the classes, the strongest first: by speed if the speed of every class is known, else by hardware."""
