@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+from shadho_celery.core.units import counted
 
 #: share of accepted gradients below which a warning names a replica
 FEW_ACCEPTED = 0.2
@@ -19,8 +21,6 @@ FEW_ACCEPTED = 0.2
 MANY_DROPPED = 0.05
 #: percentiles of the step times that are reported
 PERCENTILES = (50, 90, 99)
-#: length of the longest bar in characters
-BAR_WIDTH = 40
 
 
 class Step(NamedTuple):
@@ -130,7 +130,7 @@ class Report:
         wanted = self.log.places - self.replicas
         if (absent := wanted - len(self.backups_came)) > 0:
             warnings.append(
-                f"{absent} of {many(wanted, 'backup')} never came, because no slot was free or the training was short"
+                f"{absent} of {counted(wanted, 'backup')} never came: no slot was free, or the training was short"
             )
         dropped = self.log.dropped_batches
         if (share := dropped / max(1, dropped + self.log.accepted.total())) > MANY_DROPPED:
@@ -163,39 +163,3 @@ class Report:
             "step_seconds_by_backups": {str(b): seconds for b, seconds in enumerate(self.predictions)},
             "notes": [*self.log.notes, *self.warnings()],
         }
-
-    def text(self) -> str:
-        """Return the report as text for a terminal."""
-        per_second = self.steps / self.seconds if self.seconds > 0 else 0.0
-        within = ", ".join(f"{name} % within {value:.3g} s" for name, value in self.percentiles().items())
-        few = f"{came} of " if (came := len(self.backups_came)) < self.backups else ""
-        lines = [
-            f"{many(self.steps, 'step')} in {self.seconds:.1f} s ({per_second:.1f} a second) "
-            f"with {many(self.replicas, 'replica')} and {few}{many(self.backups, 'backup')}",
-            *([f"steps: {within}"] if within else []),
-            f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
-        ]
-        # If the strategy is not in lockstep, no gradient can come too late.
-        if any((shares := self.dropped_share()).values()):
-            lines += ["", "share of a replica's gradients that came too late or were abandoned:"]
-            lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
-        if self.predictions:
-            lines += ["", "seconds per step with b backups, predicted from the recorded times:"]
-            lines += bars({f"b = {b}": seconds for b, seconds in enumerate(self.predictions)}, "{:.3g} s")
-        lines += [f"{many(count, 'frame')} refused: {reason}" for reason, count in self.log.refused.items() if count]
-        return "\n".join([*lines, *self.log.notes, *self.warnings()])
-
-
-def many(count: int, thing: str) -> str:
-    """Return a count with its noun: ``1 step``, ``2 steps``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def bars(values: Mapping[str, float], form: str, top: float | None = None) -> list[str]:
-    """Return a line with a bar for each value. The longest bar stands for `top`, by default the greatest value."""
-    top = top or max(values.values(), default=0.0) or 1.0
-    names = max(map(len, values), default=0)
-    return [
-        f"  {name:>{names}} {'█' * round(BAR_WIDTH * min(1.0, value / top)):{BAR_WIDTH}} {form.format(value)}"
-        for name, value in values.items()
-    ]

@@ -1,4 +1,4 @@
-"""Report: the same figures as text and as metrics."""
+"""Report: figures of a training, and warnings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shadho_celery.training.report import Log, Report, Step, bars
+from shadho_celery.training.report import Log, Report, Step
 
 
 def made(*, refused: Mapping[str, int] | None = None) -> Report:
@@ -45,11 +45,10 @@ def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
 def test_the_backups_that_came_are_named_and_absent_ones_are_warned_of() -> None:
     report = made()
     assert report.as_metrics()["backups_came"] == [2]
-    assert "2 replicas and 1 backup" in report.text()
     report.log.places = 5
     assert report.warnings()[1].startswith("2 of 3 backups never came")
     del report.log.joined[2]
-    assert "2 replicas and 0 of 1 backup" in report.text()
+    assert report.as_metrics()["backups_came"] == []
 
 
 def test_batches_that_never_counted_are_reported_and_warned_of_if_they_are_many() -> None:
@@ -78,40 +77,8 @@ def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
     assert len(metrics["notes"]) == 2
 
 
-def test_the_text_has_the_same_figures() -> None:
-    text = made(refused={"not finite": 3, "second vector for a step": 0}).text()
-    assert "100 steps in 4.5 s (22.2 a second) with 2 replicas and 1 backup" in text
-    assert "90%" in text
-    assert "b = 1" in text
-    assert "3 frames refused: not finite" in text
-    assert "second vector" not in text
-    assert "replica 2 left" in text
-
-
 def test_a_training_without_a_step_has_a_report() -> None:
     empty = Report(backups=0, log=Log(replicas=2))
     assert empty.percentiles() == {}
-    assert "0 steps" in empty.text()
+    assert empty.as_metrics()["steps"] == 0
     json.dumps(empty.as_metrics(), allow_nan=False)
-
-
-def test_a_count_of_one_has_a_singular_noun() -> None:
-    log = Log(places=1, steps=[Step(step=0, accepted=(0,), loss=1.0, seconds=0.5)], refused=Counter({"not finite": 1}))
-    text = Report(backups=0, log=log).text()
-    assert "1 step in 0.5 s (2.0 a second) with 1 replica and 0 backups" in text
-    assert "1 frame refused: not finite" in text
-
-
-def test_the_text_has_no_bars_if_no_gradient_was_late() -> None:
-    log = Log(replicas=2, places=2, accepted=Counter({0: 5, 1: 5}))
-    report = Report(backups=0, log=log)
-    assert report.dropped_share() == {0: 0.0, 1: 0.0}
-    assert "too late" not in report.text()
-    assert "too late" in made().text()
-
-
-def test_the_longest_bar_is_that_of_the_greatest_value() -> None:
-    lines = bars({"a": 1.0, "bb": 4.0}, "{:g}")
-    assert lines[1].count("█") == 4 * lines[0].count("█")
-    assert bars({}, "{:g}") == []
-    assert bars({"none": 0.0}, "{:g}")[0].count("█") == 0
