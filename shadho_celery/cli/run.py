@@ -6,7 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -71,17 +71,11 @@ def run_study(options: RunOptions) -> int:
 
                 options.metrics.serve(collector(session))
                 view.note(f"metrics: {options.metrics.url}")
-            with _pages(options, view):
+            served = options.dashboard
+            with nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
                 code = session.run(view)
             _show_result(session, options, console)
         return code
-
-
-def _pages(options: RunOptions, view: View) -> AbstractContextManager[None]:
-    """Return what shows the study on a web page while it runs, if the options say so."""
-    if options.dashboard is None:
-        return nullcontext()
-    return dashboard_beside(options.store, options.dashboard, view.note)
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:
