@@ -139,8 +139,7 @@ class Consumer:
         """Delete refused messages in bulk. Take no messages meanwhile, because that would halve the speed."""
         self.pause("bulk")
         try:
-            connection = self._connection()
-            with opened(connection):
+            with opened(connection := self._connection()):
                 for queue in self._queues:
                     if dropped := drop_refused(connection, queue, are_refused):
                         log.warning("deleted %d messages in %s: they were for trials that have ended", dropped, queue)
@@ -150,8 +149,7 @@ class Consumer:
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait. If the broker does not answer, return an empty list."""
         try:
-            connection = self._connection()
-            with opened(connection):
+            with opened(connection := self._connection()):
                 return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
             # Without a broker or a permission, a new connection would not help.

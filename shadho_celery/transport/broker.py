@@ -340,22 +340,20 @@ class Publisher:
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
         """Send each payload to the queue given beside it. Raises ServiceError if the broker does not accept them."""
         batch = list(payloads)
-        try:
-            self._publish(batch)
-        except self._failures as error:
-            # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
-            if self.refusal is not None:
-                raise self.refusal from error
-            # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
-            # fails, and the messages are not published again.
-            self._drop()
-            self._open()
+        # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
+        # fails, and the messages are not published again.
+        for is_last in (False, True):
+            if self._producer is None:
+                self._open()
             try:
                 self._publish(batch)
-            except self._failures as again:
+                return
+            except self._failures as error:
+                # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
                 if (refusal := self.refusal) is None:
                     self._drop()
-                raise refusal or unusable(self._url, again) from again
+                if refusal or is_last:
+                    raise refusal or unusable(self._url, error) from error
 
     @property
     def refusal(self) -> ServiceError | None:
