@@ -25,7 +25,7 @@ from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.core.hardware import Machine
 from shadho_celery.errors import ShadhoError
-from shadho_celery.metrics import address
+from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.metrics.worker import collector
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.logs import ready, tell
@@ -96,7 +96,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
         start_method()
         hardware.slots_per_gpu()
         Stay.configured()
-        app.shadho_metrics = address.configured()
+        app.shadho_metrics = MetricsServer.configured()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()

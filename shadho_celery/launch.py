@@ -34,7 +34,7 @@ from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.late_import import without_collections
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
-from shadho_celery.metrics.address import listen
+from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.session.workers import start_early
 from shadho_celery.transport import urls
 
@@ -186,7 +186,8 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     say(f"shadho_celery: reading {study_module} ...", err=True)
-    given["metrics"] = listen(given.pop("metrics_port"), given.pop("metrics_host"))
+    port, host = given.pop("metrics_port"), given.pop("metrics_host")
+    given["metrics"] = None if port is None else MetricsServer(port, host)
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
     if_exists = given.pop("resume_if_exists") and "if-exists"

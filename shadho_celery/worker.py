@@ -25,7 +25,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import short
 from shadho_celery.core.units import counted
 from shadho_celery.errors import UsageError
-from shadho_celery.metrics import address
+from shadho_celery.metrics import server
 from shadho_celery.node import stay
 from shadho_celery.objective.study_file import check_modules, preloaded
 from shadho_celery.runner.starting import ForkServers
@@ -130,8 +130,8 @@ def main(
         stay.SIGNAL: preempt_signal or None,
         hardware.SLOTS_PER_GPU: slots_per_gpu,
         "SHADHO_PRICE": price,
-        address.PORT: metrics_port,
-        address.HOST: metrics_host,
+        server.PORT: metrics_port,
+        server.HOST: metrics_host,
     }
     os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
     # What the environment holds is checked, too.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shadho_celery.cli.messages import say
 from shadho_celery.core.hardware import Machine
-from shadho_celery.metrics import address
+from shadho_celery.metrics import server
 from shadho_celery.node import heartbeat_file, stay
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 
@@ -34,9 +34,9 @@ def _environment(number: int, own: Machine, machine: Machine) -> Iterator[tuple[
     yield "CUDA_VISIBLE_DEVICES", own.visible
     if machine.is_limited:
         yield "SHADHO_CORES", str(max(1, machine.cores * len(own.cards) // len(machine.cards)))
-    port, file = os.environ.get(address.PORT, ""), os.environ.get(heartbeat_file.FILE)
+    port, file = os.environ.get(server.PORT, ""), os.environ.get(heartbeat_file.FILE)
     if number and port.isdecimal() and int(port):
-        yield address.PORT, str(int(port) + number)
+        yield server.PORT, str(int(port) + number)
     if number and file:
         yield heartbeat_file.FILE, f"{file}.{number}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shadho_celery.cli.connection_options import F
-from shadho_celery.metrics.address import HOST, LOOPBACK, PORT
+from shadho_celery.metrics.server import HOST, LOOPBACK, PORT
 
 
 def metrics_options(command: F) -> F:

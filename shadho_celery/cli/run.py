@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -21,14 +21,12 @@ from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput, WorkerLines
 from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
+from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of, run_of
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.session.session import Options, Session, View
-
-if TYPE_CHECKING:
-    from shadho_celery.metrics.server import MetricsServer
 
 #: prints a line on standard error, because a script may read the results on standard output
 say_beside = partial(say, err=True)
@@ -67,32 +65,17 @@ def run_study(options: RunOptions) -> int:
             view: View = view_of(session, console)
             if options.show_output or options.verbose:
                 view = _WithOutput(view, session, options)
-            with _pages(options, view), _metrics(options, session, view):
+            if options.metrics is not None:
+                # Imported late, because most runs serve no metrics.
+                from shadho_celery.metrics.run import collector
+
+                options.metrics.serve(collector(session))
+                view.note(f"metrics: {options.metrics.url}")
+            served = options.dashboard
+            with nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
                 code = session.run(view)
             _show_result(session, options, console)
         return code
-
-
-def _pages(options: RunOptions, view: View) -> AbstractContextManager[None]:
-    """Return what shows the study on a web page while it runs, if the options say so."""
-    if options.dashboard is None:
-        return nullcontext()
-    return dashboard_beside(options.store, options.dashboard, view.note)
-
-
-@contextmanager
-def _metrics(options: RunOptions, session: Session, view: View) -> Iterator[None]:
-    """Serve the metrics of a run while it lasts, if the options say so."""
-    if options.metrics is None:
-        yield
-        return
-    # Imported late, because most runs serve no metrics.
-    from shadho_celery.metrics.run import collector
-
-    options.metrics.serve(collector(session))
-    view.note(f"metrics: {options.metrics.url}")
-    with closing(options.metrics):
-        yield
 
 
 def view_of(session: Session, console: Console) -> LiveView | PlainView:

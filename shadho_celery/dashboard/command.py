@@ -66,6 +66,7 @@ def dashboard(
         from shadho_celery.control.logs import open_logs
         from shadho_celery.dashboard.access import Access, read_token
         from shadho_celery.dashboard.cache import Cache
+        from shadho_celery.dashboard.connections import PromptProtocol
         from shadho_celery.dashboard.server import Server
         from shadho_celery.dashboard.trial_logs import ANSWER_SECONDS, LogEnds
         from shadho_celery.store.engine import missing_file
@@ -107,6 +108,7 @@ def dashboard(
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
             server.app,
+            http=PromptProtocol,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -142,13 +144,8 @@ def _end_with_input() -> None:
 
 def _listen(port: int) -> socket.socket:
     """Return a socket that listens on the loopback address. Raises UsageError if the port is in use."""
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
-        # A browser may come before the server is ready.
-        listening.listen()
+        return socket.create_server((HOST, port))
     except OSError as error:
-        listening.close()
-        raise UsageError(f"--port: {port} cannot be used: {error.strerror}; --port 0 takes a free one") from None
-    return listening
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"--port: {port} cannot be used: {reason}; --port 0 takes a free one") from None

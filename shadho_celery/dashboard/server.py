@@ -102,9 +102,8 @@ class Server:
             Middleware(Guard, access=self._access),
             Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED, compresslevel=4),
         ]
-        return Starlette(
-            routes=routes, middleware=middleware, exception_handlers={ShadhoError: refuse, Exception: fail}
-        )
+        handlers = {ShadhoError: refuse, ClientDisconnect: refuse, Exception: fail}
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     async def log_in(self, request: Request) -> Response:
         """Exchange a code or the token for a cookie."""

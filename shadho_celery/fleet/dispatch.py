@@ -90,6 +90,8 @@ class Dispatch:
         #: reason why the broker is unavailable, or None; and the time of the next try
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
+        #: time of the next look for a notice that the broker takes no messages, while none are sent
+        self._look_at = -math.inf
 
     def send(self) -> None:
         """Publish the unsent attempts. Retry every RETRY_SECONDS while the broker is unavailable.
@@ -100,7 +102,11 @@ class Dispatch:
             if self.reopened:
                 self.channel.reopen(self.reopened)
                 self.reopened.clear()
-            if not self.unsent or self.is_waiting(self.clock.now()):
+            now = self.clock.now()
+            if not self.unsent or self.is_waiting(now):
+                if now >= self._look_at:
+                    self._look_at = now + RETRY_SECONDS
+                    self.publisher.look()
                 return
             wanted = [each for each in self.unsent if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):

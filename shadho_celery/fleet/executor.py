@@ -173,7 +173,7 @@ class QueueExecutor:
     @property
     def troubles(self) -> Mapping[str, ServiceError | None]:
         """The same for each of them, by the name of the server."""
-        return {"the broker": self._dispatch.refusal, "Redis": self.silence}
+        return {"the broker": self._publisher.refusal or self._dispatch.refusal, "Redis": self.silence}
 
     @property
     def has_workers(self) -> bool:

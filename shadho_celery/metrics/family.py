@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shadho_celery.core.checks import one_line
@@ -31,13 +31,13 @@ TRIES = 10
 
 
 class Kind(Enum):
-    """Kind of a family, as Prometheus has it."""
+    """Kind of a family, as Prometheus has it, with the suffixes of its samples."""
 
-    GAUGE = auto()
+    GAUGE = ("",)
     #: a number that only grows while the process lives
-    COUNTER = auto()
+    COUNTER = ("_total",)
     #: the count and the sum of some measurements
-    SUMMARY = auto()
+    SUMMARY = ("_count", "_sum")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Family(Generic[T]):
     @property
     def names(self) -> Sequence[str]:
         """Names of its samples, as Prometheus shows them."""
-        suffixes = {Kind.GAUGE: ("",), Kind.COUNTER: ("_total",), Kind.SUMMARY: ("_count", "_sum")}
-        return [self.name + suffix for suffix in suffixes[self.kind]]
+        return [self.name + suffix for suffix in self.kind.value]
 
 
 class Collector(Generic[T]):
@@ -70,13 +69,14 @@ class Collector(Generic[T]):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics with their present samples."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+        from prometheus_client import Metric
 
-        kinds = {Kind.GAUGE: GaugeMetricFamily, Kind.COUNTER: CounterMetricFamily, Kind.SUMMARY: SummaryMetricFamily}
         for family in self._families:
-            metric = kinds[family.kind](family.name, family.help, labels=[*self._names, *family.labels])
+            metric = Metric(family.name, family.help, family.kind.name.lower())
             for labels, number in self._samples(family).items():
-                metric.add_metric(labels, *(number if isinstance(number, tuple) else (number,)))
+                named = dict(zip([*self._names, *family.labels], labels, strict=True))
+                for name, each in zip(family.names, number if isinstance(number, tuple) else (number,), strict=True):
+                    metric.add_sample(name, named, each)
             yield metric
 
     def _samples(self, family: Family[T]) -> Samples:

@@ -151,11 +151,6 @@ def _workers(run: Run) -> Samples:
     return found
 
 
-def _up(run: Run) -> Samples:
-    troubles = {"store": run.study.trouble, "servers": run.session.executor.trouble}
-    return {(name,): float(trouble is None) for name, trouble in troubles.items()}
-
-
 FAMILIES: Sequence[Family[Run]] = [
     Family(
         "shadho_study_state",
@@ -240,7 +235,10 @@ FAMILIES: Sequence[Family[Run]] = [
         "shadho_server_up",
         "1 if the store, or the servers (broker and Redis), answer.",
         labels=("server",),
-        read=_up,
+        read=lambda run: {
+            ("store",): float(run.study.trouble is None),
+            ("servers",): float(run.session.executor.trouble is None),
+        },
     ),
     Family(
         "shadho_outages",

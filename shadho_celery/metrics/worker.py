@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shadho_celery.core.trial import TrialState
-from shadho_celery.metrics.family import Collector, Family, Kind, Samples
+from shadho_celery.metrics.family import Collector, Family, Kind
 from shadho_celery.node.slots import Slots
 
 #: states of a worker, of which it has exactly one
 STATES = ("serving", "drained", "ending", "quarantined")
-
-
-def _state(slots: Slots) -> Samples:
-    state = slots.heartbeat.state
-    return {(each,): float(each == state) for each in STATES}
 
 
 FAMILIES: Sequence[Family[Slots]] = [
@@ -24,7 +19,7 @@ FAMILIES: Sequence[Family[Slots]] = [
         "shadho_worker_state",
         "1 for the state of the worker: serving, drained, ending or quarantined.",
         labels=("state",),
-        read=_state,
+        read=lambda slots: {(state,): float(state == slots.heartbeat.state) for state in STATES},
     ),
     Family(
         "shadho_worker_trials",

@@ -80,6 +80,10 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
         return on_task_received
 
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        log.error("a message was refused unread: %s", short(exc))
+        message.ack_log_error(log, self.connection_errors)
+
 
 class Consumer:
     """The queues that a worker consumes: that of its class, and that of its class on its machine.
@@ -155,8 +159,7 @@ class Consumer:
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait. If the broker does not answer, return an empty list."""
         try:
-            connection = self._connection()
-            with opened(connection):
+            with opened(connection := self._connection()):
                 return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
             # Without a broker or a permission, a new connection would not help.

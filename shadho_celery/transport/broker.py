@@ -17,6 +17,7 @@ from typing import Any
 
 import amqp
 import kombu
+import kombu.message
 import kombu.transport.pyamqp
 import msgspec
 from kombu.exceptions import KombuError
@@ -48,14 +49,47 @@ BATCH = 500
 #: seconds without a consumer after which RabbitMQ removes a machine's queue and its messages
 MACHINE_QUEUE_SECONDS = 300
 
-#: seconds for which a publisher checks whether RabbitMQ still blocks it, before the call fails
-UNBLOCKED_SECONDS = 0.2
+#: seconds for which a publisher waits for a notice of RabbitMQ, which may have come before
+NOTICE_SECONDS = 0.001
 
-#: error text for a publisher that RabbitMQ blocks
-BLOCKED = "it takes no messages while its memory or disk is nearly full; see rabbitmq-diagnostics alarms"
+#: name of a queue that does not exist: RabbitMQ drops a message to it
+NOWHERE = "shadho.nowhere"
+
+#: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
+MAX_BODY = 10_000_000
 
 #: maximum number of bytes of a queue's name in AMQP
 _MAX_NAME = 255
+
+
+class RefusedMessage(Exception):
+    """A message that a worker must not act on. The text gives the reason."""
+
+
+class Message(kombu.message.Message):  # type: ignore[misc]
+    """A received message, which is refused unread unless its form is the one in which `message` sends.
+
+    kombu itself unpacks any compressed message as soon as it arrives, before a signature can be checked.
+    """
+
+    def __init__(self, body: Any = None, headers: Any = None, **parts: Any) -> None:
+        reasons = {
+            "it is compressed": (headers or {}).get("compression"),
+            "it is not JSON": (parts["content_type"], parts["content_encoding"]) != ("application/json", "utf-8"),
+            f"it has more than {MAX_BODY:,} bytes": len(body or "") > MAX_BODY,
+        }
+        self.errors = [(RefusedMessage, RefusedMessage(each), None) for each, is_true in reasons.items() if is_true]
+        super().__init__(body, headers=headers, **parts)
+
+
+class _AmqpMessage(kombu.transport.pyamqp.Message, Message):  # type: ignore[misc]
+    """The same for a message of RabbitMQ: kombu's class takes it apart, and calls ours."""
+
+
+class _AmqpChannel(kombu.transport.pyamqp.Channel):  # type: ignore[misc]
+    """kombu's channel with our messages."""
+
+    Message = _AmqpMessage
 
 
 class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
@@ -63,6 +97,8 @@ class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
 
     py-amqp waits for answers without a limit, unless its socket has one.
     """
+
+    Channel = _AmqpChannel
 
     def connect(self, callback: Any = None) -> Any:
         answer = super().connect(callback)
@@ -144,10 +180,6 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
         "shadho_signature": signer.sign(_signed(plain)) if signer.fingerprint else "",
     }
     return body, headers, {"correlation_id": task_id, "reply_to": ""}
-
-
-class RefusedMessage(Exception):
-    """A message that a worker must not act on. The text gives the reason."""
 
 
 def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
@@ -308,22 +340,49 @@ class Publisher:
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
         """Send each payload to the queue given beside it. Raises ServiceError if the broker does not accept them."""
         batch = list(payloads)
-        try:
-            self._publish(batch)
-        except self._failures as error:
-            # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
-            if self._is_blocked:
-                raise unusable(self._url, error) from error
-            # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
-            # fails, and the messages are not published again.
-            self._drop()
-            self._open()
+        # The connection may have been lost while idle, so try a new one. If the server does not respond, opening it
+        # fails, and the messages are not published again.
+        for is_last in (False, True):
+            if self._producer is None:
+                self._open()
             try:
                 self._publish(batch)
-            except self._failures as again:
-                if not self._is_blocked:
+                return
+            except self._failures as error:
+                # Keep the connection while it is blocked: RabbitMQ does not read from it, not even that it is closed.
+                if (refusal := self.refusal) is None:
                     self._drop()
-                raise unusable(self._url, again) from again
+                if refusal or is_last:
+                    raise refusal or unusable(self._url, error) from error
+
+    @property
+    def refusal(self) -> ServiceError | None:
+        """Reason why RabbitMQ takes no messages, by its last notice, or None."""
+        if not self._is_blocked:
+            return None
+        return ServiceError(
+            f"trials cannot be sent: the broker at {mask(self._url)} takes no messages, because its memory or disk is "
+            "nearly full; see rabbitmq-diagnostics alarms"
+        )
+
+    def look(self) -> None:
+        """Read RabbitMQ's notices, without waiting for them. Call this now and then while nothing is published."""
+        if self._producer is None or not self._has_confirms:
+            return
+        try:
+            with suppress(TimeoutError):
+                while self.connection.connected:
+                    self.connection.drain_events(timeout=NOTICE_SECONDS)
+            # If the connection was lost, this fails.
+            if not (self._is_blocked and self.connection.connected):
+                self._probe(self._producer.channel)
+        except self._failures:
+            self._drop()
+
+    def _probe(self, channel: Any) -> None:
+        """Publish a message that is dropped: RabbitMQ sends its notice in answer to the first one after an alarm."""
+        channel.basic_publish(amqp.Message(b""), routing_key=NOWHERE)
+        self._published_tag += 1
 
     def depths(self, names: Iterable[str]) -> dict[str, int | None]:
         """Return the same as the function `depths`, over a new connection, in any thread. Raises ServiceError."""
@@ -360,14 +419,17 @@ class Publisher:
             if self._has_confirms:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
+                self._probe(channel)
+                while not (self._confirmed_tag or self._is_blocked):
+                    self.connection.drain_events(timeout=BROKER_SECONDS)
         except self._failures + _MISWRITTEN as error:
             raise unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
-        if self._producer is None:
-            raise ConnectionError("closed")
         if self._is_blocked:
-            self._await_unblocked()
+            self.look()
+        if self._producer is None or self._is_blocked:
+            raise ConnectionError("closed or blocked")
         for name in {name for name, _ in batch} - self._declared:
             queue(name)(self._producer.channel).declare()
             self._declared.add(name)
@@ -391,21 +453,13 @@ class Publisher:
         while self._published_tag - self._confirmed_tag > allowed:
             self.connection.drain_events(timeout=BROKER_SECONDS)
             if self._is_blocked:
-                raise ConnectionError(BLOCKED)
+                raise ConnectionError("blocked")
 
     def _on_blocked(self, _: str) -> None:
         self._is_blocked = True
 
     def _on_unblocked(self) -> None:
         self._is_blocked = False
-
-    def _await_unblocked(self) -> None:
-        """Check whether RabbitMQ accepts messages again. Raises ConnectionError if it does not yet."""
-        with suppress(TimeoutError):
-            while self._is_blocked:
-                self.connection.drain_events(timeout=UNBLOCKED_SECONDS)
-        if self._is_blocked:
-            raise ConnectionError(BLOCKED)
 
 
 def unusable(url: str, error: BaseException) -> ServiceError:

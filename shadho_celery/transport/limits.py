@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -25,7 +24,7 @@ from kombu.exceptions import KombuError
 from shadho_celery.core.bounds import BROKER_SECONDS, RABBITMQCTL_SECONDS
 from shadho_celery.core.checks import one_line
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import configured, opened, unusable
+from shadho_celery.transport.broker import NOWHERE, configured, opened, unusable
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import Redis
 
@@ -109,10 +108,9 @@ def _accepts(connection: kombu.Connection) -> bool | None:
     RabbitMQ blocks a connection only after its first message. Return None if the user may not publish.
     """
     channel = connection.channel()
-    nowhere = f"shadho.doctor.{uuid.uuid4().hex}"
     try:
         for _ in range(2):
-            channel.basic_publish_confirm(amqp.Message(""), routing_key=nowhere, confirm_timeout=BROKER_SECONDS)
+            channel.basic_publish_confirm(amqp.Message(""), routing_key=NOWHERE, confirm_timeout=BROKER_SECONDS)
     except TimeoutError:
         return False
     except connection.channel_errors:

@@ -23,11 +23,15 @@ from shadho_celery.transport import broker
 log = logging.getLogger(__name__)
 
 
+#: maximum number of bytes of an item: its body is in base64
+MAX_ITEM = 2 * broker.MAX_BODY
+
+
 class NotAMessage(ValueError):
     """An item in a queue is JSON, but not in the format of a message."""
 
 
-class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
+class Message(kombu.transport.virtual.Message, broker.Message):  # type: ignore[misc]
     """A message whose format is checked before it counts as delivered."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
@@ -41,7 +45,7 @@ class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
 
 
 class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
-    """kombu's channel for Redis that skips items that are not messages, and uses the same client for all calls."""
+    """kombu's channel for Redis that skips items that are long or not messages, and uses one client for all calls."""
 
     Message = Message
     _kept: Any = None
@@ -54,12 +58,24 @@ class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
             self._kept = self._create_client()
         yield self._kept if client is None else client
 
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        client = super()._create_client(asynchronous)
+        client.set_response_callback("BRPOP", _short)
+        return client
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, NotAMessage) as error:
             log.error("skipped an item in the queue that is not a message: %s", one_line(error))
             raise Empty from None
+
+
+def _short(answer: Any, **_: Any) -> tuple[bytes, bytes] | None:
+    """Return a queue and its item. Raises NotAMessage for an item that is too long to be read."""
+    if answer and len(answer[1]) > MAX_ITEM:
+        raise NotAMessage(f"it has more than {MAX_ITEM:,} bytes")
+    return tuple(answer) if answer else None
 
 
 class Transport(kombu.transport.redis.Transport):  # type: ignore[misc]

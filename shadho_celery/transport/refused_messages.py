@@ -24,7 +24,7 @@ from shadho_celery.core.bounds import BROKER_HEARTBEAT_SECONDS, REMOVAL_SECONDS
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Number, Place
-from shadho_celery.transport.broker import opened
+from shadho_celery.transport.broker import MAX_BODY, opened
 from shadho_celery.transport.redis import Redis, run_on
 
 
@@ -184,7 +184,7 @@ def _read_item(item: bytes | str) -> _Sent | None:
 def _read(body: bytes) -> _Sent | None:
     """Return the needed fields of a message's body, or None if it does not contain attempts."""
     try:
-        (sent,), *_ = _decode_body(body)
+        (sent,), *_ = _decode_body(body if len(body) <= MAX_BODY else b"")
     except (ValueError, RecursionError):
         return None
     return sent  # type: ignore[no-any-return]

@@ -8,10 +8,13 @@ import socket
 import stat
 import sys
 import time
-from contextlib import closing
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from acceptance.commands import Command, Desk, until
@@ -639,6 +642,30 @@ def test_a_used_address_is_refused_in_words_where_nobody_is_logged_in(desk: Desk
         assert opened.page.get_by_text("this address was used before").count() == 0
     with Opened(browser, address) as opened:
         opened.page.get_by_text("this address was used before").wait_for()
+
+
+def test_320_idle_connections_do_not_keep_its_owner_from_the_dashboard(desk: Desk) -> None:
+    make_store(desk)
+    _, address = started(desk)
+    where = urlsplit(address)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection((where.hostname, where.port), 60)) for _ in range(320)]
+        for each in idle[:20]:
+            each.sendall(b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n")
+        for number in range(12):
+            for each in idle:
+                with suppress(OSError):
+                    each.sendall(b"GET / HTTP/1.1"[number : number + 1])
+            time.sleep(0.5)
+        until(lambda: is_served(address), 30, desk.said)
+
+
+def is_served(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return b"<html" in answer.read()
+    except urllib.error.HTTPError:
+        return False
 
 
 def test_a_bad_option_is_one_line(desk: Desk) -> None:

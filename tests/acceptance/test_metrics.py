@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
+import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import yaml
-from acceptance.commands import Desk, until
+from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -45,6 +49,57 @@ def test_a_port_in_use_ends_a_run_before_there_is_a_study(desk: Desk) -> None:
     assert not (desk.folder / "shadho.db").exists()
 
 
+@contextmanager
+def slow_clients(url: str) -> Iterator[None]:
+    """Six clients that send a byte of a request each second."""
+    where, ended = urllib.parse.urlsplit(url), threading.Event()
+
+    def send() -> None:
+        assert where.hostname is not None
+        assert where.port is not None
+        with suppress(OSError), socket.create_connection((where.hostname, where.port), 30) as client:
+            while not ended.wait(1.0):
+                client.sendall(b"G")
+
+    threads = [threading.Thread(target=send) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(2)
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def metrics_url(command: Command) -> str:
+    command.says("metrics: http://")
+    found = re.search(r"metrics: (http://\S+)", command.out + command.err)
+    assert found is not None
+    return found.group(1)
+
+
+def test_slow_clients_keep_neither_a_run_nor_a_worker_from_ending_and_from_serving_metrics(
+    desk: Desk, redis_url: str
+) -> None:
+    fleet = {"SHADHO_REDIS_URL": redis_url, "CELERY_BROKER_URL": redis_url}
+    worker = desk.worker("cpu", "-c", "1", "-l", "INFO", SHADHO_METRICS_PORT="0", SHADHO_IMPORTS="my_study", **fleet)
+    with slow_clients(metrics_url(worker)):
+        run = desk.launch("my_study", "--trials", "100000", "--metrics-port", "0", **fleet)
+        with slow_clients(url := metrics_url(run)):
+            desk.await_runs(3)
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                assert b"shadho_trials" in answer.read()
+            run.send(signal.SIGTERM)
+            assert run.wait(60).code == 143, desk.said()
+        again = desk.launch("my_study", "--trials", "3", "--metrics-port", "0", **fleet)
+        with slow_clients(metrics_url(again)):
+            assert again.wait(60).code == 0, desk.said()
+        worker.send(signal.SIGTERM)
+        assert worker.wait(60).code == 0, desk.said()
+
+
 def test_prometheus_scrapes_a_run(desk: Desk) -> None:
     """Prometheus understands each expression of the dashboard of Grafana, and those of a busy run have numbers."""
     program = shutil.which("prometheus")
@@ -52,12 +107,10 @@ def test_prometheus_scrapes_a_run(desk: Desk) -> None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
     port = free_port()
     run = desk.launch("my_study", "--trials", "10000", "--workers", "cpu=2", "--metrics-port", "0")
-    run.says("metrics: http://")
-    address = re.search(r"metrics: http://(\S+)/metrics", run.out + run.err)
-    assert address is not None
+    target = urllib.parse.urlsplit(metrics_url(run)).netloc
     settings = {
         "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "shadho", "static_configs": [{"targets": [address.group(1)]}]}],
+        "scrape_configs": [{"job_name": "shadho", "static_configs": [{"targets": [target]}]}],
     }
     desk.write("prometheus.yml", yaml.safe_dump(settings))
     prometheus = desk.start(

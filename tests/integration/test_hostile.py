@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import pickle
 import secrets
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import kombu
 import pytest
 import redis
 from acceptance.commands import Command, Desk, desk, until
 from celery import Celery
 from services import RedisServer
 
-from shadho_celery.transport.broker import machine_queue
+from shadho_celery.transport.broker import MAX_BODY, TASK, depths_on, machine_queue
 from shadho_celery.transport.channel import _TYPES
 from shadho_celery.transport.redis import connect
+from shadho_celery.transport.redis_queues import Connection
 from shadho_celery.transport.registry import Registry, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -138,6 +143,64 @@ def test_what_was_written_while_no_scheduler_ran_does_not_end_the_next_one(fleet
     fleet.client.zadd(fleet.key("leases"), {"x": 1})
     fleet.launched = fleet.table.launch("my_study", "--resume", "--trials", str(TRIALS))
     assert "records in Redis refused, unsigned or malformed: 6" in fleet.ended_well().err
+
+
+# Messages
+
+
+def peak_mb(worker: Command) -> float:
+    """Return the peak resident memory of a worker's process, in MB."""
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1000
+
+
+@pytest.mark.parametrize("broker", ["redis_url", "amqp_url"])
+def test_messages_that_are_compressed_or_long_or_no_json_are_refused_unread_and_trials_go_on(
+    table: Desk, request: pytest.FixtureRequest, unique: Callable[[str], str], broker: str
+) -> None:
+    """So are Celery's control requests, where those are obeyed. None of their 400 MB is unpacked."""
+    url, name = request.getfixturevalue(broker), unique("cpu")
+    environment = {"CELERY_BROKER_URL": url, "SHADHO_REMOTE_CONTROL": "1"}
+    worker = table.worker(name, "-c", "1", "-l", "INFO", **environment)
+    until(lambda: " ready." in worker.err or worker.code is not None, 60, table.said)
+    zeros = bytes(1_000_000)
+    packers = {"application/x-bz2": bz2.BZ2Compressor(), "application/x-gzip": zlib.compressobj(9)}
+    sent = 0
+    with Connection(url) as connection:
+        producer = connection.Producer()
+        mailbox = kombu.Exchange("celery.pidbox", type="fanout", durable=False)
+
+        def send(body: bytes, kind: str = "application/json", encoding: str = "utf-8", **headers: str) -> None:
+            nonlocal sent
+            sent += 2
+            said = {"content_type": kind, "content_encoding": encoding, "headers": {"task": TASK, "id": "1", **headers}}
+            producer.publish(body, exchange="", routing_key=name, **said)
+            producer.publish(body, exchange=mailbox, declare=[mailbox], **said)
+
+        for compression, packer in packers.items():
+            send(b"".join(packer.compress(zeros) for _ in range(400)) + packer.flush(), compression=compression)
+        send(zlib.compress(zeros), compression="zlib")
+        send(zlib.compress(zeros), compression="none of all")
+        send(pickle.dumps([1]), "application/x-python-serialize", "binary")
+        send(b"- 1", "application/x-yaml")
+        send(bz2.compress(zeros), "text/plain", "bz2")
+        send(b"[]", encoding="utf-16")
+        send(b"[" + b"[]," * (MAX_BODY // 3) + b"[]]")
+    before = peak_mb(worker)
+    launched = table.launch("my_study", "--trials", "3", **environment)
+    assert launched.wait(90).code == 0, table.said()
+    until(lambda: worker.err.count("refused unread") == sent, 30, table.said)
+    assert peak_mb(worker) < before + 150
+    assert "Traceback" not in worker.err
+    assert depths_of(url, name) == 0, "they are acknowledged"
+    # Those of the control requests are read, too, after these.
+    Celery("operator", broker=url, set_as_current=False).control.shutdown()
+    until(lambda: worker.code is not None, 30, table.said)
+
+
+def depths_of(url: str, name: str) -> int | None:
+    with Connection(url) as connection:
+        return depths_on(connection, [name])[name]
 
 
 # Celery's remote control

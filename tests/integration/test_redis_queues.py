@@ -11,6 +11,7 @@ import pytest
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.transport import redis_queues
 from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.redis_queues import Connection
@@ -74,6 +75,16 @@ def test_an_item_that_is_no_message_is_passed_over_and_said(
     assert "\n" not in said
     assert len(said) < 300
     assert not client.exists("unacked", "q")
+
+
+def test_a_long_item_is_passed_over_unread(
+    client: Any, redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_queues, "MAX_ITEM", 10_000)
+    client.lpush("q", b"[" * 10_001)
+    Publisher(redis_url).publish([("q", payload(0))])
+    assert consumed(redis_url, "q") == ["shadho.trial"]
+    assert "it has more than 10,000 bytes" in caplog.text
 
 
 def test_a_channel_has_one_client_until_it_has_another_pool(redis_url: str) -> None:

@@ -19,7 +19,7 @@ from services.cases import cases
 from shadho_celery.cli.group import commands
 from shadho_celery.core.class_spec import read_class_spec
 from shadho_celery.core.units import seconds_of
-from shadho_celery.metrics import address, run, worker
+from shadho_celery.metrics import run, server, worker
 from shadho_celery.node import heartbeat_file, stay
 from shadho_celery.node.shutdown import END_SECONDS
 
@@ -110,7 +110,7 @@ def test_prometheus_scrapes_the_ports_that_run_and_worker_serve() -> None:
     jobs = [each["dns_sd_configs"][0] for each in found["scrape_configs"]]
     assert [(*job["names"], job["port"]) for job in jobs] == [("scheduler", 9431), ("worker", 9432)]
     assert check_command(SERVICES["scheduler"]["command"]).params["metrics_port"] == 9431
-    assert SERVICES["worker"]["environment"][address.PORT] == 9432
+    assert SERVICES["worker"]["environment"][server.PORT] == 9432
     if promtool := shutil.which("promtool"):
         words = [promtool, "check", "config", str(DEPLOY / "prometheus.yml")]
         done = subprocess.run(words, capture_output=True, check=False)
@@ -187,8 +187,8 @@ def test_a_pod_runs_a_command_that_there_is_as_the_user_of_the_image(template: d
     assert spec["securityContext"]["runAsUser"] == USER
     ports = {each["name"]: each["containerPort"] for each in found["ports"]}
     variables = {each["name"]: each.get("value") for each in found.get("env", ())}
-    assert str(ports["metrics"]) == str(context.params["metrics_port"] or variables[address.PORT])
-    assert "0.0.0.0" in (context.params["metrics_host"], variables.get(address.HOST))
+    assert str(ports["metrics"]) == str(context.params["metrics_port"] or variables[server.PORT])
+    assert "0.0.0.0" in (context.params["metrics_host"], variables.get(server.HOST))
 
 
 def test_a_pod_names_secrets_claims_and_labels_that_there_are() -> None:

@@ -27,6 +27,10 @@ class Services:
     messages: list[tuple[str, Payload]] = field(default_factory=list)
     broker_error: ServiceError | None = None
     redis_error: redis.RedisError | None = None
+    looks: int = 0
+
+    def look(self) -> None:
+        self.looks += 1
 
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
         batch = list(payloads)

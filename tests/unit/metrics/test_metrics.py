@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
-import urllib.error
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,10 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.outage import OVER_SECONDS
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import ServiceError, UsageError
-from shadho_celery.metrics import address, run, server, worker
+from shadho_celery.metrics import run, server, worker
 from shadho_celery.metrics.family import MOST, TRIES, Collector, Family, Kind, Samples
 from shadho_celery.metrics.run import Kept
-from shadho_celery.metrics.server import MetricsServer
+from shadho_celery.metrics.server import MOST_CONNECTIONS, MetricsServer
 from shadho_celery.node.tally import Tally
 from shadho_celery.predictors.durations import filled
 from shadho_celery.study.trials import Timed
@@ -34,8 +35,10 @@ Read = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 @pytest.fixture
 def listening() -> Iterator[MetricsServer]:
-    with closing(MetricsServer(0, address.LOOPBACK)) as made:
+    with MetricsServer(0) as made:
         yield made
+        if any(each.name == "shadho-metrics" for each in threading.enumerate()):
+            made.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -116,46 +119,68 @@ def test_a_request_before_there_is_a_study_waits_for_it(listening: MetricsServer
     assert 'shadho_some{class="cpu",study="s"} 2.0' in found[0]
 
 
-def test_another_path_does_not_exist_and_a_failure_is_said_to_prometheus(listening: MetricsServer) -> None:
+def test_clients_that_send_nothing_or_only_a_part_keep_none_from_its_metrics_and_take_a_limited_number_of_threads(
+    listening: MetricsServer,
+) -> None:
+    listening.serve(one({("cpu",): 2.0}))
+    with ExitStack() as stack:
+        for number in range(3 * MOST_CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", listening.server_address[1]), 60))
+            client.sendall(b"GET /metrics HTTP/1.1"[: number % 20])
+        assert "shadho_some" in text(listening.url)
+        deadline = time.monotonic() + 60
+        while threading.active_count() > MOST_CONNECTIONS + 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert client.send(b"G") == 1, "the latest ones are still there"
+
+
+def test_a_failure_of_ours_is_no_answer_and_does_not_end_the_server(
+    listening: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    may_fail = [True]
+
     def fail(_: None) -> Samples:
-        raise ValueError("a bug")
+        if may_fail.pop():
+            raise ValueError("a bug")
+        return {(): 1.0}
 
     listening.serve(Collector([Family("shadho_some", "Help.", read=fail)], None, {}))
-    for path, status in (("/", 404), ("/metrics", 500)):
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            text(listening.url.replace("/metrics", path))
-        with caught.value as answer:
-            assert answer.code == status
+    with pytest.raises(ConnectionError):
+        text(listening.url)
+    may_fail.append(False)
+    assert "shadho_some 1.0" in text(listening.url)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_refused_with_the_remedy(listening: MetricsServer) -> None:
     port = listening.server_address[1]
     with pytest.raises(UsageError, match=f"127.0.0.1 port {port} cannot be used: .* give another port, or 0") as caught:
-        address.listen(int(port))
+        MetricsServer(int(port))
     assert caught.value.exit_code == 2
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r'pip install -e "\.\[metrics\]"'):
-        address.listen(0)
+        MetricsServer(0)
 
 
 @cases("port", ["x", "-1", "65536", "123456", "²", "1.5"])
 def test_a_workers_variable_that_is_no_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(address.PORT, port)
+    monkeypatch.setenv(server.PORT, port)
     with pytest.raises(UsageError, match="SHADHO_METRICS_PORT is a port from 0 to 65535"):
-        address.configured()
+        MetricsServer.configured()
 
 
 def test_a_worker_serves_nothing_unless_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(address.PORT, raising=False)
-    assert address.configured() is None
-    monkeypatch.setenv(address.PORT, "0")
-    monkeypatch.setenv(address.HOST, "::1")
-    made = address.configured()
+    monkeypatch.delenv(server.PORT, raising=False)
+    assert MetricsServer.configured() is None
+    monkeypatch.setenv(server.PORT, "0")
+    monkeypatch.setenv(server.HOST, "::1")
+    made = MetricsServer.configured()
     assert made is not None
-    with closing(made):
+    with made:
         assert made.url.startswith("http://[::1]:")
 
 

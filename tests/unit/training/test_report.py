@@ -1,4 +1,4 @@
-"""Report: its figures as metrics."""
+"""Report: figures of a training, and warnings."""
 
 from __future__ import annotations
 
@@ -80,4 +80,5 @@ def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
 def test_a_training_without_a_step_has_a_report() -> None:
     empty = Report(backups=0, log=Log(replicas=2))
     assert empty.percentiles() == {}
+    assert empty.as_metrics()["steps"] == 0
     json.dumps(empty.as_metrics(), allow_nan=False)
