@@ -50,7 +50,7 @@ CARRIED = (
     urls.KEY,
 )
 
-#: an option of sbatch and its value. sbatch takes a backslash for an escape even in quotes; a line feed ends the comment
+#: an option of sbatch and its value: no backslash, which sbatch takes for an escape even in quotes, and no line feed
 OPTION = r"--[a-z][a-z-]*(=[^\\\x00-\x1f\x7f]+)?"
 
 #: options of sbatch on which the worker relies: it would not know that its job ends earlier
