@@ -41,8 +41,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parsed(text: str, where: str) -> object:
     try:
         parsed: object = json.loads(text, object_pairs_hook=_unique)
-        if not is_shallow(parsed, MAX_NESTED):
-            raise ValueError(f"it has more than {MAX_NESTED} levels")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON ({one_line(error)}); {FORM}") from None
+    if not is_shallow(parsed, MAX_NESTED):
+        raise UsageError(f"{where} has more than {MAX_NESTED} levels; {FORM}")
     return parsed

@@ -12,6 +12,8 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote_plus
 
@@ -109,14 +111,10 @@ def read_token(path: Path) -> str:
     Raises UsageError if the file cannot be used, or if others may read it.
     """
     try:
-        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(secrets.token_urlsafe(RANDOM_BYTES) + "\n")
     except OSError as error:
         raise UsageError(f"--token-file: {path} cannot be written: {error.strerror}") from None
-    else:
-        with os.fdopen(made, "w") as file:
-            file.write(secrets.token_urlsafe(RANDOM_BYTES) + "\n")
     token = read_text(path, f"--token-file {path}", is_secret=True).strip()
     if len(token) < RANDOM_BYTES:
         raise UsageError(f"--token-file: {path} has fewer than {RANDOM_BYTES} characters; remove it to get a new token")

@@ -149,8 +149,8 @@ DOTS, DEEP = "a" + ".a" * 49_900, MAX_NESTED + 1
         ("class spec", "x = " + "[" * 90_000, "is not TOML"),
         ("class spec", "x = " + "1" * 90_000, "is not TOML"),
         ("points", "{" + "".join(f'"{n}": 0, ' for n in range(75_000)) + '"74999": 1}', "'74999' occurs twice"),
-        ("points", "[" * DEEP + "]" * DEEP, f"it has more than {MAX_NESTED} levels"),
-        ("points", '{"x": ' * DEEP + "1" + "}" * DEEP, f"it has more than {MAX_NESTED} levels"),
+        ("points", "[" * DEEP + "]" * DEEP, f"given has more than {MAX_NESTED} levels"),
+        ("points", '{"x": ' * DEEP + "1" + "}" * DEEP, f"given has more than {MAX_NESTED} levels"),
         ("points", "[" * 90_000, "is not JSON"),
         ("points", "1" * 90_000, "is not JSON"),
         (
