@@ -164,5 +164,5 @@ def integers(column: Sequence[object], least: int, most: int) -> Integers:
 
 
 def columns_of(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """Return rows as columns by name."""
-    return dict(zip(names, zip(*rows, strict=True), strict=True))
+    """Return rows as columns by name; empty columns if there are no rows."""
+    return dict(zip(names, [*zip(*rows, strict=True)] or [()] * len(names), strict=True))

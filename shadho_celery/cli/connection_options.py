@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import mask, printable
+from shadho_celery.core.files import read_text
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport import urls
 from shadho_celery.transport.signing import KEY_FILE, UNSIGNED_CONTROL, Signer, read_key
@@ -124,21 +124,14 @@ def refusals() -> Iterator[None]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is not a text')}"
-        ) from None
     found = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
+    for number, line in enumerate(map(str.strip, read_text(path, f"the URL file {path}").splitlines()), 1):
         name, separator, value = map(str.strip, line.partition("="))
         if not line or line.startswith("#"):
             continue
         if not separator or name not in DEFAULTS:
             raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
         found[name] = value
-    if mode & 0o077 and any(mask(url) != url for url in found.values()):
+    if path.stat().st_mode & 0o077 and any(mask(url) != url for url in found.values()):
         say(f"Warning: other users of this machine can read the passwords in {path}; chmod 600 {path}", err=True)
     return found

@@ -487,9 +487,10 @@ def doctor(*, longest: float, store: str, as_json: bool, **connection: str | Non
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with overridden(connection_options.environment(**connection)):
         found = examine(look(store, longest))
-    wrong = sum(each.state is State.WRONG for each in found)
+    wrong, unknown = (sum(each.state is state for each in found) for state in (State.WRONG, State.UNKNOWN))
     if as_json:
-        print_json({"wrong": wrong, "checks": [{**asdict(each), "state": each.state.value} for each in found]})
+        checks = [{**asdict(each), "state": each.state.value} for each in found]
+        print_json({"wrong": wrong, "unknown": unknown, "checks": checks})
     else:
         for each in found:
             if each.needs:
@@ -497,8 +498,9 @@ def doctor(*, longest: float, store: str, as_json: bool, **connection: str | Non
             others = [other.name for other in found if other.needs == each.name]
             parts = [each.text, each.remedy, f"not checked because of it: {', '.join(others)}" if others else ""]
             say(f"{each.state.value:<7} {each.name}: {'; '.join(filter(None, parts))}")
-        checks = counted(len(found), "check")
-        say(f"{wrong} of {checks} found something wrong" if wrong else f"nothing is wrong ({checks})")
+        made = counted(len(found), "check")
+        result = f"{wrong} of {made} found something wrong" if wrong else f"nothing wrong was found ({made})"
+        say(result + (f"; {unknown} of them could not be made" if unknown else ""))
     raise SystemExit(1 if wrong else 0)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import is_shallow, one_line, short
+from shadho_celery.core.files import MAX_NESTED, read_text
 from shadho_celery.errors import UsageError
 
 #: remedy that describes the format of a file of known points
@@ -14,13 +16,7 @@ FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them
 
 def points(path: Path) -> list[object]:
     """Return the known points in a file. The error for an invalid file names it, and the line that is not JSON."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"the points in {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not a text; {FORM}") from None
-    return points_in(text, str(path))
+    return points_in(read_text(path, f"the points in {path}", FORM), str(path))
 
 
 def points_in(text: str, where: str) -> list[object]:
@@ -37,8 +33,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object as a dict. Raises ValueError if a name occurs twice, because either value may be meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in one object")
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{short(name)} occurs twice in one object")
     return found
 
 
@@ -47,4 +43,6 @@ def _parsed(text: str, where: str) -> object:
         parsed: object = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON ({one_line(error)}); {FORM}") from None
+    if not is_shallow(parsed, MAX_NESTED):
+        raise UsageError(f"{where} has more than {MAX_NESTED} levels; {FORM}")
     return parsed

@@ -50,11 +50,11 @@ CARRIED = (
     urls.KEY,
 )
 
-#: an option of sbatch without characters that sbatch or bash treats specially
-OPTION = r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@%/+=\[\]-]+)?"
+#: an option of sbatch and its value: no backslash, which sbatch takes for an escape even in quotes, and no line feed
+OPTION = r"--[a-z][a-z-]*(=[^\\\x00-\x1f\x7f]+)?"
 
 #: options of sbatch on which the worker relies: it would not know that its job ends earlier
-KEPT = ("--time", "--signal")
+KEPT = ("--time", "--time-min", "--signal")
 
 #: numbers of GPUs, with or without their type
 GPUS = r"([\w.-]+:)?0*[1-9]\d{0,3}(,([\w.-]+:)?0*[1-9]\d{0,3})*"
@@ -132,7 +132,9 @@ def slurm(
     if gpus is not None and re.fullmatch(GPUS, gpus, re.ASCII) is None:
         raise UsageError(f"--gpus: {short(gpus, 60)} is not a number of GPUs; write it as 2 or a100:2")
     for each in others:
-        if each.partition("=")[0] in KEPT:
+        name = each.partition("=")[0]
+        # sbatch knows a long option by its first letters, too.
+        if len(name) > len("--") and any(kept.startswith(name) for kept in KEPT):
             raise UsageError(f"{short(each, 60)} would end workers before they know; give --for and --grace instead")
     directives = [
         f"--job-name=shadho-{re.sub('[^A-Za-z0-9_.-]', '-', compute_class)}",
@@ -169,14 +171,11 @@ def slurm(
 def script(directives: Sequence[str], variables: dict[str, str], words: Sequence[str]) -> str:
     """Return the script: options of sbatch, environment variables, and the command that takes the shell's place.
 
-    Raises UsageError for an option of sbatch with special characters, and for texts that cannot be printed as they are.
+    Raises UsageError for what is not an option of sbatch, and for texts that cannot be printed as they are.
     """
-    for each in directives:
-        if re.fullmatch(OPTION, each) is None:
-            raise UsageError(f"{short(each, 80)} is not an option of sbatch like --mem=32G, without spaces and quotes")
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {each}" for each in directives),
+        *map(_directive, directives),
         "",
         "# Those of the machine that submits.",
         "unset SHADHO_HOST SHADHO_LISTEN SHADHO_CORES",
@@ -189,6 +188,13 @@ def script(directives: Sequence[str], variables: dict[str, str], words: Sequence
     if printable(text) != text:
         raise UsageError(f"{short(text, 80)} has control characters; use names and paths without them")
     return text
+
+
+def _directive(option: str) -> str:
+    if re.fullmatch(OPTION, option) is None:
+        raise UsageError(f"{short(option, 80)} is not an option of sbatch like --mem=32G, without backslashes")
+    name, mark, value = option.partition("=")
+    return f"#SBATCH {name}{mark}{value and shlex.quote(value)}"
 
 
 def submitted(text: str) -> str:

@@ -154,6 +154,14 @@ def plain(value: object, levels: int = _LEVELS) -> object:
         return value
 
 
+def is_shallow(value: object, levels: int) -> bool:
+    """Return whether dicts and lists in a value are nested at most `levels` deep."""
+    if not isinstance(value, (dict, list)):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(is_shallow(each, levels - 1) for each in inside)
+
+
 def _plain_key(key: object) -> object:
     """Convert a key that is a numpy text or a text of an Enum to a Python str, with unpaired surrogates escaped."""
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +9,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, plain, short
+from shadho_celery.core.files import read_toml
 from shadho_celery.core.hardware import check_class_name
 from shadho_celery.core.trial import Price
-from shadho_celery.errors import UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-#: maximum number of bytes of a file, of its classes, and of the workers and slots that a class may have
-MAX_BYTES, MAX_CLASSES, MAX_WORKERS = 100_000, 100, 10_000
+#: maximum number of classes of a file, and of the workers and slots that a class may have
+MAX_CLASSES, MAX_WORKERS = 100, 10_000
 
 _FORM = "write [classes.gpu_large] above slots = 1, max_workers = 4, startup_seconds = 120 and the like"
 
@@ -64,21 +58,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read_class_spec(path: Path) -> dict[str, ClassSpec]:
     """Return the classes that a TOML file describes, in its order. Raises UsageError with file, key and remedy."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not text")
-        raise UsageError(f"the class spec {path} cannot be read: {reason}") from None
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"the class spec {path} has more than {MAX_BYTES:,} bytes; {_FORM}")
-    try:
-        return parse(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # also numbers of too many digits
-        raise UsageError(f"the class spec {path} is not TOML: {short(error)}") from None
-    except UsageError as error:
-        raise UsageError(f"the class spec {path}: {error}") from None
+    return read_toml(path, f"the class spec {path}", parse)
 
 
 def parse(content: Mapping[str, object]) -> dict[str, ClassSpec]:

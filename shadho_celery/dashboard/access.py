@@ -12,6 +12,8 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote_plus
 
@@ -20,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shadho_celery.core.files import read_text
 from shadho_celery.errors import UsageError
 
 #: number of random bytes in a token, a code or a session
@@ -107,24 +110,12 @@ def read_token(path: Path) -> str:
 
     Raises UsageError if the file cannot be used, or if others may read it.
     """
-    if path.is_dir():
-        # An empty text is the working directory.
-        raise UsageError(f"--token-file: {path} is a folder; give the name of a file")
     try:
-        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(secrets.token_urlsafe(RANDOM_BYTES) + "\n")
     except OSError as error:
         raise UsageError(f"--token-file: {path} cannot be written: {error.strerror}") from None
-    else:
-        with os.fdopen(made, "w") as file:
-            file.write(secrets.token_urlsafe(RANDOM_BYTES) + "\n")
-    try:
-        if path.stat().st_mode & 0o077:
-            raise UsageError(f"--token-file: others may read {path}; protect it: chmod 600 {path}")
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file: {path} cannot be read: {error}") from None
+    token = read_text(path, f"--token-file {path}", is_secret=True).strip()
     if len(token) < RANDOM_BYTES:
         raise UsageError(f"--token-file: {path} has fewer than {RANDOM_BYTES} characters; remove it to get a new token")
     return token

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -242,7 +243,7 @@ def _refuse_twice(path: Path) -> None:
     """Raise UsageError if STUDY has a key twice, because Python silently keeps the last value."""
     for pairs in _literal_studies(path):
         keys = [key for key, _ in pairs if isinstance(key, str)]
-        if twice := [key for key in keys if keys.count(key) > 1]:
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
             raise UsageError(f'STUDY["{one_line(twice[0], 60)}"] is given twice in {path.name}; give it once')
 
 
@@ -252,7 +253,7 @@ def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
     They are read from the text of the file; None stands for a key or a value that is not a literal.
     """
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return
     for node in body:

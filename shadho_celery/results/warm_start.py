@@ -7,7 +7,6 @@ with a value outside the space is left out.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -25,6 +24,7 @@ from hyperopt import STATUS_OK, base
 
 from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import listed, one_line, short
+from shadho_celery.core.files import read_table
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
 from shadho_celery.core.units import counted
@@ -53,7 +53,7 @@ _LISTED = 4
 #: relative difference up to which two numbers are taken as equal
 _EQUAL = 1e-9
 #: a number as tables have it: no underscores, no digits of other scripts
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
 #: prefix of the column of a constraint
 _CONSTRAINT = "constraint."
 
@@ -283,7 +283,7 @@ def of_table(
     reader, is_export = _Reader(space), _is_export(names)
 
     def row(cells: Mapping[str, str]) -> _Row:
-        filled = {label: cell for label, column in columns.items() if (cell := cells[column])}
+        filled = {label: cell for label, column in columns.items() if (cell := cells.get(column))}
         drawn = {label: cells.get(f"{DRAWN}{label}") or cell for label, cell in filled.items()}
         point = {
             label: reader.of_cell(label, cell, drawn[label] if is_export else None) for label, cell in filled.items()
@@ -293,7 +293,7 @@ def of_table(
             point=point,
             loss=_number(cells.get("loss", "")),
             is_minimised=is_export,
-            losses={name: _number(cells[column]) for name, column in losses.items()},
+            losses={name: _number(cells.get(column, "")) for name, column in losses.items()},
             constraints={
                 column.removeprefix(_CONSTRAINT): _number(cell)
                 for column, cell in cells.items()
@@ -308,16 +308,8 @@ def of_table(
 
 def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     """Return the column names and the rows of a CSV file. Raises UsageError if it cannot be read as CSV."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, strict=True)
-            names = table.fieldnames or ()
-            lines = [{name: cells.get(name) or "" for name in names} for cells in table]
-    except OSError as error:
-        raise UsageError(f"the warm start {path} cannot be read: {error.strerror}; give another file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        form = "give a file as written by shadho-celery export"
-        raise UsageError(f"the warm start {path} is not a CSV file ({one_line(error)}); {form}") from None
+    form = "give a file as written by shadho-celery export"
+    names, lines = read_table(path, f"the warm start {path}", form)
     # Only `export` quotes formulas; in a user's own table, an apostrophe is part of the text.
     if _is_export(names) and not _is_plain([*names, *(cell for cells in lines for cell in cells.values())]):
         lines = [{unquoted(name): unquoted(cell) for name, cell in cells.items()} for cells in lines]

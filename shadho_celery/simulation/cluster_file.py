@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,6 +14,7 @@ from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
+from shadho_celery.core.files import read_toml
 from shadho_celery.core.trial import MAX_SLOTS, Price
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import Ladder
@@ -22,11 +22,6 @@ from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.executor import LEASE_SECONDS, Change, Stay
 from shadho_celery.simulation.params import PARAMS, Choice, Expression, Param, Value, by_name
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 GIB = 2**30
 
@@ -309,17 +304,8 @@ def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
 
     Raises UsageError with file, key and remedy if the file is not valid.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "it is not text")
-        raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file") from None
-    try:
-        return parse({**tomllib.loads(text), **(instead or {})})
-    except (ValueError, RecursionError) as error:  # numbers of too many digits, lists in lists in lists
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    remedy = "--example prints a cluster file"
+    return read_toml(path, str(path), lambda content: parse({**content, **(instead or {})}), remedy)
 
 
 def parse(description: Mapping[str, object]) -> Cluster:

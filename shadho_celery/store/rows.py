@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import is_shallow, one_line
 from shadho_celery.core.columns import FACTS, HINTS, KEPT, Summary
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.settings import StudySettings
@@ -173,16 +173,9 @@ def _decoded(text: str | None) -> Any:
         # An unpaired surrogate, or an infinite number: Python's json module can read what it has written.
         found = json.loads(text)
     # Printing a deeply nested value would raise RecursionError.
-    if text.count("[") + text.count("{") > MAX_LEVELS and not _is_shallow(found, MAX_LEVELS):
+    if text.count("[") + text.count("{") > MAX_LEVELS and not is_shallow(found, MAX_LEVELS):
         raise ValueError(f"it has more than {MAX_LEVELS} levels")
     return found
-
-
-def _is_shallow(found: Any, levels: int) -> bool:
-    if not isinstance(found, (dict, list)):
-        return True
-    inside = found.values() if isinstance(found, dict) else found
-    return levels > 0 and all(_is_shallow(each, levels - 1) for each in inside)
 
 
 class Reader:

@@ -13,12 +13,12 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shadho_celery.core.checks import decoder, encoded
+from shadho_celery.core.files import read_bytes
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -162,14 +162,7 @@ class Sealed(Generic[R]):
 
 def read_key(path: Path) -> bytes:
     """Return the key in a file. Raises UsageError if it cannot be read, if others can read it, or if it is short."""
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            key = file.read().strip()
-    except OSError as error:
-        raise UsageError(f"the signing key file {path} cannot be read: {error.strerror}") from None
-    if mode & 0o077:
-        raise UsageError(f"other users can read the signing key file {path}; run chmod 600 {path}")
+    key = read_bytes(path, f"the signing key file {path}", is_secret=True).strip()
     if len(key) < MIN_BYTES:
         raise UsageError(f"the signing key file {path} is under {MIN_BYTES} bytes; run openssl rand -hex 32 > {path}")
     return key

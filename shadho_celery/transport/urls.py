@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shadho_celery.core.checks import mask
+from shadho_celery.core.files import read_bytes
 from shadho_celery.errors import UsageError
 
 BROKER = "CELERY_BROKER_URL"
@@ -118,8 +119,5 @@ _FILES = {"ca_certs": CA, "certfile": CERTIFICATE, "keyfile": KEY}
 
 def _file(variable: str) -> str:
     path = Path(os.environ[variable]).expanduser()
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise UsageError(f"{variable}: {path} cannot be read: {error.strerror}") from None
+    read_bytes(path, f"{variable}: {path}")
     return str(path)

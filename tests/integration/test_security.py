@@ -448,6 +448,8 @@ def test_a_study_runs_with_redis_users_who_can_touch_nothing_but_its_own_keys(
     assert launched.json()["trials"]["complete"] == 3
     assert "NoPermission" not in worker.err
     for role in ROLES:
+        checks = table.told("doctor", "--json", **environment(role)).json()["checks"]
+        assert {each["name"]: each["text"] for each in checks if "permission" in each["text"].lower()} == {}
         with redis.Redis.from_url(redis_with_users.replace("ROLE", role)) as client:
             for words in (
                 ["GET", "somebody:elses"],

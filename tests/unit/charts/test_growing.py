@@ -196,6 +196,19 @@ def test_a_damaged_attempt_hides_no_other(study: StudyResults, row: tuple[Any, .
     assert not np.isinf(found.predicted).any()
 
 
+def test_a_block_without_a_row_that_can_be_shown_changes_nothing(study: StudyResults) -> None:
+    growing, attempts, names = GrowingTrials(study), GrowingAttempts(study), names_of(Depth.PARAMS)
+    growing.put(study.rows_of_trials(names), names)
+    # Deeper facts of trials that were added while others were read; damaged numbers; no rows.
+    for number, are_new in ((100, False), (-1, True), (None, True), ("x", True), (2**63 - 1, True)):
+        growing.put([[(number, *["x"] * (len(names) - 1))] * 2], names, are_new=are_new)
+        attempts.put([[attempt_row(number if are_new else -1)] * 2])
+    growing.put([[]], names)
+    attempts.put([[]])
+    assert growing.columns().number.tolist() == [*range(20)]
+    assert len(attempts.columns(9.0, is_running=False)) == 0
+
+
 def test_the_hypervolume_and_the_rungs_are_those_of_the_studys_report() -> None:
     def objective(values: dict[str, float], context: Any) -> dict[str, Any]:
         return {"losses": {"a": values["x"], "b": (values["x"] - 1) ** 2 + values["y"]}}

@@ -284,7 +284,34 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_without_a_fleet_this_machine_is_checked() -> None:
     result = CliRunner().invoke(commands, ["doctor"])
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == f"nothing is wrong ({len(doctor.OF_MACHINE)} checks)"
+    assert result.stdout.splitlines()[-1] == f"nothing wrong was found ({len(doctor.OF_MACHINE)} checks)"
+
+
+@cases(
+    "facts, code, last",
+    [
+        ({"rabbitmq": RabbitLimits(alarms=())}, 0, "nothing wrong was found (18 checks); 1 of them could not be made"),
+        (
+            {
+                "redis_facts": ServiceError("its INFO cannot be read: no permission"),
+                "broker": replace(RABBITMQ, accepts=None),
+            },
+            0,
+            "nothing wrong was found (18 checks); 3 of them could not be made",
+        ),
+        (
+            {"redis_facts": replace(REDIS, appends=False), "rabbitmq": RabbitLimits()},
+            1,
+            "1 of 18 checks found something wrong; 1 of them could not be made",
+        ),
+    ],
+)
+def test_the_last_line_counts_the_checks_that_could_not_be_made_and_only_faults_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], code: int, last: str
+) -> None:
+    monkeypatch.setattr(doctor, "look", lambda store, longest: site(**facts))
+    result = CliRunner().invoke(commands, ["doctor"])
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, last)
 
 
 @cases("url", ["nonsense", "sqlite://", "sqlite:////no/such/folder/shadho.db"])

@@ -641,7 +641,7 @@ def test_a_byte_order_mark_and_line_ends_within_a_text_are_json(
         (b'{"x": 0.5}\nx = 1\n', "line 2 of points is not JSON"),
         (b"[{", "points is not JSON"),
         (b'{"x": 0.5, "x": 1}', "'x' occurs twice in one object"),
-        (b"\xff\xfe\x00", "points is not a text"),
+        (b"\xff\xfe\x00", "the points in points cannot be read: it is not text in UTF-8"),
         (None, "the points in points cannot be read"),
     ],
 )

@@ -108,18 +108,23 @@ def test_a_class_that_is_none_is_refused(name: str) -> None:
 @cases(
     "words",
     [
-        ("--partition", "a b"),
         ("--partition", "a\n#SBATCH --x"),
+        ("--partition", "a\\"),
+        ("--partition", ""),
         ("--gpus", "1 --wrap=x"),
         ("--gpus", "'"),
         ("--gpus", ""),
         ("--gpus", "0"),
         ("--gpus", "-1"),
         ("--gpus", "a100:"),
-        ("--", "--time=3"),
-        ("--", "--signal=USR2@5"),
+        *(("--", f"{name}=3") for name in ("--time", "--tim", "--t", "--time-min", "--time-m", "--signal", "--sig")),
+        ("--", "--sig", "USR2@5"),
         ("--", "-p", "x"),
-        ("--", "--mem=1 #"),
+        ("--", "-t1"),
+        ("--", "--", "--mem=1"),
+        ("--", "--comment=a\\ --time=1"),
+        ("--", "--comment=a\r--time=1"),
+        ("--", "--comment=a\x1b[31m"),
         ("--", "script.sh"),
         ("--grace", "4h"),
         ("--for", "3m"),
@@ -136,6 +141,15 @@ def test_bad_input_is_one_line_with_its_remedy(words: tuple[str, ...]) -> None:
 @cases("gpus", ["2", "1g.5gb:1", "a100:2,v100:1"])
 def test_numbers_of_gpus_may_have_a_type(gpus: str) -> None:
     assert f"--gpus={gpus}" in directives(script(*LARGE, "--gpus", gpus))
+
+
+@cases("value", ["a|b", "[a*2&b*1]", "a&(b|c)", "a b # --time=1", "it's", 'say "x"', "$(x) `y`", "ä", "%x-%j.out"])
+def test_sbatch_gets_each_value_as_it_is(value: str) -> None:
+    """sbatch reads quotes and comments as a shell does, except for backslashes."""
+    text = script(*LARGE, "--partition", value, "--", f"--constraint={value}", "--threads-per-core=1")
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")][-3:]
+    read = [shlex.split(line.removeprefix("#SBATCH "), comments=True) for line in lines]
+    assert read == [[f"--partition={value}"], [f"--constraint={value}"], ["--threads-per-core=1"]]
 
 
 def test_options_of_sbatch_are_passed_on() -> None:

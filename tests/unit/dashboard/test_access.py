@@ -160,7 +160,7 @@ def test_a_token_file_is_made_for_its_owner_only_and_read_again(tmp_path: Path) 
 
 def test_a_bad_token_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    with pytest.raises(UsageError, match=r"--token-file: \. is a folder; give the name of a file"):
+    with pytest.raises(UsageError, match=r"--token-file \. cannot be read: Is a directory"):
         read_token(Path())
     with pytest.raises(UsageError, match="cannot be written"):
         read_token(tmp_path / "no folder" / "token")
@@ -169,7 +169,7 @@ def test_a_bad_token_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="fewer than 24 characters; remove it"):
         read_token(path)
     path.chmod(0o644)
-    with pytest.raises(UsageError, match=r"others may read .*chmod 600"):
+    with pytest.raises(UsageError, match=r"other users can read --token-file .*chmod 600"):
         read_token(path)
     path.chmod(0o600)
     path.write_bytes(b"\xff" * 30)

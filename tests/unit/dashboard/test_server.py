@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx2
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hyperopt import hp
+from services.cases import cases
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import shadho_celery
 from shadho_celery import load_study
 from shadho_celery.charts.columns import Depth
+from shadho_celery.charts.study import CHARTS
+from shadho_celery.cli.group import commands
 from shadho_celery.control.logs import TrialLogs
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.clock import ManualClock
@@ -289,6 +293,40 @@ def test_a_damaged_row_hides_nothing_else(rig: Rig) -> None:
         found = rig.get("/api/study/first/trials?sort=number&size=5")
     assert [trial["number"] for trial in found["trials"]] == [0, 1, 2, 4]
     assert rig.get("/api/study/first/chart/parallel")["title"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@cases(
+    ("table", "column", "value"),
+    [
+        ("trials", "number", "-1"),
+        ("trials", "number", "'x'"),
+        ("trials", "state", "X'00FF'"),
+        ("attempts", "number", "-1"),
+        ("attempts", "attempt", "NULL"),
+        ("sessions", "since", "1e300"),
+    ],
+)
+def test_if_no_row_of_a_table_can_be_read_each_page_and_command_still_answers(
+    rig: Rig, recorded: Path, table: str, column: str, value: str
+) -> None:
+    """A table without keys may have any value in any column, the same one in all rows too."""
+    rig.path.write_bytes(recorded.read_bytes())
+    with closing(sqlite3.connect(rig.path)) as database, database:
+        database.execute(f"CREATE TABLE damaged AS SELECT * FROM {table}")
+        database.execute(f"DROP TABLE {table}")
+        database.execute(f"ALTER TABLE damaged RENAME TO {table}")
+        database.execute(f"UPDATE {table} SET {column} = {value}")
+    damaged = Rig(rig.path)
+    plain = [name for name, known in CHARTS.items() if all(each.default is not each.empty for each in known.values())]
+    pages = ["", "/trials?sort=number&size=5", "/trial/0", *(f"/chart/{name}" for name in plain)]
+    for page in ["/api/studies", *(f"/api/study/first{page}" for page in pages)]:
+        found = damaged.client.get(page)
+        assert found.status_code in {200, 400, 503}, (page, found.text)
+    for words in (["show"], ["trials"], ["report", "-o", f"{rig.path}.html"]):
+        result = CliRunner().invoke(commands, [words[0], "first", *words[1:], "--store", f"sqlite:///{rig.path}"])
+        assert isinstance(result.exception, SystemExit | None), (words, result.exception)
+        assert result.exit_code in {0, 1, 2}, (words, result.output)
 
 
 def test_the_fleet_is_what_status_shows_or_the_reason_why_it_is_not_known(rig: Rig) -> None:

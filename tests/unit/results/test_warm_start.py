@@ -308,7 +308,12 @@ def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> N
             "the warm start a.csv has several columns named 'kind'; rename or delete",
         ),
         ("a.csv", b"loss,kind\n", "the warm start a.csv has no trials"),
-        ("a.csv", b"loss,kind\n\xff,1\n", "the warm start a.csv is not a CSV file"),
+        (
+            "a.csv",
+            b"loss,kind\n\xff,1\n",
+            "the warm start a.csv cannot be read: it is not text in UTF-8; give a file as written by",
+        ),
+        ("a.csv", b'loss,kind\n"1,a\n', "the warm start a.csv is not a CSV file"),
     ],
 )
 def test_what_is_no_source_is_refused(store: SqlStore, given: str, content: bytes | None, words: str) -> None:

