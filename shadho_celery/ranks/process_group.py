@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
@@ -28,12 +29,13 @@ import torch
 from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
-from shadho_celery.core.addresses import LOOPBACK, gloo_variables, listen, make_token, own_address
+from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
+from shadho_celery.ranks.children import environment
 from shadho_celery.ranks.forks import Forks
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
 from shadho_celery.ranks.watch import Watch, connections
@@ -101,7 +103,7 @@ class ProcessGroup:
         self._is_fork = False
         self._rendezvous: Rendezvous | None = None
         self._watch: Watch | None = None
-        self._environment: dict[str, str | None] = {}
+        self._environment = ExitStack()
 
     def __enter__(self) -> ProcessGroup:
         seat = self.context.replica
@@ -203,13 +205,16 @@ class ProcessGroup:
         self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
         local = self.rank if self._is_fork else 0
         terms = meeting.meet(self._version, self._gpu(local), self._wanted, self._start_seconds, host)
-        self._set_environment(
+        variables = (
             # NCCL's own watchdog would end the process.
             {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
             | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(local)}
             | {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
-            | gloo_variables(host)
+            # A script that reads these uses the group's store. Else its rank 0 would listen on all addresses.
+            | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+            | interface_variables(host)
         )
+        self._environment.enter_context(environment(variables))
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
@@ -247,11 +252,6 @@ class ProcessGroup:
         """Raise if the trial was stopped while it waits for its ranks."""
         if self.context.should_stop():
             raise TrialStopped("the trial was stopped while its ranks joined") if self.rank == 0 else ReplicaDone
-
-    def _set_environment(self, variables: dict[str, str]) -> None:
-        """Set variables that torch and other libraries read, until the group is closed."""
-        self._environment = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
 
     def _leave(self, error: BaseException | None) -> None:
         """Leave the group. A rank other than 0 does not return: it exits, or raises ReplicaDone or its own error.
@@ -331,11 +331,7 @@ class ProcessGroup:
             self._forks.close(2.0)
         # The store ends with its last reference.
         self._rendezvous = self._watch = None
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._environment.close()
 
 
 #: the name with which objectives create a process group
