@@ -7,8 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -57,18 +56,3 @@ def how_ended(rank: int, code: int) -> str:
         name = signal.Signals(-code).name if -code in {*signal.Signals} else str(-code)
         return f"rank {rank} was ended by signal {name}"
     return f"rank {rank} ended with exit code {code}"
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables in the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -22,6 +22,7 @@ this process has opened on the loopback interface, as torchrun does.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import random
@@ -46,11 +47,12 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch h
 
 from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen
 from shadho_celery.core.checks import short
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.ranks.children import CHECK_SECONDS, begin_child, end_children, environment, how_ended
+from shadho_celery.ranks.children import CHECK_SECONDS, begin_child, end_children, how_ended
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, open_store
 
 #: seconds that a collective may take, and that the ranks may take to meet
@@ -134,68 +136,65 @@ class _Rank:
         self.pipe, theirs = _SPAWN.Pipe()
         # Not daemonic: it may have children, which load the data.
         self.process = _SPAWN.Process(target=_run, args=({**facts, "rank": number, "pipe": theirs}, *arguments))
-        with theirs, environment(variables):
+        with theirs, overridden(variables):
             self.process.start()
-        self.has_returned = False
-        self.value: Any = None
-        self.error: ShadhoError | None = None
-        #: True if it has failed because it lost its connection to another rank
-        self.is_consequence = False
+        #: the value that it has returned; () until then
+        self.returned: tuple[Any, ...] = ()
+        #: error of the trial, its message, and the traceback, if the rank has failed
+        self.failed: tuple[type[ShadhoError], str, str] | None = None
 
     def look(self, context: LocalContext) -> None:
         """Answer what the rank has asked, and note its end."""
         # The exit code is read first: then all that the process has sent is in the pipe.
         code = self.process.exitcode
         try:
-            while not self.pipe.closed and self.pipe.poll():
+            while not self.has_ended and self.pipe.poll():
                 self._hear(context, *self.pipe.recv())
         except (EOFError, OSError):
+            # The process has ended, or has closed its descriptors.
             self.pipe.close()
-        if code is not None and self.error is None and not self.has_returned:
+        if code is not None and not self.has_ended:
             how = how_ended(self._number, code)
-            self.error = RankLost(how) if code < 0 else RankFailed(f"{how} before it returned")
+            self.failed = (RankLost, how, "") if code < 0 else (RankFailed, f"{how} before it returned", "")
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.returned or self.failed)
 
     def _hear(self, context: LocalContext, what: str, *values: Any) -> None:
         if what == "returned":
-            self.has_returned, [self.value] = True, values
+            self.returned = values
         elif what == "failed":
-            message, trace = values
-            self.error = RankFailed(f"rank {self._number} failed: {message}")
-            self.error.__cause__ = RankTraceback(f"\n{trace.rstrip()}")
-            self.is_consequence = bool(LOST_CONNECTION.search(message))
+            self.failed = RankFailed, f"rank {self._number} failed: {values[0]}", values[1]
         elif what == "stop_reason":
             self.pipe.send(context.stop_reason)
         else:
-            error = None
+            refused = None
             try:
                 context.report(*values)
-            except (TypeError, ValueError) as refused:
-                error = refused
-            self.pipe.send(error)
+            except (TypeError, ValueError) as error:
+                refused = error
+            self.pipe.send(refused)
 
 
 def launch(context: LocalContext, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """Call ``function(context, *arguments)`` in ``context.gpus`` processes. Return what it returns in rank 0.
 
-    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed with the traceback of a rank
-    that raises an error, also for one that exits, and RankLost for one that is killed: the trial is then tried again.
-    Raises UsageError unless function and arguments can be pickled.
+    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed for a rank that raises an
+    error, with its traceback, or that exits, and RankLost for one that is killed: the trial is then tried again. Raises
+    UsageError unless function and arguments can be pickled.
     """
     if context.replica is not None:
         raise UsageError("context.launch is for the process of the trial itself; check context.replica first")
-    try:
-        pickle.dumps((function, arguments))
-    except Exception as error:
-        raise UsageError(
-            f"context.launch cannot send its function or arguments to other processes ({type(error).__name__}: "
-            f"{error}); give a function at the top level of a module, and plain values"
-        ) from error
+    remedy = "give a function at the top level of a module, and plain values"
+    _pickled((function, arguments), "its function or arguments to other processes", remedy)
     # By rank: peak of its resident memory, and of that of its GPU.
     peaks = _SPAWN.RawArray("q", 2 * context.gpus)
     facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
     server = listen(LOOPBACK)
     store = open_store(0, LOOPBACK, server.getsockname()[1], server)
     ranks: list[_Rank] = []
+    seconds = 0.0
     with tempfile.TemporaryDirectory(prefix="shadho-ranks-", ignore_cleanup_errors=True) as folder:
         try:
             for number in range(context.gpus):
@@ -204,44 +203,40 @@ def launch(context: LocalContext, function: Callable[..., Any], arguments: Seque
             _await(ranks, context)
             # A thread of rank 0 may still wait for an answer.
             ranks[0].pipe.close()
-            end_children([rank.process for rank in ranks], LEAVE_SECONDS)
+            seconds = LEAVE_SECONDS
         finally:
-            end_children([rank.process for rank in ranks], 0.0)
+            end_children([rank.process for rank in ranks], seconds)
             context.on_ranks(*_together(peaks))
-    return ranks[0].value
+    return ranks[0].returned[0]
 
 
 def _await(ranks: Sequence[_Rank], context: LocalContext) -> None:
     """Answer the ranks until all have returned. Raises the error of the first one that fails by itself."""
-    failed_at: float | None = None
-    while not all(rank.has_returned for rank in ranks):
-        wait([rank.pipe for rank in ranks if not rank.pipe.closed], CHECK_SECONDS)
+    until = math.inf
+    while not all(rank.returned for rank in ranks):
+        wait([rank.pipe for rank in ranks if not rank.has_ended and not rank.pipe.closed], CHECK_SECONDS)
         for rank in ranks:
             rank.look(context)
-        failed = sorted([rank for rank in ranks if rank.error], key=lambda rank: rank.is_consequence)
-        if failed and failed_at is None:
-            failed_at = time.monotonic()
-        if failed and failed_at and (not failed[0].is_consequence or time.monotonic() > failed_at + CAUSE_SECONDS):
-            raise failed[0].error or RankFailed
+        for kind, message, trace in filter(None, [rank.failed for rank in ranks]):
+            # A rank that has lost its connection to another one shows that this one has ended.
+            if not LOST_CONNECTION.search(message) or time.monotonic() > until:
+                raise kind(message) from (RankTraceback(f"\n{trace.rstrip()}") if trace else None)
+            until = min(until, time.monotonic() + CAUSE_SECONDS)
 
 
 def _variables(context: LocalContext, rank: int, port: int) -> dict[str, str]:
     """Return the environment variables of a rank, which are those of torchrun."""
-    of_all = {"WORLD_SIZE": context.gpus, "LOCAL_WORLD_SIZE": context.gpus, "ROLE_WORLD_SIZE": context.gpus}
-    own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
-    group = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_NAME": "rank", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
-    launcher = {
-        "TORCHELASTIC_RUN_ID": f"{context.study or 'trial'}-{context.trial}.{context.attempt}",
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        # Else rank 0 of a script that reads these would open the store, on all addresses.
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-    }
-    variables = {name: str(value) for name, value in (of_all | own | group | launcher).items()}
+    numbers = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank) | {"MASTER_PORT": port}
+    numbers |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), context.gpus)
+    numbers |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    # Without the agent's store, rank 0 of a script that reads these would open one, on all addresses.
+    names = {"MASTER_ADDR": LOOPBACK, "ROLE_NAME": "rank", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    names |= {"TORCHELASTIC_RUN_ID": f"{context.study or 'trial'}-{context.trial}.{context.attempt}"}
+    variables = names | {name: str(number) for name, number in numbers.items()} | interface_variables(LOOPBACK)
     if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
         # The ranks share the cores of the trial.
         variables |= thread_variables(max(1, int(threads) // context.gpus))
-    return variables | interface_variables(LOOPBACK)
+    return variables
 
 
 def _together(peaks: Sequence[int]) -> tuple[int, int]:
@@ -304,7 +299,8 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
         returned = function(context, *arguments)
     except SystemExit as error:
         raise RuntimeError(f"it called sys.exit({error.code!r}); return instead") from error
-    told = _returned(None if context.rank else returned)
+    value = None if context.rank else returned
+    told = _pickled(("returned", value), "what rank 0 returns to the objective", "return plain values")
     # The function may have left the group, or made another one.
     if dist.is_initialized():
         # Otherwise a rank that is quicker would cut the connections of the others.
@@ -313,15 +309,12 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
     return told
 
 
-def _returned(value: Any) -> bytes:
-    """Return the message with a value. Raises UsageError for a value that cannot be pickled."""
+def _pickled(value: object, what: str, remedy: str) -> bytes:
+    """Return a value as bytes. Raises UsageError if it cannot be pickled."""
     try:
-        return pickle.dumps(("returned", value))
+        return pickle.dumps(value)
     except Exception as error:
-        raise UsageError(
-            f"context.launch cannot send what rank 0 returns to the objective ({type(error).__name__}: {error}); "
-            "return plain values"
-        ) from error
+        raise UsageError(f"context.launch cannot send {what} ({type(error).__name__}: {error}); {remedy}") from error
 
 
 def _note_peaks(peaks: MutableSequence[int], rank: int) -> None:

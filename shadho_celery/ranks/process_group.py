@@ -31,11 +31,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ha
 
 from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import Context, RankLost, ReplicaDone, TrialStopped
-from shadho_celery.ranks.children import environment
 from shadho_celery.ranks.forks import Forks
 from shadho_celery.ranks.rendezvous import LOST_CONNECTION, End, Rendezvous, describe, open_store, version_of
 from shadho_celery.ranks.watch import Watch, connections
@@ -214,7 +214,7 @@ class ProcessGroup:
             | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
             | interface_variables(host)
         )
-        self._environment.enter_context(environment(variables))
+        self._environment.enter_context(overridden(variables))
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)

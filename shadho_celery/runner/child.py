@@ -358,12 +358,8 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            self._studies[module] = _Study(
-                self._interruptible(file.objective),
-                wants_context(file.objective),
-                space,
-                is_fresh=bool(file.stated.get("fresh")),
-            )
+            takes_context, is_fresh = wants_context(file.objective), bool(file.stated.get("fresh"))
+            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, space, is_fresh)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:
