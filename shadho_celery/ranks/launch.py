@@ -96,11 +96,10 @@ class RankContext(LocalContext):
     _reason: str = ""
 
     def report(self, step: int, loss: float) -> None:
-        if self.rank:
-            # It is only checked.
-            super().report(step, loss)
-        elif (error := self._ask("report", step, loss)) is not None:
-            raise error
+        # Here it is only checked.
+        super().report(step, loss)
+        if not self.rank:
+            self._ask("report", step, loss)
 
     def should_stop(self) -> bool:
         """Return whether the trial should stop, as rank 0 knows it. Each rank must call this at the same step."""
@@ -123,7 +122,8 @@ class RankContext(LocalContext):
     def _ask(self, *request: Any) -> Any:
         assert self.pipe is not None
         with self.lock:
-            self.pipe.send(request)
+            # Tensors are sent by value. Their own way through a pipe opens a socket.
+            self.pipe.send_bytes(pickle.dumps(request))
             return self.pipe.recv()
 
 
@@ -169,12 +169,8 @@ class _Rank:
         elif what == "stop_reason":
             self.pipe.send(context.stop_reason)
         else:
-            refused = None
-            try:
-                context.report(*values)
-            except (TypeError, ValueError) as error:
-                refused = error
-            self.pipe.send(refused)
+            context.report(*values)
+            self.pipe.send(None)
 
 
 def launch(context: LocalContext, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -278,7 +274,7 @@ def _run(
 def _call(context: RankContext, folder: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     """Join the process group and call the function. Return the message with its value in rank 0, else with None."""
     gpus = torch.cuda.device_count() if context.device == "cuda" else 0
-    is_nccl = gpus >= context.size and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if gpus >= context.size and dist.is_nccl_available() else "gloo"
     if gpus:
         context.device = f"cuda:{context.rank % gpus}"
         torch.cuda.set_device(context.rank % gpus)
@@ -288,13 +284,7 @@ def _call(context: RankContext, folder: Path, function: Callable[..., Any], argu
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
     store = FileStore(str(folder / "store"), context.size)
     store.set_timeout(timeout)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if is_nccl else "gloo",
-        store=store,
-        rank=context.rank,
-        world_size=context.size,
-        timeout=timeout,
-    )
+    dist.init_process_group(backend, timeout=timeout, rank=context.rank, world_size=context.size, store=store)
     try:
         returned = function(context, *arguments)
     except SystemExit as error:
