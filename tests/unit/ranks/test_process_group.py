@@ -126,6 +126,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave() -> None:
+    os._exit(0)
+
+
 def fail() -> None:
     raise ArithmeticError("no such file")
 
@@ -147,8 +151,12 @@ def compute() -> None:
 
 @pytest.mark.parametrize(
     ("end", "says"),
-    [(die, "rank 2 was ended by signal SIGKILL"), (hang, "rank 2 was silent for 3 s")],
-    ids=["killed", "stopped"],
+    [
+        (die, "rank 2 was ended by signal SIGKILL"),
+        (hang, "rank 2 was silent for 3 s"),
+        (leave, "rank 2 was silent for 3 s"),
+    ],
+    ids=["killed", "stopped", "exits"],
 )
 @pytest.mark.parametrize("rest", [total, compute])
 def test_a_lost_rank_ends_every_other_one(
