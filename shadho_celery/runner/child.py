@@ -151,9 +151,9 @@ class Child:
             left = [f"changes that could not be undone: {type(error).__name__}: {short(error)}"]
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
-        # A process that has run out of memory may still hold some of it.
         study = self._studies.get(order.payload.module)
         is_fresh = study is not None and study.is_fresh
+        # A process that has run out of memory may still hold some of it.
         is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn or is_fresh
         with self._sending:
             is_recalled = self._is_recalled
