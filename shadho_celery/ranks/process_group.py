@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
 from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
@@ -103,7 +104,10 @@ class ProcessGroup:
         self._is_fork = False
         self._rendezvous: Rendezvous | None = None
         self._watch: Watch | None = None
-        self._environment = ExitStack()
+        #: restores the environment, and deletes the folder, at the end
+        self._until_closed = ExitStack()
+        #: folder in which forked ranks find one another, so that other users of the machine cannot take part
+        self._folder: str | None = None
 
     def __enter__(self) -> ProcessGroup:
         seat = self.context.replica
@@ -167,6 +171,7 @@ class ProcessGroup:
     def _fork(self) -> None:
         """Become rank 0 of several processes on this machine, or one of them."""
         token = make_token()
+        self._folder = self._until_closed.enter_context(tempfile.TemporaryDirectory(prefix="shadho-ranks-"))
         server = listen(LOOPBACK)
         port = server.getsockname()[1]
         if self.size > 1:
@@ -205,16 +210,11 @@ class ProcessGroup:
         self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
         local = self.rank if self._is_fork else 0
         terms = meeting.meet(self._version, self._gpu(local), self._wanted, self._start_seconds, host)
-        variables = (
-            # NCCL's own watchdog would end the process.
-            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-            | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(local)}
-            | {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
-            # A script that reads these uses the group's store. Else its rank 0 would listen on all addresses.
-            | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-            | interface_variables(host)
-        )
-        self._environment.enter_context(overridden(variables))
+        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": local, "MASTER_PORT": store.port}
+        # NCCL's own watchdog would end the process. Rank 0 of a script that reads these would listen on all addresses.
+        names = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        names |= {"MASTER_ADDR": store.host} | {name: str(number) for name, number in numbers.items()}
+        self._until_closed.enter_context(overridden(names | interface_variables(host)))
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
@@ -227,7 +227,7 @@ class ProcessGroup:
         before = connections()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if terms.backend == "nccl" else "gloo",
-            store=meeting.store,
+            store=meeting.store if self._folder is None else FileStore(f"{self._folder}/store", self.size),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self._timeout),
@@ -331,7 +331,7 @@ class ProcessGroup:
             self._forks.close(2.0)
         # The store ends with its last reference.
         self._rendezvous = self._watch = None
-        self._environment.close()
+        self._until_closed.close()
 
 
 #: the name with which objectives create a process group
