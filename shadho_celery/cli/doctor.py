@@ -25,9 +25,10 @@ from shadho_celery.cli.command import Command, Duration
 from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, print_json, store_option
-from shadho_celery.cli.status import FleetState, codes, overridden, read_fleet
+from shadho_celery.cli.status import FleetState, codes, read_fleet
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import listed, mask, one_line
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.units import counted, duration, took
 from shadho_celery.errors import ServiceError, ShadhoError

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, moment, print_json
 from shadho_celery.core.checks import mask, one_line
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.folders import LOCK, is_locked
 from shadho_celery.core.hardware import Gpu, gpus_text
 from shadho_celery.errors import ServiceError, UsageError
@@ -117,20 +116,6 @@ def _place(folder: Path) -> dict[str, Any]:
         silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
         # The error's own remedy is left out, because it is about the servers of a fleet.
         return place | {"trouble": str(error) if error.__cause__ is None else silence}
-
-
-@contextmanager
-def overridden(named: Mapping[str, str]) -> Iterator[None]:
-    """Override variables of the environment meanwhile: a dashboard asks again and again, here and there."""
-    before = {name: os.environ.get(name) for name in named}
-    os.environ.update(named)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,13 +83,16 @@ def close_socket(server: socket.socket) -> None:
     server.close()
 
 
-def gloo_variables(host: str) -> dict[str, str]:
-    """Return the environment variable that lets gloo use the interface of this address.
+def interface_variables(host: str) -> dict[str, str]:
+    """Return the environment variables that let gloo use the interface of this address.
 
-    By default it uses the address of the machine's own name, which may be a loopback address.
+    By default it uses the address of the machine's own name, which may be a loopback address. Ranks of one machine use
+    and listen on the loopback interface alone, whatever the environment says, also with NCCL.
     """
-    interface = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(host)
-    return {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    is_local = host.startswith("127.")
+    interface = interface_of(host) if is_local or "GLOO_SOCKET_IFNAME" not in os.environ else None
+    names = ["GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if is_local else [])]
+    return {} if interface is None else dict.fromkeys(names, interface)
 
 
 def interface_of(host: str) -> str | None:

@@ -36,11 +36,6 @@ def load_late(module: str) -> None:
     sys.modules.setdefault(module, _Late(module))
 
 
-def is_late(module: object) -> bool:
-    """Return whether `module` is a placeholder that is loaded at its first use."""
-    return isinstance(module, _Late)
-
-
 def load_hyperopt_late() -> None:
     """Delay the loading of those modules of hyperopt that few programs use."""
     for module in _OF_HYPEROPT:
@@ -57,7 +52,7 @@ def placeholder(module: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if is_late(late):
+        if isinstance(late, _Late):
             del sys.modules[module]
 
 

@@ -312,6 +312,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[Annotated[str, Meta(pattern=r"\A[A-Za-z_][\w.]{0,199}\Z")], ...],
         _about("libraries that workers import once and not again for each new process: a list such as ['torch']"),
     ] = ()
+    fresh: Annotated[bool, _about("whether each trial runs in a new process: True or False")] = False
     gang_wait_seconds: Annotated[
         Positive, _about("seconds after which a trial whose slots do not come together waits again")
     ] = 60.0

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import line_of, one_line, short, similar
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.late_import import load_hyperopt_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
 from shadho_celery.core.settings import SETTINGS, read_settings
@@ -144,13 +145,8 @@ def no_module(name: str) -> UsageError:
 @contextmanager
 def within(what: str) -> Iterator[None]:
     """Set the variable WITHIN to `what` in the block, so that `refuse_nested` raises there and in child processes."""
-    before = os.environ.get(WITHIN)
-    os.environ[WITHIN] = what
-    try:
+    with overridden({WITHIN: what}):
         yield
-    finally:
-        os.environ.pop(WITHIN, None)
-        os.environ.update({} if before is None else {WITHIN: before})
 
 
 def refuse_nested(module: str = "") -> None:

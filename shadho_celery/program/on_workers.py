@@ -16,6 +16,7 @@ from shadho_celery.cli import tables
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.run import view_of
 from shadho_celery.core.checks import short
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, Surface, UsageError, told
@@ -127,15 +128,10 @@ def _ending_unguarded(module: str) -> Iterator[None]:
 @contextmanager
 def _environment(found: Mapping[str, str]) -> Iterator[None]:
     """Set the environment variables with the URLs of servers for the block, and restore them afterwards."""
-    before = {name: os.environ.get(name) for name in urls.DEFAULTS}
-    try:
+    with overridden(dict.fromkeys(urls.DEFAULTS)):
         urls.prefer_own()
         os.environ.update(found)
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
 
 
 def _module_of(objective: object, space: object) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 
 from shadho_celery.errors import UsageError
-from shadho_celery.ranks.children import begin_child
+from shadho_celery.ranks.children import begin_child, how_ended
 
 
 class Forks:
@@ -52,11 +52,8 @@ class Forks:
                 if not ended:
                     continue
                 del self.pids[rank]
-                code = os.waitstatus_to_exitcode(status)
-                if code < 0:
-                    return f"rank {rank} was ended by signal {signal.Signals(-code).name}"
-                if code:
-                    return f"rank {rank} ended with exit code {code}"
+                if code := os.waitstatus_to_exitcode(status):
+                    return how_ended(rank, code)
         return None
 
     def close(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Launch: one process for each of a trial's GPUs, started by torch's elastic launcher.
+"""Launch: one process for each of a trial's GPUs.
 
 ::
 
@@ -14,50 +14,57 @@
     def objective(params, context):
         return context.launch(train, params)
 
-The objective runs once. It waits for the ranks, and passes on what rank 0 reports. The ranks meet on the loopback
-interface, where torch's default process group is initialised before the function is called.
+The objective runs once. It waits for the ranks, answers them over a pipe, and passes on what rank 0 reports. The ranks
+meet in a file that only their user can read, and are connected on the loopback interface. torch's default process group
+is initialised before the function is called. A script that reads MASTER_ADDR and MASTER_PORT finds a store there, which
+this process has opened on the loopback interface, as torchrun does.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import pickle
 import random
-import signal
 import tempfile
 import threading
+import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed as dist
 from torch import multiprocessing
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
-from shadho_celery.core.addresses import LOOPBACK, gloo_variables
+from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen
+from shadho_celery.core.checks import short
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.hardware import THREAD_VARIABLES, thread_variables
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import gpu_peak, own_peak
-from shadho_celery.ranks.children import CHECK_SECONDS, end_with_parent
-from shadho_celery.ranks.rendezvous import LOST_CONNECTION
+from shadho_celery.ranks.children import CHECK_SECONDS, begin_child, end_children, how_ended
+from shadho_celery.ranks.rendezvous import LOST_CONNECTION, open_store
 
 #: seconds that a collective may take, and that the ranks may take to meet
 TIMEOUT_SECONDS = 1800.0
-#: seconds that the other ranks have to end after one has failed; then they are killed
-END_SECONDS = 2
+#: seconds in which a rank must tell its own error, after another one has lost its connection to it
+CAUSE_SECONDS = 2.0
+#: seconds in which ranks that have returned must exit; then they are killed
+LEAVE_SECONDS = 30.0
 #: reasons to stop, as they are broadcast; the first one is for no reason
 _REASONS = ("", "stopped", "timeout", "preempted")
+#: a rank is a new interpreter, because CUDA cannot be used in a fork
+_SPAWN = multiprocessing.get_context("spawn")
 #: facts of the trial's context that a rank gets
 _FACTS = (
     *("study", "trial", "attempt", "seed", "budget", "checkpoints", "device", "compute_class", "slot", "slots", "gpus"),
@@ -82,22 +89,21 @@ class RankContext(LocalContext):
 
     rank: int = 0
     size: int = 1
-    #: connection of rank 0 to the objective; None in the other ranks
+    #: connection to the objective
     pipe: Connection | None = None
     #: allows one thread at a time to use the connection
     lock: threading.Lock = field(default_factory=threading.Lock)
     _reason: str = ""
 
     def report(self, step: int, loss: float) -> None:
-        if self.pipe is None:
-            # It is only checked.
-            super().report(step, loss)
-        elif (error := self._ask("report", step, loss)) is not None:
-            raise error
+        # Here it is only checked.
+        super().report(step, loss)
+        if not self.rank:
+            self._ask("report", step, loss)
 
     def should_stop(self) -> bool:
         """Return whether the trial should stop, as rank 0 knows it. Each rank must call this at the same step."""
-        told = self._ask("stop_reason") if self.pipe is not None else ""
+        told = "" if self.rank else self._ask("stop_reason")
         number = torch.tensor([_REASONS.index(told)], dtype=torch.uint8)
         dist.broadcast(number, 0)
         self._reason = _REASONS[int(number.item())]
@@ -116,70 +122,117 @@ class RankContext(LocalContext):
     def _ask(self, *request: Any) -> Any:
         assert self.pipe is not None
         with self.lock:
-            self.pipe.send(request)
+            # Tensors are sent by value. Their own way through a pipe opens a socket.
+            self.pipe.send_bytes(pickle.dumps(request))
             return self.pipe.recv()
+
+
+class _Rank:
+    """Process of one rank, as the objective sees it."""
+
+    def __init__(self, number: int, variables: Mapping[str, str], facts: Mapping[str, Any], *arguments: Any) -> None:
+        """Start the process with further environment variables. `facts` and `arguments` are for `_run`."""
+        self._number = number
+        self.pipe, theirs = _SPAWN.Pipe()
+        # Not daemonic: it may have children, which load the data.
+        self.process = _SPAWN.Process(target=_run, args=({**facts, "rank": number, "pipe": theirs}, *arguments))
+        with theirs, overridden(variables):
+            self.process.start()
+        #: the value that it has returned; () until then
+        self.returned: tuple[Any, ...] = ()
+        #: error of the trial, its message, and the traceback, if the rank has failed
+        self.failed: tuple[type[ShadhoError], str, str] | None = None
+
+    def look(self, context: LocalContext) -> None:
+        """Answer what the rank has asked, and note its end."""
+        # The exit code is read first: then all that the process has sent is in the pipe.
+        code = self.process.exitcode
+        try:
+            while not self.has_ended and self.pipe.poll():
+                self._hear(context, *self.pipe.recv())
+        except (EOFError, OSError):
+            # The process has ended, or has closed its descriptors.
+            self.pipe.close()
+        if code is not None and not self.has_ended:
+            how = how_ended(self._number, code)
+            self.failed = (RankLost, how, "") if code < 0 else (RankFailed, f"{how} before it returned", "")
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.returned or self.failed)
+
+    def _hear(self, context: LocalContext, what: str, *values: Any) -> None:
+        if what == "returned":
+            self.returned = values
+        elif what == "failed":
+            self.failed = RankFailed, f"rank {self._number} failed: {values[0]}", values[1]
+        elif what == "stop_reason":
+            self.pipe.send(context.stop_reason)
+        else:
+            context.report(*values)
+            self.pipe.send(None)
 
 
 def launch(context: LocalContext, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """Call ``function(context, *arguments)`` in ``context.gpus`` processes. Return what it returns in rank 0.
 
-    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed with the traceback of a rank
-    that raises an error, and RankLost for one that is killed: the trial is then tried again. Raises UsageError unless
-    function and arguments can be pickled.
+    A process with a GPU of its own uses NCCL, otherwise gloo on the CPU. Raises RankFailed for a rank that raises an
+    error, with its traceback, or that exits, and RankLost for one that is killed: the trial is then tried again. Raises
+    UsageError unless function and arguments can be pickled.
     """
     if context.replica is not None:
         raise UsageError("context.launch is for the process of the trial itself; check context.replica first")
-    try:
-        pickle.dumps((function, arguments))
-    except Exception as error:
-        raise UsageError(
-            f"context.launch cannot send its function or arguments to other processes ({type(error).__name__}: "
-            f"{error}); give a function at the top level of a module, and plain values"
-        ) from error
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
+    remedy = "give a function at the top level of a module, and plain values"
+    _pickled((function, arguments), "its function or arguments to other processes", remedy)
     # By rank: peak of its resident memory, and of that of its GPU.
-    peaks = spawn.RawArray("q", 2 * context.gpus)
-    answering = threading.Thread(target=_answer, args=(ours, context), name="rank-reports", daemon=True)
+    peaks = _SPAWN.RawArray("q", 2 * context.gpus)
     facts = {name: getattr(context, name) for name in _FACTS} | {"size": context.gpus}
-    try:
-        answering.start()
-        with tempfile.TemporaryDirectory(prefix="shadho-ranks-") as folder, _environment(context.gpus):
-            # torch replaces the handler of SIGTERM, see `_environment`.
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=context.gpus,
-                run_id=f"{context.study or 'trial'}-{context.trial}.{context.attempt}",
-                role="rank",
-                rdzv_backend="c10d",
-                rdzv_endpoint=f"{LOOPBACK}:0",
-                rdzv_configs={"timeout": int(TIMEOUT_SECONDS)},
-                local_addr=LOOPBACK,
-                max_restarts=0,
-                monitor_interval=CHECK_SECONDS,
-                signals_to_handle="SIGTERM",
-                shutdown_timeout=END_SECONDS,
-                logs_specs=DefaultLogsSpecs(log_dir=folder),
-            )
-            # torch configures this logger once in a process, and what a trial changes in logging is undone after it.
-            events = logging.getLogger("torchelastic-events-null")
-            events.propagate = False
-            events.handlers = events.handlers or [logging.NullHandler()]
-            returned = elastic_launch(config, _run)(facts, theirs, peaks, function, tuple(arguments))
-    except ChildFailedError as error:
-        end, trace = _failure(error)
-        raise end from trace
-    except SignalException as error:
-        # As without a launcher: the process ends, unless it is a worker's, which leaves the signal to the worker.
-        os.kill(os.getpid(), error.sigval)
-        raise RankLost(f"the ranks were ended by {error.sigval.name}") from None
-    finally:
-        theirs.close()
-        answering.join(END_SECONDS)
-        ours.close()
-        context.on_ranks(*_together(peaks))
-    return returned[0]
+    server = listen(LOOPBACK)
+    store = open_store(0, LOOPBACK, server.getsockname()[1], server)
+    ranks: list[_Rank] = []
+    seconds = 0.0
+    with tempfile.TemporaryDirectory(prefix="shadho-ranks-", ignore_cleanup_errors=True) as folder:
+        try:
+            for number in range(context.gpus):
+                variables = _variables(context, number, store.port)
+                ranks.append(_Rank(number, variables, facts, folder, peaks, function, tuple(arguments)))
+            _await(ranks, context)
+            # A thread of rank 0 may still wait for an answer.
+            ranks[0].pipe.close()
+            seconds = LEAVE_SECONDS
+        finally:
+            end_children([rank.process for rank in ranks], seconds)
+            context.on_ranks(*_together(peaks))
+    return ranks[0].returned[0]
+
+
+def _await(ranks: Sequence[_Rank], context: LocalContext) -> None:
+    """Answer the ranks until all have returned. Raises the error of the first one that fails by itself."""
+    until = math.inf
+    while not all(rank.returned for rank in ranks):
+        wait([rank.pipe for rank in ranks if not rank.has_ended and not rank.pipe.closed], CHECK_SECONDS)
+        for rank in ranks:
+            rank.look(context)
+        for kind, message, trace in filter(None, [rank.failed for rank in ranks]):
+            # A rank that has lost its connection to another one shows that this one has ended.
+            if not LOST_CONNECTION.search(message) or time.monotonic() > until:
+                raise kind(message) from (RankTraceback(f"\n{trace.rstrip()}") if trace else None)
+            until = min(until, time.monotonic() + CAUSE_SECONDS)
+
+
+def _variables(context: LocalContext, rank: int, port: int) -> dict[str, str]:
+    """Return the environment variables of a rank, which are those of torchrun."""
+    numbers = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank) | {"MASTER_PORT": port}
+    numbers |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), context.gpus)
+    numbers |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    # Without the agent's store, rank 0 of a script that reads these would open one, on all addresses.
+    names = {"MASTER_ADDR": LOOPBACK, "ROLE_NAME": "rank", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    names |= {"TORCHELASTIC_RUN_ID": f"{context.study or 'trial'}-{context.trial}.{context.attempt}"}
+    variables = names | {name: str(number) for name, number in numbers.items()} | interface_variables(LOOPBACK)
+    if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
+        # The ranks share the cores of the trial.
+        variables |= thread_variables(max(1, int(threads) // context.gpus))
+    return variables
 
 
 def _together(peaks: Sequence[int]) -> tuple[int, int]:
@@ -197,121 +250,64 @@ def _cards() -> int:
     return torch.cuda.device_count() if visible is None else len([name for name in visible.split(",") if name.strip()])
 
 
-def _answer(pipe: Connection, context: LocalContext) -> None:
-    """In the trial's process: answer the calls of rank 0 until it ends."""
-    with suppress(EOFError, OSError):
-        while True:
-            what, *values = pipe.recv()
-            answer: object = None
-            if what == "stop_reason":
-                answer = context.stop_reason
-            else:
-                try:
-                    context.report(*values)
-                except (TypeError, ValueError) as error:
-                    answer = error
-            pipe.send(answer)
-
-
 def _run(
     facts: Mapping[str, Any],
-    pipe: Connection,
+    folder: str,
     peaks: MutableSequence[int],
     function: Callable[..., Any],
     arguments: Sequence[Any],
-) -> Any:
-    """In a rank: join the process group and call the function. Return its value in rank 0, else None."""
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+) -> None:
+    """In a rank: call the function in the process group, and send what it returns in rank 0, or its error."""
     # A rank that is killed cannot note its peaks at its end.
-    end_with_parent(os.getppid(), partial(_note_peaks, peaks, rank, local))
-    context = RankContext(**{**facts, "rank": rank}, pipe=None if rank else pipe)
+    note = partial(_note_peaks, peaks, facts["rank"])
+    begin_child(os.getppid(), note, torch.get_num_threads())
+    context = RankContext(**facts)
+    try:
+        told = _call(context, Path(folder), function, arguments)
+    except BaseException as error:
+        told = pickle.dumps(("failed", f"{type(error).__name__}: {short(error, 10_000)}", traceback.format_exc()))
+    note()
+    with context.lock:
+        facts["pipe"].send_bytes(told)
+
+
+def _call(context: RankContext, folder: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+    """Join the process group and call the function. Return the message with its value in rank 0, else with None."""
     gpus = torch.cuda.device_count() if context.device == "cuda" else 0
-    is_nccl = gpus >= context.size and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if gpus >= context.size and dist.is_nccl_available() else "gloo"
     if gpus:
-        context.device = f"cuda:{local % gpus}"
-        torch.cuda.set_device(local % gpus)
+        context.device = f"cuda:{context.rank % gpus}"
+        torch.cuda.set_device(context.rank % gpus)
     random.seed(context.seed)
     np.random.seed(context.seed % 2**32)
     torch.manual_seed(context.seed)
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if is_nccl else "gloo", timeout=timeout)
+    store = FileStore(str(folder / "store"), context.size)
+    store.set_timeout(timeout)
+    dist.init_process_group(backend, timeout=timeout, rank=context.rank, world_size=context.size, store=store)
     try:
         returned = function(context, *arguments)
-        returned = None if rank else _sendable(returned)
     except SystemExit as error:
-        # The launcher would take an exit code of 0 for the end of the function.
         raise RuntimeError(f"it called sys.exit({error.code!r}); return instead") from error
-    finally:
-        _note_peaks(peaks, rank, local)
-    # Otherwise a rank that is quicker would cut the connections of the others.
-    dist.barrier()
-    dist.destroy_process_group()
-    return returned
+    value = None if context.rank else returned
+    told = _pickled(("returned", value), "what rank 0 returns to the objective", "return plain values")
+    # The function may have left the group, or made another one.
+    if dist.is_initialized():
+        # Otherwise a rank that is quicker would cut the connections of the others.
+        dist.barrier()
+        dist.destroy_process_group()
+    return told
 
 
-def _sendable(value: Any) -> Any:
-    """Return a value that can be pickled. Raises UsageError for another one."""
+def _pickled(value: object, what: str, remedy: str) -> bytes:
+    """Return a value as bytes. Raises UsageError if it cannot be pickled."""
     try:
-        pickle.dumps(value)
+        return pickle.dumps(value)
     except Exception as error:
-        raise UsageError(
-            f"context.launch cannot send what rank 0 returns to the objective ({type(error).__name__}: {error}); "
-            "return plain values"
-        ) from error
-    return value
+        raise UsageError(f"context.launch cannot send {what} ({type(error).__name__}: {error}); {remedy}") from error
 
 
-def _note_peaks(peaks: MutableSequence[int], rank: int, local: int) -> None:
+def _note_peaks(peaks: MutableSequence[int], rank: int) -> None:
     peaks[2 * rank] = own_peak()
     if torch.cuda.is_initialized():
-        peaks[2 * rank + 1] = gpu_peak(local % torch.cuda.device_count())
-
-
-@contextmanager
-def _environment(ranks: int) -> Iterator[None]:
-    """Set the variables of the ranks, and restore them and the signal handler that torch replaces."""
-    changed = gloo_variables(LOOPBACK)
-    if (threads := os.environ.get(THREAD_VARIABLES[0], "")).isdecimal():
-        # The ranks share the cores of the trial.
-        changed |= thread_variables(max(1, int(threads) // ranks))
-    is_main = threading.current_thread() is threading.main_thread()
-    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-        if is_main:
-            signal.signal(signal.SIGTERM, handler)
-
-
-def _failure(error: ChildFailedError) -> tuple[ShadhoError, RankTraceback | None]:
-    """Return the error of a trial whose rank has failed, and the traceback of that rank.
-
-    Other ranks may have failed as a consequence.
-    """
-    failures = error.failures.items()
-    rank, failure = min(failures, key=lambda each: (_is_consequence(each[1]), each[1].timestamp, each[0]))
-    recorded = _recorded(failure)
-    trace = recorded.get("extraInfo", {}).get("py_callstack")
-    end: ShadhoError = RankFailed(f"rank {rank} ended with exit code {failure.exitcode}")
-    if failure.exitcode < 0:
-        end = RankLost(f"rank {rank} was ended by signal {failure.signal_name()}")
-    elif recorded:
-        end = RankFailed(f"rank {rank} failed: {recorded.get('message')}")
-    return end, None if trace is None else RankTraceback(f"\n{str(trace).rstrip()}")
-
-
-def _is_consequence(failure: ProcessFailure) -> bool:
-    if failure.exitcode < 0:
-        # The launcher ends the other ranks by SIGTERM.
-        return -failure.exitcode == signal.SIGTERM
-    return bool(LOST_CONNECTION.search(str(_recorded(failure).get("message"))))
-
-
-def _recorded(failure: ProcessFailure) -> Mapping[str, Any]:
-    """Return what torch has recorded of a rank's error: its message and traceback; {} if the rank raised none."""
-    recorded = failure.error_file_data.get("message")
-    return recorded if isinstance(recorded, dict) else {}
+        peaks[2 * rank + 1] = gpu_peak(rank % torch.cuda.device_count())

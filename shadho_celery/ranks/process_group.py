@@ -18,18 +18,21 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # torch has no list of its stores
 
-from shadho_celery.core.addresses import LOOPBACK, gloo_variables, listen, make_token, own_address
+from shadho_celery.core.addresses import LOOPBACK, interface_variables, listen, make_token, own_address
 from shadho_celery.core.checks import check_seconds, check_whole
+from shadho_celery.core.environment import overridden
 from shadho_celery.core.files import replacing
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
@@ -101,7 +104,10 @@ class ProcessGroup:
         self._is_fork = False
         self._rendezvous: Rendezvous | None = None
         self._watch: Watch | None = None
-        self._environment: dict[str, str | None] = {}
+        #: restores the environment, and deletes the folder, at the end
+        self._until_closed = ExitStack()
+        #: folder in which forked ranks find one another, so that other users of the machine cannot take part
+        self._folder: str | None = None
 
     def __enter__(self) -> ProcessGroup:
         seat = self.context.replica
@@ -165,6 +171,7 @@ class ProcessGroup:
     def _fork(self) -> None:
         """Become rank 0 of several processes on this machine, or one of them."""
         token = make_token()
+        self._folder = self._until_closed.enter_context(tempfile.TemporaryDirectory(prefix="shadho-ranks-"))
         server = listen(LOOPBACK)
         port = server.getsockname()[1]
         if self.size > 1:
@@ -203,13 +210,11 @@ class ProcessGroup:
         self._watch = Watch(meeting.copy(), self._deadline, self._forks.died if self._forks and not self.rank else None)
         local = self.rank if self._is_fork else 0
         terms = meeting.meet(self._version, self._gpu(local), self._wanted, self._start_seconds, host)
-        self._set_environment(
-            # NCCL's own watchdog would end the process.
-            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-            | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(local)}
-            | {"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
-            | gloo_variables(host)
-        )
+        numbers = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": local, "MASTER_PORT": store.port}
+        # NCCL's own watchdog would end the process. Rank 0 of a script that reads these would listen on all addresses.
+        names = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        names |= {"MASTER_ADDR": store.host} | {name: str(number) for name, number in numbers.items()}
+        self._until_closed.enter_context(overridden(names | interface_variables(host)))
         if terms.backend == "nccl":
             self.device = torch.device("cuda", local)
             torch.cuda.set_device(self.device)
@@ -222,7 +227,7 @@ class ProcessGroup:
         before = connections()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if terms.backend == "nccl" else "gloo",
-            store=meeting.store,
+            store=meeting.store if self._folder is None else FileStore(f"{self._folder}/store", self.size),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=self._timeout),
@@ -247,11 +252,6 @@ class ProcessGroup:
         """Raise if the trial was stopped while it waits for its ranks."""
         if self.context.should_stop():
             raise TrialStopped("the trial was stopped while its ranks joined") if self.rank == 0 else ReplicaDone
-
-    def _set_environment(self, variables: dict[str, str]) -> None:
-        """Set variables that torch and other libraries read, until the group is closed."""
-        self._environment = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
 
     def _leave(self, error: BaseException | None) -> None:
         """Leave the group. A rank other than 0 does not return: it exits, or raises ReplicaDone or its own error.
@@ -331,11 +331,7 @@ class ProcessGroup:
             self._forks.close(2.0)
         # The store ends with its last reference.
         self._rendezvous = self._watch = None
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._until_closed.close()
 
 
 #: the name with which objectives create a process group

@@ -58,6 +58,8 @@ class _Study(NamedTuple):
     takes_context: bool
     #: the compiled space
     space: Space
+    #: True if each trial gets a new process
+    is_fresh: bool
 
 
 class Child:
@@ -149,8 +151,10 @@ class Child:
             left = [f"changes that could not be undone: {type(error).__name__}: {short(error)}"]
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
+        study = self._studies.get(order.payload.module)
+        is_fresh = study is not None and study.is_fresh
         # A process that has run out of memory may still hold some of it.
-        is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
+        is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn or is_fresh
         with self._sending:
             is_recalled = self._is_recalled
             self._send(protocol.Ended(order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=is_recalled))
@@ -354,7 +358,8 @@ class Child:
                 if self._cleanup is not None:
                     # State that a study file sets at its top level applies to all of its trials.
                     self._cleanup.note()
-            self._studies[module] = _Study(self._interruptible(file.objective), wants_context(file.objective), space)
+            takes_context, is_fresh = wants_context(file.objective), bool(file.stated.get("fresh"))
+            self._studies[module] = _Study(self._interruptible(file.objective), takes_context, space, is_fresh)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:
@@ -416,9 +421,10 @@ def change_threads(before: str, after: str) -> None:
         with suppress(Exception):
             if str(library.get_num_threads()) == before:
                 library.set_num_threads(int(after))
-    if "threadpoolctl" in sys.modules:
-        # `process_state` imports threadpoolctl when numpy is imported.
-        for pool in sys.modules["threadpoolctl"].ThreadpoolController().lib_controllers:
+    if "numpy" in sys.modules:
+        from threadpoolctl import ThreadpoolController
+
+        for pool in ThreadpoolController().lib_controllers:
             if str(pool.num_threads) == before:
                 pool.set_num_threads(int(after))
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import MutableSequence
@@ -21,7 +20,7 @@ from torch import nn
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.objective.memory import gpu_peak
-from shadho_celery.ranks.children import begin_child
+from shadho_celery.ranks.children import begin_child, end_children
 from shadho_celery.training.replica.replica import Workload, serve
 
 #: seconds for replicas to exit before they are killed
@@ -88,12 +87,7 @@ class Processes:
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
         """Wait up to `seconds` for the processes to exit. Kill the processes that are left then."""
-        until = time.monotonic() + seconds
-        for child in self.children:
-            child.join(max(0.0, until - time.monotonic()))
-        for child in self.children:
-            child.kill()
-            child.join()
+        end_children(self.children, seconds)
 
 
 def _copy(workload: Workload, *, on_cpu: bool) -> Workload:

@@ -132,6 +132,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "trial_timeout": 9.5,
         "max_failures": 5,
         "preload": ["numpy"],
+        "fresh": True,
     }
     assert {*stated} == {*StudySettings.__struct_fields__} - {"direction"}, "which is short for objectives"
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))

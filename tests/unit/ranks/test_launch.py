@@ -1,16 +1,21 @@
-"""A trial's ranks are processes of torch's elastic launcher: rank 0 reports, all see one answer, an error ends all."""
+"""A trial's ranks are processes: rank 0 reports, all see one answer, the end of one ends all, others have no part."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from torch import distributed as dist
@@ -18,9 +23,13 @@ from torch import distributed as dist
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import LocalContext, RankLost
+from shadho_celery.ranks import launch
 from shadho_celery.ranks.launch import RankContext, RankFailed
 
 pytestmark = pytest.mark.timeout(120)
+
+if os.environ.get("RANK", "none") in os.environ.get("RANKS_THAT_EXIT_AT_IMPORT", ""):
+    os._exit(0)
 
 
 def trains(context: RankContext, factor: float) -> dict[str, Any]:
@@ -43,9 +52,7 @@ def fails(context: RankContext, how: str) -> None:
     """Rank 1 fails while the others wait for it."""
     if context.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if context.rank == 1 and how == "signalled":
-        os.kill(os.getppid(), signal.SIGTERM)
-    elif context.rank == 1 and how == "leaves":
+    if context.rank == 1 and how == "leaves":
         sys.exit(0)
     elif context.rank == 1:
         raise RuntimeError(how)
@@ -121,20 +128,122 @@ def test_a_rank_that_ends_its_process_or_returns_what_cannot_be_sent_is_told(tmp
         context.launch(returns_a_lock)
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_lost_and_the_others_end(tmp_path: Path) -> None:
-    with pytest.raises(RankLost, match="rank 1 was ended by signal SIGKILL"):
-        LocalContext(gpus=4, slots=4, checkpoints=tmp_path).launch(fails, "killed")
+def ends(context: RankContext, rank: int | None, how: str) -> None:
+    """End the process of one rank, or of all. A child of it goes on, with all that it had open."""
+    if rank in (None, context.rank):
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), signal.SIGRTMIN + 3 if how == "SIGRTMIN+3" else signal.Signals[how])
+        if how == "closes all":
+            os.closerange(3, 1000)
+            how = "4"
+        os._exit(int(how))
+    dist.barrier()
+    time.sleep(300)
 
 
 @pytest.mark.slow
-def test_a_signal_that_ends_the_ranks_but_not_a_trials_process_lets_the_trial_try_again(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    try:
-        with pytest.raises(RankLost, match="the ranks were ended by SIGTERM"):
-            LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(fails, "signalled")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+@pytest.mark.timeout(300)
+def test_a_rank_that_ends_without_a_result_ends_its_trial_which_tells_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed one lets the trial try again, one that exits does not, whatever its code is and before which call."""
+    killed, unnamed = "rank 1 was ended by signal SIGKILL", f"rank 0 was ended by signal {signal.SIGRTMIN + 3}"
+    early = "ended with exit code 0 before it returned"
+    for rank, how, kind, says in (
+        (None, "0", RankFailed, f"rank [01] {early}"),
+        (0, "0", RankFailed, f"rank 0 {early}"),
+        (1, "3", RankFailed, "rank 1 ended with exit code 3 before it returned"),
+        (1, "closes all", RankFailed, "rank 1 ended with exit code 4 before it returned"),
+        (1, "SIGKILL", RankLost, killed),
+        (0, "SIGRTMIN+3", RankLost, unnamed),
+    ):
+        with pytest.raises(kind, match=f"^{says}$"):
+            LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(ends, rank, how)
+    for at_import, says in (("1", f"rank 1 {early}"), ("01", f"rank [01] {early}")):
+        monkeypatch.setenv("RANKS_THAT_EXIT_AT_IMPORT", at_import)
+        with pytest.raises(RankFailed, match=f"^{says}$"):
+            LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(trains, 1.0)
+
+
+#: a program that knows nothing but torchrun's variables
+SCRIPT = """
+import os, torch
+from torch import distributed
+
+distributed.init_process_group("gloo")
+assert int(os.environ["LOCAL_RANK"]) == distributed.get_rank()
+assert int(os.environ["LOCAL_WORLD_SIZE"]) == int(os.environ["WORLD_SIZE"]) == distributed.get_world_size()
+total = torch.tensor([1.0 + distributed.get_rank()])
+distributed.all_reduce(total)
+print(total.item())
+distributed.destroy_process_group()
+"""
+
+
+class Pickled:
+    """An object whose unpickling writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "a stranger's code has run")
+
+
+def listeners(process: psutil.Process) -> set[str]:
+    return {each.laddr.ip for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+
+
+def attacked(context: RankContext, folder: Path) -> list[object]:
+    """Run a script. Then write to the store that it has used, as any user of the machine may."""
+    me = psutil.Process()
+    [store_file] = folder.glob("shadho-ranks-*/store")
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    found = [listeners(me) | listeners(me.parents()[0]), store_file.parent.stat().st_mode & 0o077, store.list_keys()]
+    dist.barrier()
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    dist.barrier()
+    for key in (*store.list_keys(), "torch.rendezvous.trial-0.1", "torch.rendezvous.trial"):
+        store.set(key, pickle.dumps(Pickled(folder / "written")))
+    found += [done.stdout, done.stderr]
+    dist.barrier()
+    context.report(1, 0.5)
+    context.should_stop()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the sockets of its processes")
+def test_ranks_listen_on_the_loopback_alone_and_what_others_write_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that reads the variables of torchrun runs in them. The ranks themselves meet in a file of their user."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = [name for name in psutil.net_if_addrs() if name != "lo"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", others[0] if others else "lo")
+    context = LocalContext(gpus=2, slots=2, checkpoints=tmp_path / "checkpoints")
+    assert context.launch(attacked, tmp_path) == [{"127.0.0.1"}, 0, [], "3.0\n", ""]
+    assert not (tmp_path / "written").exists()
+    assert not [*tmp_path.glob("shadho-ranks-*")]
+
+
+def makes_its_own_group(context: RankContext) -> float:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    total = torch.tensor([1.0])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+@pytest.mark.slow
+def test_a_function_may_replace_its_group_by_one_of_the_variables(tmp_path: Path) -> None:
+    assert LocalContext(gpus=2, slots=2, checkpoints=tmp_path).launch(makes_its_own_group) == 2.0
 
 
 def test_what_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
@@ -147,22 +256,14 @@ def test_what_cannot_be_sent_to_a_process_is_refused(tmp_path: Path) -> None:
         RankContext().launch(trains)
 
 
-def test_which_rank_has_failed_by_itself_is_found_among_those_that_lost_it() -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
-    from shadho_celery.ranks.launch import _failure
-
-    def failure(rank: int, code: int, message: str = "", at: int = 5) -> ProcessFailure:
-        made = ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file="none")
-        made.error_file_data = {"message": {"message": message}} if message else made.error_file_data
-        made.timestamp = at
-        return made
-
-    lost = failure(0, 1, "RuntimeError: [gloo] Connection closed by peer", at=1)
-    for failures, told in (
-        ({0: lost, 1: failure(1, -signal.SIGKILL)}, "rank 1 was ended by signal SIGKILL"),
-        ({0: lost, 1: failure(1, 1, "ValueError: x")}, "rank 1 failed: ValueError: x"),
-        ({0: failure(0, -signal.SIGTERM, at=1), 1: failure(1, 3)}, "rank 1 ended with exit code 3"),
+def test_which_rank_has_failed_by_itself_is_found_among_those_that_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 0.0)
+    lost = (RankFailed, "rank 0 failed: RuntimeError: [gloo] Connection closed by peer", "")
+    for own, says in (
+        ((RankLost, "rank 1 was ended by signal SIGKILL", ""), "rank 1 was ended by signal SIGKILL"),
+        ((RankFailed, "rank 1 failed: ValueError: x", ""), "rank 1 failed: ValueError: x"),
+        (None, "rank 0 failed: RuntimeError: .gloo. Connection closed by peer"),
     ):
-        assert str(_failure(ChildFailedError("rank", failures))[0]) == told
-    assert isinstance(_failure(ChildFailedError("rank", {1: failure(1, 3)}))[0], RankFailed)
+        ranks: Any = [Mock(failed=lost, returned=()), Mock(failed=own, returned=())]
+        with pytest.raises(RankLost if own and own[0] is RankLost else RankFailed, match=says):
+            launch._await(ranks, LocalContext())

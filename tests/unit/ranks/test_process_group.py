@@ -55,6 +55,32 @@ def test_every_rank_takes_part_and_only_rank_0_leaves_the_block_and_reports(tmp_
             os.waitpid(process, os.WNOHANG)
 
 
+#: a program that knows nothing but torchrun's variables, and prints the sum of a number of each rank, and its sockets
+SCRIPT = """
+import psutil, torch
+from torch import distributed
+
+distributed.init_process_group("gloo")
+total = torch.ones(1)
+distributed.all_reduce(total)
+opened = psutil.Process().net_connections()
+print(total.item(), {each.laddr.ip for each in opened if each.status == psutil.CONN_LISTEN}, end="")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the sockets of its processes")
+def test_a_script_that_reads_the_variables_makes_a_group_on_the_loopback(tmp_path: Path) -> None:
+    with process_group(LocalContext(checkpoints=tmp_path), ranks=2) as pg:
+        own = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+        assert not [key for key in own.list_keys() if "/cpu//" in key], "the ranks meet in a file of their user"
+        total()
+        said = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
+        (tmp_path / str(pg.rank)).write_text(said)
+        total()
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2.0 {'127.0.0.1'}"] * 2
+
+
 class Thread:
     """An object that ends the process if it is collected in another one than its thread's, as torch's store does."""
 
@@ -126,6 +152,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave() -> None:
+    os._exit(0)
+
+
 def fail() -> None:
     raise ArithmeticError("no such file")
 
@@ -147,8 +177,12 @@ def compute() -> None:
 
 @pytest.mark.parametrize(
     ("end", "says"),
-    [(die, "rank 2 was ended by signal SIGKILL"), (hang, "rank 2 was silent for 3 s")],
-    ids=["killed", "stopped"],
+    [
+        (die, "rank 2 was ended by signal SIGKILL"),
+        (hang, "rank 2 was silent for 3 s"),
+        (leave, "rank 2 was silent for 3 s"),
+    ],
+    ids=["killed", "stopped", "exits"],
 )
 @pytest.mark.parametrize("rest", [total, compute])
 def test_a_lost_rank_ends_every_other_one(

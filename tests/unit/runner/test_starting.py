@@ -156,11 +156,14 @@ def run(start: Start, module: str = "bare", environment: dict[str, str] = ENVIRO
         runner.kill()
 
 
-def run_in(runner: Runner, module: str = "bare") -> Outcome:
-    attempt = Attempt(number=1, attempt=1, subspace="all", seed=0, params={"x": 0.25})
+def run_in(runner: Runner, module: str = "bare", number: int = 1) -> Outcome:
+    return runner.run(order_of(module, number), lambda report: None)
+
+
+def order_of(module: str, number: int) -> RunAttempt:
+    attempt = Attempt(number=number, attempt=1, subspace="all", seed=0, params={"x": 0.25})
     payload = Payload(study="s", module=module, attempts=[attempt])
-    order = RunAttempt(payload=payload, checkpoint_dir="/no/such", compute_class="cpu", slot=0)
-    return runner.run(order, lambda report: None)
+    return RunAttempt(payload=payload, checkpoint_dir="/no/such", compute_class="cpu", slot=0)
 
 
 def pid_of(servers: ForkServers) -> int:
@@ -241,6 +244,26 @@ def test_edited_code_is_read_anew(shared: ForkServers) -> None:
     for loss in (1.0, 2.5, 3.25):
         Path("edited_often.py").write_text(text % loss)
         assert run(shared.start, "edited_often").loss == loss
+
+
+def test_each_trial_of_a_fresh_study_has_a_new_process_of_one_prepared_process(shared: ForkServers) -> None:
+    """A trial that was sent ahead has one, too. Nothing of the trials before stays, whatever it is."""
+    Path("renewed.py").write_text(
+        "import builtins\nimport os\nfrom hyperopt import hp\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
+        "STUDY = {'fresh': True}\n"
+        "def objective(params):\n"
+        "    builtins.remains = getattr(builtins, 'remains', 0) + 1\n"
+        "    return {'loss': builtins.remains, 'pid': os.getpid()}\n"
+    )
+    runner = Runner(["renewed"], ENVIRONMENT, start=shared.start)
+    try:
+        runner.send_ahead([order_of("renewed", number) for number in range(3)])
+        outcomes = [run_in(runner, "renewed", number) for number in range(5)]
+    finally:
+        runner.kill()
+    assert [(each.state, each.loss, each.warning) for each in outcomes] == [(TrialState.COMPLETE, 1.0, None)] * 5
+    assert len({each.metrics["pid"] for each in outcomes}) == 5
+    assert len(shared._servers) == 1
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_what_has_the_number_of_before_gets_the_new_one_and_a_studys_own_stays(m
     pools = [Library(4), Library(1)]
     torch, without = Library(4), SimpleNamespace()
     controller = SimpleNamespace(ThreadpoolController=lambda: SimpleNamespace(lib_controllers=pools))
-    fakes: dict[str, Any] = {"torch": torch, "numexpr": without, "threadpoolctl": controller}
+    fakes: dict[str, Any] = {"torch": torch, "numexpr": without, "numpy": without, "threadpoolctl": controller}
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
     change_threads("4", "2")
