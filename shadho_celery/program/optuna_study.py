@@ -22,7 +22,7 @@ from shadho_celery.space.domains import (
     RandInt,
     make_domain,
 )
-from shadho_celery.space.stored import Label, RestoredSpace
+from shadho_celery.space.stored import Label, read_labels
 
 if TYPE_CHECKING:
     import optuna
@@ -104,10 +104,7 @@ def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult]
     for trial in trials:
         for label, value in trial.params.items():
             drawn[label].append(value)
-    try:
-        labels = {} if tree is None else RestoredSpace(tree).labels
-    except (ValueError, TypeError, RecursionError):
-        labels = {}
+    labels = read_labels(tree)
     found = {}
     for label, values in drawn.items():
         known = labels.get(label)

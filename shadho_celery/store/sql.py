@@ -90,9 +90,8 @@ PAGE, LONG_PAGE = 2000, 20_000
 MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
-_UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at", "sampler"}] + [
-    "change"
-]
+_FIXED = {"number", "subspace", "params", "given", "seed", "asked_at", "sampler"}
+_UPDATED = [name for name in COLUMNS if name not in _FIXED] + ["change"]
 _STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
 #: Sets the given columns of a trial that has not finished. A finished trial keeps its first result.

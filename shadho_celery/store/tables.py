@@ -17,8 +17,9 @@ from shadho_celery.core.columns import FACTS, Sql
 #: numbers by which SQLite marks a column that is computed when it is read or written
 _GENERATED = {2, 3}
 
-#: version of these tables; it changes when a column or table is removed, but not when a column or table is added
-VERSION = 1
+#: version of these tables; it changes when a column or table is removed, or older rows lack what readers need, but not
+#: when another column or table is added
+VERSION = 2
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
 json = sa.JSON()
@@ -58,7 +59,7 @@ studies = sa.Table(
     sa.Column("decade", sa.Float),
     #: its latest plan, if it is placed by money
     sa.Column("money_plan", sa.JSON(none_as_null=True)),
-    #: the space in machine-readable form, from which the values of trials are computed
+    #: the labels of the space in machine-readable form, by `space.stored`
     sa.Column("tree", sa.JSON(none_as_null=True)),
     #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`
     sa.Column("classes", sa.JSON(none_as_null=True)),
