@@ -200,7 +200,8 @@ class ValuesRecord:
         """Return the record of the values for these params, or None if the values are the params."""
         if self._is_random:
             return _encode({"values": _text("(a random function of the space draws these values)")}).decode()
-        writer, memo = _Writer(MAX_VALUES, self._written), {tree.COPIES: {**self._uncopied}}
+        writer = _Writer(MAX_VALUES, self._written)
+        memo: tree.Memo = {tree.COPIES: {**self._uncopied}}
         try:
             values = _encode(writer.of(tree.evaluate(self._space.root, params, memo)))
         except Exception as error:  # a space may call any function
