@@ -219,7 +219,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
     # Listed again, because another process may have created tables meanwhile.
-    missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
+    missing = schema.tables.keys() - set(sa.inspect(engine).get_table_names())
     if has_content and missing:
         return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
     return None
@@ -247,17 +247,6 @@ def _columns(engine: sa.Engine, table: str) -> set[str]:
     return {column["name"] for column in sa.inspect(engine).get_columns(table)}
 
 
-def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
-    """Return for each table the columns that the database of an earlier version lacks. A missing table lacks all
-    columns.
-    """
-    existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
-    return {
-        table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
-        for table in schema.sorted_tables
-    }
-
-
 def note_version(engine: sa.Engine) -> None:
     """Write the version of the tables, unless it is already recorded."""
     with engine.connect() as connection:
@@ -265,19 +254,3 @@ def note_version(engine: sa.Engine) -> None:
             return
     with engine.begin() as connection:
         connection.execute(sa.insert(schema_version).values(version=VERSION))
-
-
-def add_columns(engine: sa.Engine) -> None:
-    """Add the nullable columns and the indexes that the database of an earlier version lacks, with null in its rows.
-
-    Raises SQLAlchemy's DBAPIError if another process has added one of them meanwhile; a second call then continues.
-    """
-    for table in schema.sorted_tables:
-        existing = _columns(engine, table.name)
-        for column in table.columns:
-            if column.nullable and column.name not in existing:
-                definition = sa.schema.CreateColumn(column).compile(engine)
-                with engine.begin() as connection:
-                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
-        for index in table.indexes:
-            index.create(engine, checkfirst=True)
