@@ -279,6 +279,8 @@ def _decoded(written: Any) -> tuple[Value, bool]:
                 texts.append(text)
                 return Shown(text)
             case dict():
+                if len(found) == 1 and next(iter(found))[:1] == "!":
+                    raise ValueError("an unknown mark")
                 return {key: value(each, levels - 1) for key, each in found.items()}
         return found
 

@@ -59,6 +59,7 @@ from shadho_celery.store.rows import (
     unchecked,
 )
 from shadho_celery.store.tables import (
+    VERSION,
     actions,
     attempts,
     damage,
@@ -66,6 +67,7 @@ from shadho_celery.store.tables import (
     note_version,
     reports,
     schema,
+    schema_version,
     sessions,
     studies,
     trials,
@@ -126,8 +128,8 @@ class SqlStore:
         self._is_unsure = False
         #: by key of a study: its latest change number, as this object has read or written it
         self._change: dict[str, int] = {}
-        #: True if the tables have not been created yet
-        self._is_empty = False
+        #: True if this store is only read, and its tables have not been created yet
+        self._is_empty = read_only
         if read_only:
             self.verify()
         else:
@@ -140,8 +142,10 @@ class SqlStore:
         Raises StoreError if they cannot be used.
         """
         with self._errors():
-            self._refuse_damage()
-            self._is_empty = not sa.inspect(self._engine).has_table(studies.name)
+            found = [] if self._is_empty else self._fetched(sa.select(schema_version.c.version))
+            if [row.version for row in found] != [VERSION]:
+                self._refuse_damage()
+                self._is_empty = not sa.inspect(self._engine).has_table(studies.name)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record a new study, and the trials of earlier studies from which it learns.
@@ -422,7 +426,7 @@ class SqlStore:
                 connection.execute(_upsert(table, connection.dialect.name), rows)
 
     def _last_change(self, connection: sa.Connection, key: str) -> int:
-        """Return the study's latest change number; 0 in a study that an earlier version has written."""
+        """Return the study's latest change number, from 0."""
         if key in self._change:
             return self._change[key]
         found = connection.scalar(sa.select(studies.c.change).where(studies.c.key == key))
@@ -450,8 +454,7 @@ class SqlStore:
         """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
 
         The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The
-        values are the driver's own and unchecked; texts may be bytes. Columns that a store of an earlier version lacks
-        are None. A million rows take seconds.
+        values are the driver's own and unchecked; texts may be bytes. A million rows take seconds.
         """
         return self._blocks(trials, [trials.c.number], key, names, since)
 
@@ -548,10 +551,7 @@ class SqlStore:
         return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
     def change(self, key: str) -> int:
-        """Return the study's latest change number: each transaction that writes trials or attempts counts it up.
-
-        It is 0 if only an earlier version, which had no change numbers, has written the study.
-        """
+        """Return the study's latest change number: each transaction that writes trials or attempts counts it up."""
         found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
         return found[0].change if found and _is_number(found[0].change) else 0
 

@@ -63,7 +63,7 @@ studies = sa.Table(
     sa.Column("tree", sa.JSON(none_as_null=True)),
     #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`
     sa.Column("classes", sa.JSON(none_as_null=True)),
-    #: change number of its latest transaction; null in a study that an earlier version has written
+    #: change number of its latest transaction; null before the first
     sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
