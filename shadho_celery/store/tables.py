@@ -214,8 +214,8 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         versions = connection.scalars(sa.select(schema_version.c.version)).all() if has_versions else []
         kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
         has_content = bool(versions) or any(kept)
-    if studies.name in found and studies.c.in_force.name not in _columns(engine, studies.name):
-        return "version 0.5 or earlier, or another program, has written it; give --store another URL"
+    if has_content and not versions:
+        return "an earlier version, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
     # Listed again, because another process may have created tables meanwhile.
@@ -241,10 +241,6 @@ def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: 
     triggers = connection.exec_driver_sql("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'").all()
     own = [name for name, table in triggers if str(table).lower() in schema.tables]
     return f"the trigger {own[0]}" if own and is_written else None
-
-
-def _columns(engine: sa.Engine, table: str) -> set[str]:
-    return {column["name"] for column in sa.inspect(engine).get_columns(table)}
 
 
 def note_version(engine: sa.Engine) -> None:
