@@ -645,7 +645,7 @@ def test_a_store_that_a_newer_version_migrates_meanwhile_is_named(rig: Rig) -> N
     rig.clock.sleep(FRESH_SECONDS)
     for path in ("/api/studies", "/api/study/first", "/api/study/first/chart/throughput", "/api/study/first/trial/3"):
         error = rig.get(path, 503)["error"]
-        assert "its tables are of version 2, not 1; install the shadho_celery that wrote it" in error
+        assert "its tables are of version 3, not 2; install the shadho_celery that wrote it" in error
 
 
 def test_what_a_newer_version_adds_to_an_older_store_is_read(rig: Rig) -> None:
