@@ -60,7 +60,7 @@ class Values:
             known = self._labels.get(label)
             found[label], is_exact = (drawn, True) if known is None else known.given(drawn)
             space = self._space if is_exact or self._space is not None else self._of_module
-            if not is_exact and space is not None:
+            if not is_exact and space is not None and label in space.switches:
                 found[label] = evaluate(space.switches[label].options[drawn], {}, {})
         return found
 
