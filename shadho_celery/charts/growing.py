@@ -66,7 +66,7 @@ class GrowingTrials:
     def __init__(self, study: StudyResults) -> None:
         self._space, self._objectives = study.space, study.objectives
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
-        self._shown = study.outlined
+        self._option = study.option
         #: limit on the number of trials in the latest run, or None
         self.asked: int | None = study.in_force.get("trials") or study.settings.get("trials")
         self._keys = Keys()
@@ -137,18 +137,15 @@ class GrowingTrials:
                 self._labels.setdefault(label, Grown(math.nan, np.float64)).put(places[rows], column, len(self._keys))
             for index, label in enumerate(labels):
                 if label in self._choices:
-                    self._name_options(labels, values, index)
+                    self._name_options(label, values[:, index])
 
-    def _name_options(self, labels: Sequence[str], values: Array, index: int) -> None:
-        """Note the texts of the options of the choice `labels[index]` among these values, shape (rows, labels)."""
-        label = labels[index]
-        options, first = np.unique(values[:, index], return_index=True)
-        for option, row in zip(options.tolist(), first.tolist(), strict=True):
+    def _name_options(self, label: str, drawn: Array) -> None:
+        """Note the texts of the options of a choice among these draws."""
+        for option in np.unique(drawn).tolist():
             if (label, option) not in self._options:
                 # An option is found by its index, which is a whole number.
-                params = dict(zip(labels, values[row].tolist(), strict=True))
-                chosen = {**params, label: int(option) if option.is_integer() else option}
-                self._options[label, option] = shortened(one_line(self._shown(chosen, label)))
+                index = int(option) if option.is_integer() else option
+                self._options[label, option] = shortened(one_line(self._option(label, index)))
 
     def columns(self) -> TrialColumns:
         """Return the columns by number."""

@@ -146,7 +146,7 @@ class LiveView(_View):
 
     def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet = NO_FLEET) -> None:
         super().__init__(scheduler, fleet)
-        self._made = Values(scheduler.study.record, space.evaluate)
+        self._made = Values(scheduler.study.record, space)
         #: lines about recent placement
         self._preferred: list[str] = []
         #: number of the best trial, and text of its values

@@ -133,8 +133,8 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
     store, study = session.opened.store, session.study
-    # For JSON, values are computed from the store, so that later commands print the same JSON.
-    values = Values(study.record, None if options.as_json else session.plan.space.evaluate)
+    # For JSON, values are those that the store has, so that later commands print the same JSON.
+    values = Values(study.record, None if options.as_json else session.plan.space)
     subspaces = session.scheduler.subspaces if options.as_json else ()
     state = "stopped" if "stop" in store.steered(study.record.key) else "ended"
     report = report_of(study, store, values, subspaces, state=state)

@@ -23,7 +23,8 @@ from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
 from shadho_celery.results.report import Overview, Run, StudyReport
-from shadho_celery.results.trial import TrialResult, brief, given
+from shadho_celery.results.trial import TrialResult, given
+from shadho_celery.space.describe import brief
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import FailureCount
 from shadho_celery.study.rungs import OnClass, RungSummary

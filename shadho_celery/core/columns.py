@@ -143,6 +143,8 @@ class TrialFacts:
                     "Name of the subspace of the params, such as ``kernel=rbf``.")
     params = Fact(lambda t: dict(t.params), needed(JSON), None, _JSON,
                   "Drawn value of each active label; for a choice, the index of its option.")
+    given = Fact(lambda t: t.given, TEXT, None, _NO,
+                 "Values that the objective gets, as JSON by `space.stored`; None if they are the params.")
     budget = Fact(lambda t: t.budget, FLOAT, REAL, _FRONT, "Part of the fidelity; None for all of it.")
     rung = Fact(lambda t: t.rung, INTEGER, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
     origin = Fact(lambda t: t.origin, INTEGER, COUNT, _JSON,

@@ -267,6 +267,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     """
 
     state: TrialState = TrialState.WAITING
+    #: record of the values that the objective gets, see `space.stored`; None if they are the params
+    given: str | None = None
     #: name of the sampler that chose its params, of several in `auto` the one; or how else they were chosen: `start`
     #: (of `auto`, before it learns), `promoted`, `enqueued` or `added`. None in records of earlier versions
     sampler: Name | None = None

@@ -88,7 +88,7 @@ def _run(options: Options) -> ShownStudy:
         # SIGTERM is meant for the whole program, but Ctrl-C only for the search.
         raise SystemExit(code)
     opened = session.opened
-    results = ShownStudy(opened.store, opened.study.record, opened.plan.space.evaluate)
+    results = ShownStudy(opened.store, opened.study.record, opened.plan.space)
     if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
         warn(why)
     return results

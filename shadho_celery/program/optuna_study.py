@@ -10,8 +10,6 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from msgspec import convert
-
 from shadho_celery.core.arguments import refuse_unknown
 from shadho_celery.core.trial import Report, TrialState
 from shadho_celery.core.units import counted
@@ -20,7 +18,7 @@ from shadho_celery.program.notices import warn
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.domains import Categorical, RandInt, make_domain
-from shadho_celery.space.stored import Label
+from shadho_celery.space.stored import Label, read_labels
 
 if TYPE_CHECKING:
     import optuna
@@ -132,11 +130,11 @@ def _distributions(tree: Mapping[str, Any] | None, trials: Sequence[TrialResult]
     for trial in trials:
         for label, value in trial.params.items():
             drawn[label].append(value)
+    labels = read_labels(tree)
     found = {}
     for label, values in drawn.items():
         try:
-            known = convert((tree or {})["labels"][label], Label)
-            found[label] = _distribution(label, known, values, kinds)
+            found[label] = _distribution(label, labels[label], values, kinds)
         except (ShadhoError, ArithmeticError, LookupError, TypeError, ValueError):
             found[label] = kinds.FloatDistribution(min(values), max(values))
     return found

@@ -139,7 +139,7 @@ class Study(ShownStudy):
         """Open store and study, and prepare `ask` and `tell`."""
         self._opened = opened = opening.open()
         self._study, self._plan = opened.study, opened.plan
-        super().__init__(opened.store, self._study.record, self._plan.space.evaluate)
+        super().__init__(opened.store, self._study.record, self._plan.space)
         self._by_hand = ByHandExecutor(self._study.clock)
         record_process(self._study.recorder, self._study.clock.wall())
         #: reports of each trial that was asked for, by the trial's number

@@ -48,8 +48,9 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     taken = {*FACTS, *MOMENTS, *TEXTS}
     for name in dict.fromkeys(name for trial in rows for name in trial.losses):
         columns[_name(name, "loss", taken)] = _column([trial.losses.get(name) for trial in rows])
+    as_shown = [values.shown(trial.record) for trial in rows]
     for label in labels:
-        shown = [values.shown(params, label) if label in (params := trial.params) else None for trial in rows]
+        shown = [found.get(label) for found in as_shown]
         columns[_name(label, "param", taken)] = _column(shown)
         if (drawn := [trial.params.get(label) for trial in rows]) != shown:
             columns[_name(f"{DRAWN}{label}", "drawn", taken)] = _column(drawn)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import listed
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import Trial, TrialState
 
 #: minimum number of trials of a subspace before its params are examined
 LEAST_TRIALS = 60
@@ -54,10 +54,10 @@ class Preference(Struct, frozen=True, kw_only=True):
         return f"{self.label} {', '.join(parts)}"
 
 
-def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) -> list[Preference]:
+def preferences(trials: Iterable[Trial], shown: Callable[[Trial, str], Any]) -> list[Preference]:
     """Return the preferences of the subspaces whose COMPLETE trials were placed by a param, the strongest first.
 
-    `shown` returns the value of one active label as the objective got it, from params and label.
+    `shown` returns the value of one active label as the objective got it, from trial and label.
     """
     by_subspace: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -68,7 +68,7 @@ def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) ->
 
 
 def _strongest(
-    subspace: str, trials: Sequence[Trial], shown: Callable[[Params, str], Any]
+    subspace: str, trials: Sequence[Trial], shown: Callable[[Trial, str], Any]
 ) -> tuple[float, Preference] | None:
     """Return the strength and the preference of the param with the strongest association to the class.
 
@@ -82,7 +82,7 @@ def _strongest(
     strongest: tuple[float, Preference] | None = None
     logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
     for label in labels:
-        values = [shown(trial.params, label) for trial in trials]
+        values = [shown(trial, label) for trial in trials]
         groups, words = _groups(values)
         table = np.zeros((len(words), len(classes)))
         np.add.at(table, (groups, places), 1)

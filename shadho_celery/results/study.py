@@ -14,13 +14,14 @@ from msgspec import Struct
 from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import MAX_COUNT, Params, Report, Trial, TrialState
+from shadho_celery.core.trial import MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of
-from shadho_celery.results.trial import Evaluate, TrialResult, TrialResults, Values
+from shadho_celery.results.trial import TrialResult, TrialResults, Values
+from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -54,14 +55,11 @@ class Deleted(Struct, frozen=True, kw_only=True):
 class StudyResults:
     """A study as its store has it at the time of each call. Reading takes no lock, so it works during a run."""
 
-    def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is the method of the study's space, if it is available.
-
-        Otherwise the values that the objective got are computed with the space as the store has it.
-        """
+    def __init__(self, store: SqlStore, record: StudyRecord, space: Space | None = None) -> None:
+        """`space` is the study's space, if it is available. Otherwise the values are those that the store has."""
         self._store = store
         self._record = record
-        self._values = Values(record, evaluate)
+        self._values = Values(record, space)
 
     @property
     def name(self) -> str:
@@ -130,7 +128,7 @@ class StudyResults:
 
     @property
     def tree(self) -> Mapping[str, Any] | None:
-        """The search space in the machine-readable form of `space.stored`, or None if the store has none."""
+        """The labels of the search space in the form of `space.stored`, or None if the store has none."""
         return self._record.tree
 
     @property
@@ -258,8 +256,11 @@ class StudyResults:
 
     @property
     def best_params(self) -> Mapping[str, Any]:
-        """Params of the best trial, under the name that other tools have for them."""
-        return self.best.params
+        """Value of each active label in the best trial as the objective got it, as other tools have it.
+
+        An option that has labels itself is its name, and a label within an expression has its drawn value.
+        """
+        return self._values.by_label(self.best.record)
 
     @property
     def best_value(self) -> float | None:
@@ -286,13 +287,13 @@ class StudyResults:
         why = f"; {failures[0]}" if failures else ""
         return f"study {self.name} has no successful trial ({counts}){why}"
 
-    def shown(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a table shows it."""
-        return self._values.shown(params, label)
+    def shown(self, trial: TrialResult) -> Mapping[str, Any]:
+        """Return the value of each active label as a table shows it."""
+        return self._values.shown(trial.record)
 
-    def outlined(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a chart shows it: an option in the short form of `brief`."""
-        return self._values.outlined(params, label)
+    def option(self, label: str, drawn: Any) -> Any:
+        """Return the option of a choice as a chart shows it: in the short form of `brief`."""
+        return self._values.option(label, drawn)
 
     @property
     def front(self) -> list[TrialResult]:
@@ -393,8 +394,8 @@ class StudyResults:
 class RunningStudy(StudyResults):
     """A study while it runs, as passed to `on_trial`: its results so far, and a way to end it."""
 
-    def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate, end: Callable[[], None]) -> None:
-        super().__init__(store, record, evaluate)
+    def __init__(self, store: SqlStore, record: StudyRecord, space: Space, end: Callable[[], None]) -> None:
+        super().__init__(store, record, space)
         self._end = end
         #: True once `stop` was called
         self.is_stopped = False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -18,81 +17,79 @@ from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.trial import Params, Report, Trial, TrialState
 from shadho_celery.errors import ShadhoError, StoreError
 from shadho_celery.objective import study_file
-from shadho_celery.space.stored import RestoredSpace
+from shadho_celery.space.describe import brief
+from shadho_celery.space.space import Space
+from shadho_celery.space.stored import Label, read_given, read_labels, read_shown
+from shadho_celery.space.tree import evaluate
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.sql import PAGE, SqlStore
 
-#: computes values from params
-Evaluate = Callable[[Params], Any]
-
 
 class Values:
-    """Computes values from params: with the space in the store, else with that of the study's module, else as texts."""
+    """Reads the recorded values of a study's trials, and gets objects from the space of the study's own module."""
 
-    def __init__(self, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is the method of the study's space, if it is available."""
+    def __init__(self, record: StudyRecord, space: Space | None = None) -> None:
+        """`space` is the study's space, if it is available: then the values are computed with it."""
         self._record = record
-        self._evaluate = evaluate
-        #: by label of a choice: what `outlined` returns for some of its options, by index
-        self._outlines: dict[str, dict[int, str]] = {}
+        self._space = space
+        self._labels = read_labels(record.tree)
         #: reason why some values are texts, with the remedy; None as long as all are the values that the objective got
         self.note: str | None = None
 
-    def of(self, params: Params) -> Any:
-        """Return the values for these params; `note` then says whether they are texts."""
-        if self._evaluate is not None:
-            return self._evaluate(params)
-        value, is_exact = self._restored.evaluate(params) if self._restored else (dict(params), False)
-        if is_exact:
-            return value
-        evaluate = self._of_module
-        if evaluate is None:
+    def of(self, trial: Trial) -> Any:
+        """Return the values of a trial; `note` then says whether they are texts."""
+        if self._space is not None:
+            return self._space.evaluate(trial.params)
+        value, is_exact = read_given(trial.given, trial.params)
+        space = None if is_exact else self._of_module
+        if space is None:
             return value
         try:
-            return evaluate(params)
+            return space.evaluate(trial.params)
         except Exception as error:  # a space may call any function
             self.note = f"the space of {self._record.module} fails on these params: {short(error)}"
             return value
 
-    def shown(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a table shows it.
+    def by_label(self, trial: Trial) -> dict[str, Any]:
+        """Return the value of each active label as the objective got it: an option of a choice, or a number.
+
+        An option that has labels itself is its name. A label within an expression has its drawn value.
+        """
+        found = {}
+        for label, drawn in trial.params.items():
+            known = self._labels.get(label)
+            found[label], is_exact = (drawn, True) if known is None else known.given(drawn)
+            space = self._space if is_exact or self._space is not None else self._of_module
+            if not is_exact and space is not None and label in space.switches:
+                found[label] = evaluate(space.switches[label].options[drawn], {}, {})
+        return found
+
+    def shown(self, trial: Trial) -> dict[str, Any]:
+        """Return the value of each active label as a table shows it.
 
         The value None becomes a text, because None in a table stands for an inactive label.
         """
-        value = self._restored.shown(params, label) if self._restored else params[label]
+        labels = {label: known.shown(trial.params[label]) for label, known in self._known(trial.params)}
+        found = {**trial.params, **labels, **read_shown(trial.given)}
+        return {label: "None" if found[label] is None else found[label] for label in trial.params}
+
+    def outlined(self, trial: Trial, label: str) -> Any:
+        """Return the same of one label, but a tuple or dict among the options of a choice in the form of `brief`."""
+        shown = read_shown(trial.given)
+        return shown[label] if label in shown else self.option(label, trial.params[label])
+
+    def option(self, label: str, drawn: Any) -> Any:
+        """Return the option of a choice, or the number of another label, as a chart shows it."""
+        known = self._labels.get(label)
+        value = drawn if known is None else known.outlined(drawn)
         return "None" if value is None else value
 
-    def outlined(self, params: Params, label: str) -> Any:
-        """Return the same as `shown`, but a tuple or dict among the options of a choice in the form of `brief`."""
-        drawn = params[label]
-        known = self._outlines.get(label)
-        if known is None:
-            known = self._outlines[label] = self._outlines_of(label)
-        return known[drawn] if isinstance(drawn, int) and drawn in known else self.shown(params, label)
-
-    def _outlines_of(self, label: str) -> dict[int, str]:
-        if self._restored is None:
-            return {}
-        texts = {index: brief(value) for index, value in self._restored.outlines(label).items()}
-        if not texts:
-            return {}
-        # Options that differ only in rounded digits keep their texts in `shown`, which differ.
-        counts = Counter([*texts.values(), *map(str, self._restored.labels[label].options or ())])
-        return {index: text for index, text in texts.items() if counts[text] == 1}
+    def _known(self, params: Params) -> Iterator[tuple[str, Label]]:
+        return ((label, self._labels[label]) for label in params if label in self._labels)
 
     @cached_property
-    def _restored(self) -> RestoredSpace | None:
-        """The space that the store has; None if it has no space, or the space cannot be read."""
-        if self._record.tree is None:
-            return None
-        try:
-            return RestoredSpace(self._record.tree)
-        except (ValueError, TypeError, RecursionError):
-            return None
-
-    @cached_property
-    def _of_module(self) -> Evaluate | None:
-        """Function that evaluates params with the space of the study's module; None, with a note, if there is none.
+    def _of_module(self) -> Space | None:
+        """The space of the study's module; None, with a note, if there is none.
 
         The module is used only if this program has imported it itself, because a stranger's store may name any module.
         """
@@ -113,7 +110,7 @@ class Values:
         if space.describe() != dict(self._record.space):
             self.note = f"some values are shown as texts: {name} now has another search space"
             return None
-        return space.evaluate
+        return space
 
 
 class TrialResult(TrialFacts):
@@ -128,7 +125,7 @@ class TrialResult(TrialFacts):
     @cached_property
     def values(self) -> Any:
         """Values that the objective got, in the space's own shape; see `StudyResults.values_note`."""
-        return self._values.of(self._trial.params)
+        return self._values.of(self._trial)
 
     @property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override] # a fact cannot be set either
@@ -151,6 +148,11 @@ class TrialResult(TrialFacts):
         reports, objectives = self._store.reports(self._record.key, [self.number]), self._record.objectives
         return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
 
+    @property
+    def record(self) -> Trial:
+        """The trial as the store has it, with losses in minimised form."""
+        return self._trial
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrialResult) and self._trial == other._trial
 
@@ -170,18 +172,6 @@ def given(trial: TrialResult) -> str:
         return brief(trial.values)
     except Exception as error:  # a space may call any function, which may fail on these params
         return f"({type(error).__name__})"
-
-
-def brief(value: object) -> str:
-    """Return values as a short text, with rounded numbers."""
-    if isinstance(value, float):
-        # A whole number, such as a width, keeps its digits.
-        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(brief, value)) + ")"
-    return str(value)
 
 
 class TrialResults(Sequence[TrialResult]):

@@ -244,15 +244,16 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
     """
     reader, described = _Reader(space), space.describe()
 
-    def point(params: Mapping[str, Any]) -> dict[str, Any]:
-        is_same = {label: study.space.get(label) == described.get(label) for label in params}
+    def point(trial: TrialResult) -> dict[str, Any]:
+        is_same = {label: study.space.get(label) == described.get(label) for label in trial.params}
+        shown = {} if all(is_same.values()) else study.shown(trial)
         return {
-            label: value if is_same[label] else reader.draw(label, value, study.shown(params, label))
-            for label, value in params.items()
+            label: value if is_same[label] else reader.draw(label, value, shown[label])
+            for label, value in trial.params.items()
         }
 
     def lesson(each: TrialResult) -> Lesson:
-        return Lesson(point=point(each.params), loss=each.loss, losses=each.losses, constraints=each.constraints)
+        return Lesson(point=point(each), loss=each.loss, losses=each.losses, constraints=each.constraints)
 
     rows = [(lesson(each), each.state, each.budget) for each in study.trials]
     return _of_rows(f"study {study.name}", rows, least)

@@ -16,6 +16,7 @@ from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result,
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.pruners import Pruning
+from shadho_celery.objective.call import whole_number_hint
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.extrapolation import Extrapolation
 from shadho_celery.predictors.preemption import preemption_rate
@@ -175,7 +176,7 @@ class Scheduler:
                 self._note_declined(event)
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
-            trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
+            trial = self.study.tell(self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event)
             if trial is not None and isinstance(event, Report):
                 self._extrapolation.tell(trial, event)
                 if self.pruning is not None:
@@ -471,6 +472,14 @@ class Scheduler:
             return result
         retry = self._memory_fit.retry(result, trial)
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
+
+    def _with_hint(self, result: Result) -> Result:
+        """Return the result, with a hint in its error if the trial needs ints where the space draws floats."""
+        outcome, trial = result.outcome, self.study.find_open(result.number)
+        if outcome.error is None or trial is None:
+            return result
+        hint = whole_number_hint(outcome.error, self.proposals.members[0].space, trial.params)
+        return replace(result, outcome=replace(outcome, error=f"{outcome.error.rstrip()}; {hint}")) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.

@@ -24,7 +24,7 @@ from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import to_json
+from shadho_celery.space.stored import ValuesRecord, to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -140,6 +140,7 @@ class Opening:
                 settings=request.given if request.module else None,
                 settle=self._settle,
                 tree=to_json(space),
+                given=ValuesRecord(space).of,
                 repaired=request.repaired,
                 warm_start=() if warm_start is None else warm_start.trials,
             )
@@ -184,7 +185,7 @@ class OpenStudy:
 
     def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
         """Let `scheduler` call the function `on_trial` after each trial. Return the study that the function gets."""
-        running = RunningStudy(self.store, self.study.record, self.plan.space.evaluate, scheduler.stop)
+        running = RunningStudy(self.store, self.study.record, self.plan.space, scheduler.stop)
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 

@@ -55,7 +55,7 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
         sessions = [_shifted(each, began_at) for each in found.store.sessions()]
         store.write(key, fence, ended_at, seen=[*sessions, *found.store.machines()])
         for trials in _pages(found.store.trials()):
-            store.write(key, fence, ended_at, new=[_shifted_trial(each, began_at) for each in trials])
+            store.write(key, fence, ended_at, new=[_shifted_trial(found, each, began_at) for each in trials])
         for attempts in _pages(found.store.attempts()):
             store.write(key, fence, ended_at, attempted=[_shifted(each, began_at) for each in attempts])
     except BaseException:
@@ -79,6 +79,6 @@ def _shifted(record: S, by: float) -> S:
     return structs.replace(record, **moments)
 
 
-def _shifted_trial(trial: Trial, by: float) -> Trial:
+def _shifted_trial(found: Simulation, trial: Trial, by: float) -> Trial:
     live = trial.live and tuple(_shifted(each, by) for each in trial.live)
-    return structs.replace(_shifted(trial, by), live=live)
+    return structs.replace(_shifted(trial, by), live=live, given=found.given(trial.params))

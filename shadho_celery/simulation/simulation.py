@@ -25,7 +25,7 @@ from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.simulation.params import Value
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import to_json
+from shadho_celery.space.stored import ValuesRecord, to_json
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
@@ -76,6 +76,8 @@ class Simulation:
     peak_mib: float
     #: the simulated study, with all its trials
     study: StudyState
+    #: makes the records of its trials' values, see `Trial.given`
+    given: Callable[[Params], str | None]
     #: its trials, attempts and workers
     store: MemoryStore
 
@@ -211,6 +213,7 @@ def simulate(
         cpu_seconds=cpu_seconds,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
         study=study,
+        given=ValuesRecord(plan.space).of,
         store=store,
     )
 
@@ -265,12 +268,12 @@ def _label(param: str, family: str) -> str:
     return f"{param} of {family}"
 
 
-def values_shown(cluster: Cluster) -> Callable[[Params, str], Any]:
-    """Return a function (params, label) that returns the value of a trial's param as expressions see it."""
+def values_shown(cluster: Cluster) -> Callable[[Trial, str], Any]:
+    """Return a function (trial, label) that returns the value of a trial's param as expressions see it."""
     laws = {
         _label(param, name): law for name, family in cluster.families.items() for param, law in family.params.items()
     }
-    return lambda params, label: laws[label].value(params[label]) if label in laws else params[label]
+    return lambda trial, label: laws[label].value(trial.params[label]) if label in laws else trial.params[label]
 
 
 def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[str, Value]) -> float:

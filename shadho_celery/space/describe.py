@@ -11,10 +11,22 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.space.literals import LONG_INT, digest, literal_text
-from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, children, nodes, unshared
+from shadho_celery.space.tree import (
+    Call,
+    Dict,
+    Literal,
+    Node,
+    Param,
+    Sequence,
+    Switch,
+    children,
+    converted,
+    nodes,
+    unshared,
+)
 
 #: version of these texts, which is stored with them: a study with texts of another version is refused
-VERSION = 2
+VERSION = 3
 
 #: maximum length of a text: a longer one is replaced by its beginning and its hash
 MAX_TEXT = 200
@@ -32,7 +44,7 @@ def structure(root: Node) -> dict[Node, str]:
     """Return a text for every node under `root`: its computation, and the labels that it uses."""
     texts: dict[Node, str] = {}
     for node in nodes(root):
-        texts[node] = _cut(_node_text(node, texts))
+        texts[node] = cut(_node_text(node, texts))
     return texts
 
 
@@ -68,6 +80,17 @@ def outermost_calls(root: Node) -> dict[str, list[Node]]:
     return found
 
 
+def whole_labels(root: Node) -> frozenset[str]:
+    """Return the labels whose draws are converted by int() wherever they are used."""
+    uses: dict[str, set[bool]] = {}
+    for node in (Sequence((root,)), *nodes(root)):
+        for child in children(node) if converted(node) is None else ():
+            if (label := converted(child)) is not None:
+                last = unshared(child)
+                uses.setdefault(label, set()).add(isinstance(last, Call) and last.function is int)
+    return frozenset(label for label, are_whole in uses.items() if are_whole == {True})
+
+
 def _node_text(node: Node, texts: dict[Node, str]) -> str:
     parts = [texts[child] for child in children(node)]
     match node:
@@ -90,7 +113,7 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
 
 def option_text(option: Node) -> str:
     """Return an option as text: constants as Python writes them, and an ellipsis for each drawn value."""
-    return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: DRAWN))
+    return cut(_option_text(unshared(option), MAX_LEVELS, lambda _: DRAWN))
 
 
 def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
@@ -107,6 +130,31 @@ def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
             return drawn(node)
 
 
+def outline(option: Node, levels: int = MAX_LEVELS) -> Any:
+    """Return an option's constants in its tuples and dicts, with DRAWN for each drawn value, and what is deeper."""
+    match unshared(option):
+        case Literal(value=value):
+            value = value.item() if isinstance(value, np.generic) else value
+            return value if value is None or type(value) in (bool, int, float, str) else literal_text(value)
+        case Sequence(items=items) if levels:
+            return tuple([outline(item, levels - 1) for item in items])
+        case Dict(items=items) if levels:
+            return {key: outline(item, levels - 1) for key, item in items}
+    return DRAWN
+
+
+def brief(value: object) -> str:
+    """Return values as a short text, with rounded numbers."""
+    if isinstance(value, float):
+        # A whole number, such as a width, keeps its digits.
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(brief, value)) + ")"
+    return str(value)
+
+
 def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any], list[int]]:
     """Return forms of a choice's options that all differ, as values and as texts, and the places of those without a
     text.
@@ -117,13 +165,14 @@ def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any]
     if len({*shown}) == len({*map(str, shown)} - {""}) == len(shown):
         return [*shown], []
     plain = [unshared(option) for option in options]
-    texts = [_cut(literal_text(node.value)) if isinstance(node, Literal) else option_text(node) for node in plain]
+    texts = [cut(literal_text(node.value)) if isinstance(node, Literal) else option_text(node) for node in plain]
     counts = Counter(texts)
     alike = [place for place, text in enumerate(texts) if counts[text] > 1]
     return [f"{text} #{place}" if counts[text] > 1 else text for place, text in enumerate(texts)], alike
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return a text, if it is too long its beginning and its hash."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
 
 
@@ -156,13 +205,13 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
         key = _telling_key(label, [_texts(option, kind) for option in dicts])
     tags = [_tag(option, key, kind) for option in plain]
     counts = Counter(tags)
-    return [tag if tag is not None and counts[tag] == 1 and _is_storable(tag) else None for tag in tags]
+    return [tag if tag is not None and counts[tag] == 1 and is_storable(tag) else None for tag in tags]
 
 
 def _name_of(option: Node) -> str | None:
     """Return an option's text with labels for drawn values, or None if it has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
-    return _shortened(text) if _is_storable(text) and text != DRAWN else None
+    return _shortened(text) if is_storable(text) and text != DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:
@@ -177,7 +226,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME // 2 - 2]}...{text[-(MAX_NAME // 2 - 1) :]}"
 
 
-def _is_storable(tag: str) -> bool:
+def is_storable(tag: str) -> bool:
     """Return False for a tag with an unpaired surrogate or a NUL, which no database accepts."""
     return "\0" not in tag and tag == tag.encode("utf-8", "replace").decode()
 

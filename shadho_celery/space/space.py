@@ -201,6 +201,11 @@ class Space:
                         above[option] |= _extended(here, branch.label, place)
         return {label: tuple(sorted(self._simplified(chains))) for label, chains in found.items()}
 
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """Labels that the objective gets as ints, as from hp.uniformint."""
+        return text.whole_labels(self.root)
+
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
         """Return the same alternatives, with those of all options of a choice replaced by the condition of that
         choice.

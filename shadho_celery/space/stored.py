@@ -1,45 +1,57 @@
-"""The machine-readable form of a space in a store: JSON of declared records, and values computed from it.
+"""The forms in which a store keeps a space, and the values that each trial's objective gets. Both are data.
 
-Nodes come children first and refer to one another by their places. A shared node is written once, and depth is not
-limited. Constants that JSON cannot represent, such as functions, are kept as texts.
+The scheduler writes them: the labels of the space once, and the values when it draws a trial. Readers decode them and
+evaluate nothing, because a store may come from a stranger.
 
-A stored space may come from a stranger, so it may call only pure functions, on plain values, with limits on size and
-steps. A value is a number, a text, None, or a tuple, list or dict of such values, of exactly these types. No attribute
-of it is looked up by name.
+Values are JSON. A value that JSON lacks is an object with one key: ``!tuple`` with the list of a tuple's items,
+``!float`` with the text of nan or an infinity, ``!dict`` with the pairs of a dict whose keys are not all plain texts,
+and ``!text`` with the text of any other value, such as a function, or of one that is too long.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
-from msgspec import Struct, convert, to_builtins
+from msgspec import Meta, Struct, convert, to_builtins
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
-from shadho_celery.space.describe import DRAWN, MAX_LEVELS, VERSION, option_tags, option_text, outermost_calls, unlike
-from shadho_celery.space.literals import LONG_INT, literal_text
+from shadho_celery.space.describe import (
+    DRAWN,
+    VERSION,
+    brief,
+    cut,
+    is_storable,
+    option_names,
+    option_tags,
+    option_text,
+    outermost_calls,
+    outline,
+    unlike,
+)
+from shadho_celery.space.literals import MAX_LEVELS, literal_text
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Node, Value
 
+#: maximum number of characters of a text among the values, of a constant, and of all values of a trial; and of the
+#: record of a trial that is read. A number counts as NUMBER characters
+MAX_STRING, MAX_CONSTANT, MAX_VALUES, LONGEST, NUMBER = 2_000, 10_000, 200_000, 1_000_000, 20
+#: maximum number of pairs of a dict whose keys are not texts: hashes of numbers can be made to collide
+MAX_PAIRS = 1_000
+_TUPLE, _FLOAT, _DICT, _TEXT = "!tuple", "!float", "!dict", "!text"
+#: what reading of a record may raise
+_UNREADABLE = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+
 #: a constant that JSON can represent
-Scalar = bool | int | float | str | None
-
-#: steps of one evaluation of a space, and additional steps for each of its nodes
-LEAST_STEPS, STEPS_PER_NODE = 10_000, 4
-
-
-#: number of characters of a text that count as one step
-_CHARACTERS = 100
-_NUMBERS = frozenset({bool, int, float, np.bool_, np.int64, np.float64})
-_SCALARS: frozenset[type] = _NUMBERS | {str, type(None)}
-_LISTS = frozenset({tuple, list})
-_SIZED: frozenset[type] = _LISTS | {str, dict}
+Scalar = bool | int | float | Annotated[str, Meta(max_length=MAX_STRING)] | None
 
 
 class Shown(str):
@@ -51,64 +63,6 @@ class Shown(str):
         return str(self)
 
 
-class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """Node of a space. It refers to other nodes by their indexes in the list of nodes."""
-
-
-class Literal(_Record, frozen=True, kw_only=True):
-    """A constant."""
-
-    value: Scalar
-
-
-class Opaque(_Record, frozen=True, kw_only=True):
-    """A constant that JSON cannot represent. Its text is stored instead."""
-
-    text: str
-
-
-class Param(_Record, frozen=True, kw_only=True):
-    """A hyperparameter's raw draw."""
-
-    label: str
-
-
-class Sequence(_Record, frozen=True, kw_only=True):
-    """A tuple."""
-
-    items: list[int]
-
-
-class Dict(_Record, frozen=True, kw_only=True):
-    """A dict with string keys, in order."""
-
-    items: list[tuple[str, int]]
-
-
-class Call(_Record, frozen=True, kw_only=True):
-    """A call of a function of hyperopt's scope, which is stored by name."""
-
-    name: str
-    args: list[int]
-    kwargs: list[tuple[str, int]]
-
-
-class Switch(_Record, frozen=True, kw_only=True):
-    """A choice: one of several options, selected by an index."""
-
-    index: int
-    options: list[int]
-
-
-class Shared(_Record, frozen=True, kw_only=True):
-    """A node that occurs in several places and is evaluated once."""
-
-    node: int
-
-
-AnyRecord = Literal | Opaque | Param | Sequence | Dict | Call | Switch | Shared
-
-
 class Label(Struct, frozen=True, kw_only=True):
     """A label: its distribution, and what is shown instead of its draw."""
 
@@ -117,346 +71,220 @@ class Label(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
     #: alternatives under which it is active, each a list of (choice's label, option's index); ``[[]]`` means always
     conditions: list[list[tuple[str, int]]]
-    #: the option of a choice by index: the constant itself, or a name
+    #: True if the objective gets its draw as an int
+    is_whole: bool = False
+    #: the option of a choice by index, for tables: the constant itself, or a name; None for another label
     options: list[Scalar] | None = None
-    #: index of the node of the only expression of this label alone, such as an int(); None if there are several
-    expression: int | None = None
+    #: the same for charts, where tuples and dicts are in the form of `brief`
+    outlines: list[Scalar] | None = None
+    #: the constant itself in the form of values, or the name of an option that has labels
+    constants: list[Any] | None = None
+
+    def shown(self, drawn: Any) -> Any:
+        """Return a draw as tables show it."""
+        return self._of(self.options, drawn)
+
+    def outlined(self, drawn: Any) -> Any:
+        """Return a draw as charts show it."""
+        return self._of(self.outlines, drawn)
+
+    def given(self, drawn: Any) -> tuple[Value, bool]:
+        """Return a draw as the objective got it, and False if it is a text instead of the real value."""
+        return _decoded(self._of(self.constants, drawn))
+
+    def _of(self, options: list[Any] | None, drawn: Any) -> Any:
+        if options is not None:
+            return options[drawn] if isinstance(drawn, int) and 0 <= drawn < len(options) else drawn
+        return int(drawn) if self.is_whole and isinstance(drawn, float) and math.isfinite(drawn) else drawn
 
 
 class StoredSpace(Struct, frozen=True, kw_only=True):
-    """A space in its machine-readable form. The last node is the root."""
+    """The labels of a space, and the version of this form and of the texts that describe the space."""
 
-    nodes: list[AnyRecord]
     labels: dict[str, Label]
-    #: version of the texts in this form, and of those that describe the space
     version: int = 0
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """Return the machine-readable form of a space, as values that JSON can represent."""
-    order = list(tree.nodes(space.root))
-    places = {node: place for place, node in enumerate(order)}
-    calls = outermost_calls(space.root)
+    """Return the labels of a space as values that JSON can represent."""
     labels = {}
     for label, domain in space.domains.items():
         switch = space.switches.get(label)
-        own = {*calls.get(label, ())}
         labels[label] = Label(
             law=domain.law,
             parameters={field.name: getattr(domain, field.name) for field in fields(domain)},
             conditions=[list(chain) for chain in space.conditions[label]],
+            is_whole=label in space.whole,
             options=shown_options(label, switch)[0] if switch else None,
-            expression=places[own.pop()] if len(own) == 1 and switch is None else None,
+            outlines=_outlines(label, switch) if switch else None,
+            constants=_constants(label, switch) if switch else None,
         )
-    nodes = [_record(node, places) for node in order]
-    found: dict[str, Any] = to_builtins(StoredSpace(nodes=nodes, labels=labels, version=VERSION))
+    found: dict[str, Any] = to_builtins(StoredSpace(labels=labels, version=VERSION))
     return found
 
 
-class Refused(Exception):
-    """A value is not plain, or a function would take too many steps."""
+def read_labels(stored: Mapping[str, Any] | None) -> Mapping[str, Label]:
+    """Return the labels of a recorded space; {} without a record, or for anything that is not one."""
+    try:
+        return {} if stored is None else convert(stored, StoredSpace).labels
+    except _UNREADABLE:
+        return {}
 
 
-class Steps:
-    """Number of steps that are left for one evaluation. They limit its time and the size of its results."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    def spend(self, count: int = 1) -> None:
-        """Take this many steps. Raises Refused if fewer are left."""
-        self._left -= count
-        if self._left < 0:
-            raise Refused("too many steps")
-
-    def scalar(self, value: Value) -> Value:
-        """Return a number, a text or None. Raises Refused for other values, and for values that are too long."""
-        if type(value) is int and value.bit_length() > LONG_INT:
-            raise Refused("too long a number")
-        if type(value) is str:
-            self.spend(len(value) // _CHARACTERS)
-        if type(value) not in _SCALARS:
-            raise Refused(f"not a plain value but {type(value).__name__}")
-        return value
-
-    def made(self, value: Value) -> Value:
-        """Return the result of a function of plain values: a scalar, or a tuple, list or dict."""
-        return value if type(value) in _LISTS or type(value) is dict else self.scalar(value)
+class _Values(Struct):
+    values: Any
 
 
-#: function of the steps that are left and of its own arguments
-Pure = Callable[..., Value]
+class _Shown(Struct):
+    #: by label: the value of its only expression, where that differs from `Label.shown`
+    shown: dict[str, Any] = {}
 
 
-def _on(kinds: frozenset[type], function: Callable[..., Value], count: int) -> Pure:
-    """Return a function of this many values of these types."""
-
-    def call(steps: Steps, *args: Value) -> Value:
-        if len(args) != count or not all(type(each) in kinds for each in args):
-            raise Refused("arguments of other types")
-        return steps.made(function(*args))
-
-    return call
+_encode = msgspec.json.Encoder().encode
+_as_values, _as_shown = msgspec.json.Decoder(_Values).decode, msgspec.json.Decoder(_Shown).decode
 
 
-def _over(function: Callable[..., Value]) -> Pure:
-    """Return a function of numbers, given one by one or as one list."""
+def read_given(text: str | None, params: Params) -> tuple[Value, bool]:
+    """Return the values of a trial by its record, and False if some of them are texts instead of the real values.
 
-    def call(steps: Steps, *args: Value) -> Value:
-        items = args[0] if len(args) == 1 and type(args[0]) in _LISTS else args
-        steps.spend(len(items))
-        if not all(type(each) in _NUMBERS for each in items):
-            raise Refused("arguments of other types")
-        return steps.made(function(items))
-
-    return call
-
-
-def _add(steps: Steps, left: Value, right: Value) -> Value:
-    if type(left) is type(right) and type(left) in _LISTS | {str}:
-        steps.spend(len(left) + len(right))
-    elif not {type(left), type(right)} <= _NUMBERS:
-        raise Refused("arguments of other types")
-    return steps.made(left + right)
+    Without a record, the values are the `params`.
+    """
+    if text is None:
+        return dict(params), True
+    try:
+        return _decoded(_as_values(text if len(text) <= LONGEST else "").values)
+    except _UNREADABLE:
+        return Shown("(values that cannot be read)"), False
 
 
-def _mul(steps: Steps, left: Value, right: Value) -> Value:
-    if type(left) in _LISTS | {str} and type(right) is int:
-        steps.spend(len(left) * max(0, right))
-    elif not {type(left), type(right)} <= _NUMBERS:
-        raise Refused("arguments of other types")
-    return steps.made(left * right)
+def read_shown(text: str | None) -> dict[str, Any]:
+    """Return by label the values in a trial's record that are shown instead of draws, other than those of `Label`."""
+    try:
+        found = {} if text is None or len(text) > LONGEST else _as_shown(text).shown
+        return {label: _decoded(value)[0] for label, value in found.items()}
+    except _UNREADABLE:
+        return {}
 
 
-def _pow(steps: Steps, base: Value, exponent: Value) -> Value:
-    if not {type(base), type(exponent)} <= _NUMBERS:
-        raise Refused("arguments of other types")
-    if {type(base), type(exponent)} <= {bool, int} and int(base).bit_length() * exponent > LONG_INT:
-        raise Refused("too long a number")
-    return steps.made(base**exponent)
+class ValuesRecord:
+    """Makes the records of the values of a space's trials.
 
-
-def _getitem(steps: Steps, found: Value, key: Value) -> Value:
-    if type(found) not in _LISTS | {dict}:
-        raise Refused("items of another type")
-    if type(found) in _LISTS and type(key) not in {bool, int, np.int64}:
-        raise Refused("a place of another type")
-    return found[steps.scalar(key)]
-
-
-def _dict(steps: Steps, pairs: Value = (), /, **named: Value) -> Value:
-    if type(pairs) not in _LISTS or not all(type(pair) in _LISTS and len(pair) == 2 for pair in pairs):
-        raise Refused("arguments of other types")
-    steps.spend(len(pairs) + len(named))
-    return {**{steps.scalar(key): value for key, value in pairs}, **named}
-
-
-def _list(steps: Steps, items: Value = ()) -> Value:
-    if type(items) not in _LISTS:
-        raise Refused("items of another type")
-    steps.spend(len(items))
-    return list(items)
-
-
-#: functions by their names in hyperopt's scope
-FUNCTIONS: Mapping[str, Pure] = {
-    **{kind.__name__: _on(_NUMBERS, kind, 1) for kind in (float, int)},
-    **{name: _on(_NUMBERS, getattr(operator, name), 2) for name in ("sub", "truediv", "floordiv")},
-    **{name: _on(_SCALARS, getattr(operator, name), 2) for name in ("eq", "ge", "gt", "le", "lt")},
-    **{name: _on(_NUMBERS, getattr(np, name), 1) for name in ("exp", "log", "sqrt", "sin", "cos", "tan")},
-    **{name: _on(_NUMBERS, getattr(np, name), 2) for name in ("maximum", "minimum")},
-    **{function.__name__: _over(function) for function in (max, min)},
-    "sum": _over(np.sum),
-    "neg": _on(_NUMBERS, operator.neg, 1),
-    "len": _on(_SIZED, len, 1),
-    "add": _add,
-    "mul": _mul,
-    "pow": _pow,
-    "getitem": _getitem,
-    "dict": _dict,
-    "list": _list,
-}
-
-
-class RestoredSpace:
-    """Computes values from params, using a space's machine-readable form.
-
-    The form may come from a stranger: only those of `FUNCTIONS` are called, within limits. A value that these functions
-    refuse is shown as text.
+    The functions of the space are called as the objective's process calls them.
     """
 
-    def __init__(self, stored: Mapping[str, Any]) -> None:
-        """Raise ValueError, or an error of msgspec (a ValueError), for anything that is not such a form."""
-        space = convert(stored, StoredSpace)
-        _check_order(space.nodes)
-        self.labels: Mapping[str, Label] = space.labels
-        self._nodes = space.nodes
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        order = [*tree.nodes(space.root)]
+        arguments: set[Node] = set()
+        for node in reversed(order):
+            if isinstance(node, tree.Call) or node in arguments:
+                arguments.update(tree.children(node))
+        constants = {node: node.value for node in order if isinstance(node, tree.Literal)}
+        #: constants by id that are evaluated without a copy, as no function gets them
+        self._uncopied = {id(value): value for node, value in constants.items() if node not in arguments}
+        #: constants by id in the form of values
+        self._written = {
+            id(value): _Writer(MAX_CONSTANT).of(value) for value in constants.values() if not _fits_json(value)
+        }
+        #: True if a random function of the space draws other values for the objective than here
+        self._is_random = any(isinstance(node, tree.Call) and "rng" in dict(node.kwargs) for node in order)
+        calls = {label: {*each} for label, each in outermost_calls(space.root).items() if label not in space.switches}
+        #: by label: its only expression, other than a mere conversion
+        self._calls = {
+            label: call
+            for label, each in calls.items()
+            if len(each) == 1 and tree.converted(call := each.pop()) is None
+        }
 
-    def evaluate(self, params: Params) -> tuple[Value, bool]:
-        """Return the values that the objective got, and False if some of them are texts instead of the real ones."""
-        return self._evaluated(-1, params)
-
-    def shown(self, params: Params, label: str) -> Value:
-        """Return what the objective got for one active label: a choice's option, or the number of another label."""
-        known, drawn = self.labels.get(label), params[label]
-        if known is not None and known.options is not None:
-            return known.options[drawn] if isinstance(drawn, int) and 0 <= drawn < len(known.options) else drawn
-        if known is None or known.expression is None:
-            return drawn
-        return self._evaluated(known.expression, params)[0]
-
-    def outlines(self, label: str) -> dict[int, Value]:
-        """Return the tuples and dicts among a choice's options that are shown as Python's text, by index.
-
-        "..." stands for what is drawn in them, and for what is nested deeper than MAX_LEVELS.
-        """
-        known = self.labels.get(label)
-        switches = (node for node in self._nodes if isinstance(node, Switch))
-        switch = next((node for node in switches if self._unshared(node.index) == Param(label=label)), None)
-        if known is None or known.options is None or switch is None:
-            return {}
-        steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(self._nodes))
-        found: dict[int, Value] = {}
-        for index, (shown, place) in enumerate(zip(known.options, switch.options, strict=False)):
-            if isinstance(shown, str) and shown.startswith(("(", "{")):
-                try:
-                    value = self._outline(place, MAX_LEVELS, steps)
-                except Refused:
-                    return found
-                found |= {index: value} if isinstance(value, (tuple, dict)) else {}
-        return found
-
-    def _outline(self, place: int, levels: int, steps: Steps) -> Value:
-        steps.spend()
-        match self._unshared(place):
-            case Literal(value=value):
-                return value
-            case Opaque(text=text):
-                return text
-            case Sequence(items=items) if levels:
-                return tuple(self._outline(item, levels - 1, steps) for item in items)
-            case Dict(items=named) if levels:
-                return {key: self._outline(item, levels - 1, steps) for key, item in named}
-        return DRAWN
-
-    def _unshared(self, place: int) -> AnyRecord:
-        node = self._nodes[place]
-        while isinstance(node, Shared):
-            node = self._nodes[node.node]
-        return node
-
-    def _evaluated(self, place: int, params: Params) -> tuple[Value, bool]:
-        evaluation = _Evaluation(self._nodes, params)
+    def of(self, params: Params) -> str | None:
+        """Return the record of the values for these params, or None if the values are the params."""
+        if self._is_random:
+            return _encode({"values": _text("(a random function of the space draws these values)")}).decode()
+        writer = _Writer(MAX_VALUES, self._written)
+        memo: tree.Memo = {tree.COPIES: {**self._uncopied}}
         try:
-            value = evaluation.at(place)
-        except Exception as error:  # a function may fail by itself
-            return Shown(f"({type(error).__name__}: {short(error)})"), False
-        return value, evaluation.is_exact
+            values = _encode(writer.of(tree.evaluate(self._space.root, params, memo)))
+        except Exception as error:  # a space may call any function
+            values = _encode(_text(f"({type(error).__name__}: {short(error)})"))
+        shown: dict[str, Any] = {}
+        for label, call in self._calls.items():
+            with suppress(Exception):
+                drawn = int(params[label]) if label in self._space.whole else params[label]
+                value = writer.of(tree.evaluate(call, params, memo))
+                shown |= {label: value} if type(value) is not type(drawn) or value != drawn else {}
+        if not shown and values == _encode(params):
+            return None
+        return _encode({"values": msgspec.Raw(values), **({"shown": shown} if shown else {})}).decode()
 
 
-class _Evaluation:
-    """Evaluation of the nodes of a space for one trial's params."""
+class _Writer:
+    """Writes values as JSON of at most about `left` characters."""
 
-    def __init__(self, nodes: list[AnyRecord], params: Params) -> None:
-        self._nodes = nodes
-        self._params = params
-        self._steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(nodes))
-        #: False once a value is a text instead of the real one
-        self.is_exact = True
+    def __init__(self, left: int, written: Mapping[int, Any] | None = None) -> None:
+        """`written` has by id values that are written already."""
+        self._left = left
+        self._written = written or {}
 
-    # The loops are written out because each comprehension would use one more frame per level before Python 3.12.
-    def at(self, place: int) -> Value:
-        """Return the value of a node."""
-        self._steps.spend()
-        match self._nodes[place]:
-            case Literal(value=value):
-                return self._steps.scalar(value)
-            case Opaque(text=text):
-                return self._text(text)
-            case Param(label=label):
-                return self._steps.scalar(self._params[label])
-            case Sequence(items=items):
-                return tuple(self._all(items))
-            case Dict(items=named):
-                return self._named(named)
-            case Call() as call:
-                return self._called(call)
-            case Switch(index=index, options=options):
-                taken = self.at(index)
-                if type(taken) is not int or not 0 <= taken < len(options):
-                    raise Refused(f"no option {short(taken, 60)}")
-                return self.at(options[taken])
-            case Shared(node=shared):
-                return self.at(shared)
+    def of(self, value: Value, levels: int = MAX_LEVELS) -> Any:
+        """Return a value, with at most this many levels of nesting."""
+        value = value.item() if isinstance(value, np.generic) else value
+        kind = type(value)
+        self._left -= NUMBER
+        if kind is float or kind is int or kind is bool or value is None:
+            return value if _fits_json(value) else _odd(value)
+        if (found := self._written.get(id(value))) is not None:
+            return found
+        if kind is str:
+            self._left -= len(value)
+            return value if len(value) <= MAX_STRING and self._left >= 0 and is_storable(value) else _text(value)
+        if kind not in (tuple, list, dict):
+            return _text(literal_text(value))
+        if NUMBER * len(value) > self._left or not levels:
+            return _text(DRAWN)
+        if kind is not dict:
+            items = [self.of(item, levels - 1) for item in value]
+            return {_TUPLE: items} if kind is tuple else items
+        pairs = [(key, self.of(item, levels - 1)) for key, item in value.items()]
+        if all(type(key) is str and key[:1] != "!" for key in value):
+            return dict(pairs)
+        return {_DICT: [[self.of(key), item] for key, item in pairs]} if len(pairs) <= MAX_PAIRS else _text(DRAWN)
 
-    def _all(self, places: list[int]) -> list[Value]:
-        found = []
-        for place in places:
-            found.append(self.at(place))
+
+def _odd(number: float) -> Any:
+    """Return a number that JSON lacks."""
+    return {_FLOAT: repr(number)} if isinstance(number, float) else _text(literal_text(number))
+
+
+def _text(text: str) -> dict[str, str]:
+    return {_TEXT: cut(text.encode("utf-8", "replace").decode())}
+
+
+def _decoded(written: Any) -> tuple[Value, bool]:
+    """Return a value from its JSON, and False if some of it are texts instead of the real values."""
+    texts: list[str] = []
+
+    def value(found: Any, levels: int) -> Value:
+        if levels == 0:
+            raise ValueError("too many levels")
+        match found:
+            case list():
+                return [value(each, levels - 1) for each in found]
+            case {"!tuple": [*items]} if len(found) == 1:
+                return tuple([value(each, levels - 1) for each in items])
+            case {"!float": str(text)} if len(found) == 1:
+                return float(text)
+            case {"!dict": [*pairs]} if len(found) == 1 and len(pairs) <= MAX_PAIRS:
+                return {value(key, levels - 1): value(each, levels - 1) for key, each in pairs}
+            case {"!text": str(text)} if len(found) == 1:
+                texts.append(text)
+                return Shown(text)
+            case dict():
+                if len(found) == 1 and next(iter(found))[:1] == "!":
+                    raise ValueError("an unknown mark")
+                return {key: value(each, levels - 1) for key, each in found.items()}
         return found
 
-    def _named(self, places: list[tuple[str, int]]) -> dict[str, Value]:
-        found = {}
-        for key, place in places:
-            found[key] = self.at(place)
-        return found
-
-    def _called(self, call: Call) -> Value:
-        args, kwargs = self._all(call.args), self._named(call.kwargs)
-        pure = FUNCTIONS.get(call.name)
-        try:
-            return self._text(f"{call.name}(...)") if pure is None else pure(self._steps, *args, **kwargs)
-        except (Refused, TypeError):
-            return self._text(f"{call.name}(...)")
-
-    def _text(self, text: str) -> Shown:
-        self.is_exact = False
-        return Shown(text)
-
-
-def _check_order(nodes: list[AnyRecord]) -> None:
-    """Raise ValueError unless each node refers only to earlier ones, so that there are no cycles."""
-    if not nodes:
-        raise ValueError("a space without nodes")
-    for place, node in enumerate(nodes):
-        if any(not 0 <= child < place for child in _children(node)):
-            raise ValueError(f"node {place} refers to one that does not precede it")
-
-
-def _children(node: AnyRecord) -> list[int]:
-    match node:
-        case Sequence(items=items):
-            return items
-        case Dict(items=named):
-            return [child for _, child in named]
-        case Call(args=args, kwargs=kwargs):
-            return [*args, *(child for _, child in kwargs)]
-        case Switch(index=index, options=options):
-            return [index, *options]
-        case Shared(node=shared):
-            return [shared]
-    return []
-
-
-def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
-    match node:
-        case tree.Literal(value=value):
-            value = value.item() if isinstance(value, np.generic) else value
-            return Literal(value=value) if _fits_json(value) else Opaque(text=literal_text(value))
-        case tree.Param(label=label):
-            return Param(label=label)
-        case tree.Sequence(items=items):
-            return Sequence(items=[places[item] for item in items])
-        case tree.Dict(items=items):
-            return Dict(items=[(key, places[item]) for key, item in items])
-        case tree.Call(name=name, args=args, kwargs=kwargs):
-            named = [(key, places[argument]) for key, argument in kwargs]
-            return Call(name=name, args=[places[argument] for argument in args], kwargs=named)
-        case tree.Switch(index=index, options=options):
-            return Switch(index=places[index], options=[places[option] for option in options])
-        case tree.Shared(node=shared):
-            return Shared(node=places[shared])
-    raise TypeError(f"a space has no {type(node).__name__}")
+    return value(written, 5 * MAX_LEVELS), not texts
 
 
 def shown_options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
@@ -466,14 +294,37 @@ def shown_options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]
         plain = tree.unshared(option)
         value = plain.value if isinstance(plain, tree.Literal) else None
         value = value.item() if isinstance(value, np.generic) else value
-        is_constant = all(not isinstance(part, (tree.Param, tree.Call, tree.Switch)) for part in tree.nodes(option))
+        is_constant = _is_constant(option)
         if isinstance(plain, tree.Literal) and _fits_json(value):
-            found.append(value)
+            found.append(cut(value) if isinstance(value, str) and len(value) > MAX_STRING else value)
         elif tag is None or (is_constant and isinstance(plain, tree.Sequence)):
             found.append(option_text(option))
         else:
             found.append(tag)
     return unlike(found, switch.options)
+
+
+def _outlines(label: str, switch: tree.Switch) -> list[Any]:
+    """Return the options with their tuples and dicts in short form, unless several would then look alike."""
+    shown = shown_options(label, switch)[0]
+    long = {place for place, each in enumerate(shown) if isinstance(each, str) and each.startswith(("(", "{"))}
+    brief_ones = {place: outline(switch.options[place]) for place in long}
+    texts = {place: cut(brief(value)) for place, value in brief_ones.items() if isinstance(value, (tuple, dict))}
+    # Options that differ only in rounded digits keep their texts, which differ.
+    counts = Counter([*texts.values(), *map(str, shown)])
+    return [texts[place] if counts[texts.get(place, "")] == 1 else each for place, each in enumerate(shown)]
+
+
+def _constants(label: str, switch: tree.Switch) -> list[Any]:
+    names = option_names(label, switch.options)
+    return [
+        _Writer(MAX_CONSTANT).of(tree.evaluate(option, {}, {})) if _is_constant(option) else name
+        for option, name in zip(switch.options, names, strict=True)
+    ]
+
+
+def _is_constant(option: Node) -> bool:
+    return all(not isinstance(part, (tree.Param, tree.Call, tree.Switch)) for part in tree.nodes(option))
 
 
 def _fits_json(value: object) -> bool:
@@ -482,6 +333,4 @@ def _fits_json(value: object) -> bool:
         return type(value) is float and math.isfinite(value)
     if type(value) is int:
         return -(2**63) <= value < 2**63
-    if type(value) is str:
-        return "\0" not in value and value == value.encode("utf-8", "replace").decode()
-    return value is None or type(value) is bool
+    return value is None or type(value) is bool or (type(value) is str and is_storable(value))

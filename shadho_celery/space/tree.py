@@ -31,7 +31,7 @@ _FIXED = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType, object}
 )
 #: key in a memo of the copies made in one evaluation, by the ids of the originals, as in copy.deepcopy
-_COPIES = "copies"
+COPIES = "copies"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -161,6 +161,14 @@ def unshared(node: Node) -> Node:
     return node.node if isinstance(node, Shared) else node
 
 
+def converted(node: Node) -> str | None:
+    """Return the label whose draw a node is, as it is or converted by int() and float(); None for any other node."""
+    node = unshared(node)
+    while isinstance(node, Call) and node.function in (int, float) and len(node.args) == 1:
+        node = unshared(node.args[0])
+    return node.label if isinstance(node, Param) else None
+
+
 def nodes(root: Node) -> Iterator[Node]:
     """Yield `root` and every node under it once, children first."""
     return postorder(root, children)
@@ -175,7 +183,7 @@ def is_fixed(value: Value) -> bool:
 
 def copied(value: Value, memo: Memo) -> Value:
     """Return a copy that shares no part with the value, or the value itself if it cannot be copied (a lock)."""
-    copies = memo.setdefault(_COPIES, {})
+    copies = memo.setdefault(COPIES, {})
     if isinstance(value, np.ndarray) and value.nbytes > LARGE_ARRAY and not value.dtype.hasobject:
         if id(value) not in copies:
             copies[id(value)] = value.view()

@@ -41,7 +41,7 @@ class StudyRecord:
     decade: Annotated[float, Meta(gt=0)] | None = None
     #: its latest plan, if it is placed by money
     money_plan: MoneyPlan | None = None
-    #: the space in the machine-readable form of `space.stored`; None if it was not given
+    #: the labels of the space in the machine-readable form of `space.stored`; None if they were not given
     tree: Mapping[str, Any] | None = None
     #: names of the compute classes that its attempts could go to, in the order of `AttemptRecord.placed`
     classes: tuple[Name, ...] = ()

@@ -55,17 +55,15 @@ LONGEST = 20_000_000
 _TOO_LONG = "(left out: too long)"
 
 
-def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -> sa.Select[Any]:
-    """Return a query of columns. Columns that a store of an earlier version lacks are selected as null.
+def readable(columns: Iterable[sa.Column[Any]]) -> sa.Select[Any]:
+    """Return a query of columns.
 
     Texts and JSON are selected as text, with a short text in place of values that are too long. SQLAlchemy's own
     decoder would stop at the first value that is not JSON, without saying in which row.
     """
     found: list[sa.ColumnElement[Any]] = []
     for column in columns:
-        if column.name in lacking:
-            found.append(sa.null().label(column.name))
-        elif isinstance(column.type, (sa.JSON, sa.String)):
+        if isinstance(column.type, (sa.JSON, sa.String)):
             text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
             found.append(sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name))
         elif isinstance(column.type, sa.LargeBinary):
@@ -77,16 +75,15 @@ def readable(columns: Iterable[sa.Column[Any]], lacking: Collection[str] = ()) -
     return sa.select(*found)
 
 
-def unchecked(columns: Iterable[sa.Column[Any]], lacking: Collection[str], *, are_bytes: bool) -> sa.Select[Any]:
+def unchecked(columns: Iterable[sa.Column[Any]], *, are_bytes: bool) -> sa.Select[Any]:
     """Return a query of columns whose values are the driver's own: nothing is converted, which takes most of the time.
 
-    Columns in `lacking`, and texts that are too long, are selected as null. With `are_bytes`, texts are selected as
-    bytes.
+    Texts that are too long are selected as null. With `are_bytes`, texts are selected as bytes.
     """
     found: list[sa.ColumnElement[Any]] = []
     for column in columns:
-        value: sa.ColumnElement[Any] = sa.null() if column.name in lacking else column
-        if column.name not in lacking and isinstance(column.type, (sa.JSON, sa.String, sa.LargeBinary)):
+        value: sa.ColumnElement[Any] = column
+        if isinstance(column.type, (sa.JSON, sa.String, sa.LargeBinary)):
             if not isinstance(column.type, sa.LargeBinary):
                 value = sa.cast(column, sa.LargeBinary if are_bytes else sa.Text)
             value = sa.case((sa.func.length(value) > LONGEST, None), else_=value)
@@ -185,17 +182,13 @@ class Reader:
         self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
         self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
         self.columns = columns
-        self.query = self.select()
+        self.query = readable([trials.c[name] for name in columns])
         # An earlier version did not write slots, so null is allowed.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
         hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
         fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
         self._row = msgspec.defstruct("Row", fields, bases=(Summary,), array_like=True, kw_only=True)
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
-
-    def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
-        """Return the query of its columns. Columns that the store lacks (`lacking`) are selected as null."""
-        return readable([trials.c[name] for name in self.columns], lacking)
 
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""

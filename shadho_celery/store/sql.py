@@ -61,10 +61,8 @@ from shadho_celery.store.rows import (
 from shadho_celery.store.tables import (
     VERSION,
     actions,
-    add_columns,
     attempts,
     damage,
-    lacking_columns,
     machines,
     note_version,
     reports,
@@ -90,9 +88,8 @@ PAGE, LONG_PAGE = 2000, 20_000
 MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
-_UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at", "sampler"}] + [
-    "change"
-]
+_FIXED = {"number", "subspace", "params", "given", "seed", "asked_at", "sampler"}
+_UPDATED = [name for name in COLUMNS if name not in _FIXED] + ["change"]
 _STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
 #: Sets the given columns of a trial that has not finished. A finished trial keeps its first result.
@@ -112,7 +109,7 @@ class SqlStore:
     """
 
     def __init__(self, url: str = DEFAULT_STORE, *, read_only: bool = False) -> None:
-        """With `read_only`, nothing is created or changed, and a store of an earlier version is read as it is."""
+        """With `read_only`, nothing is created or changed."""
         self.url = url
         #: the same for messages, without a password
         self.safe_url = mask(url)
@@ -131,27 +128,24 @@ class SqlStore:
         self._is_unsure = False
         #: by key of a study: its latest change number, as this object has read or written it
         self._change: dict[str, int] = {}
-        #: by table: the columns that this store lacks, because an earlier version created it
-        self._lacking: Mapping[str, frozenset[str]] = {}
-        with self._errors():
-            if read_only:
-                self._refuse_damage()
-                self._lacking = lacking_columns(self._engine)
-            else:
+        #: True if this store is only read, and its tables have not been created yet
+        self._is_empty = read_only
+        if read_only:
+            self.verify()
+        else:
+            with self._errors():
                 self._create_tables()
 
     def verify(self) -> None:
-        """Look whether another version has changed the tables of a store that is only read since it was opened.
+        """Check the tables of a store that is only read, which another version may have changed since it was opened.
 
-        Added columns are read from now on. Raises StoreError if the tables are those of a newer version.
+        Raises StoreError if they cannot be used.
         """
         with self._errors():
-            if "version" not in self._lacking.get(schema_version.name, ()):
-                found = self._fetched(sa.select(schema_version.c.version))
-                if any(row.version != VERSION for row in found):
-                    self._refuse_damage()
-            if any(self._lacking.values()):
-                self._lacking = lacking_columns(self._engine)
+            found = [] if self._is_empty else self._fetched(sa.select(schema_version.c.version))
+            if [row.version for row in found] != [VERSION]:
+                self._refuse_damage()
+                self._is_empty = not sa.inspect(self._engine).has_table(studies.name)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
         """Record a new study, and the trials of earlier studies from which it learns.
@@ -180,7 +174,7 @@ class SqlStore:
         latest study. `told` is called with a line that names the study, unless `name` is its full name. Raises
         StudyNotFound, with `instead` as the remedy.
         """
-        if "name" in self._lacking.get(studies.name, ()):
+        if self._is_empty:
             raise StudyNotFound(f"there are no studies in {self.safe_url}")
         query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
         # A damaged row may have values of any type here.
@@ -200,7 +194,7 @@ class SqlStore:
 
     def records(self) -> list[StudyRecord]:
         """Return all studies, the latest first."""
-        if "name" in self._lacking.get(studies.name, ()):
+        if self._is_empty:
             return []
         rows = self._fetched(self._records().order_by(studies.c.created_at.desc()))
         return [*self._readable(rows, as_study, lambda row: f"study {short(row.name)}")]
@@ -248,8 +242,6 @@ class SqlStore:
 
         The values are in the order of their first trials. Trials without a value are left out.
         """
-        if name in self._lacking.get(trials.name, ()):
-            return {}
         fact, first = trials.c[name], sa.func.min(trials.c.number)
         query = sa.select(fact.label("fact"), sa.func.count().label("trials"))
         query = query.where(trials.c.study == key, fact.is_not(None)).group_by(fact).order_by(first)
@@ -262,8 +254,6 @@ class SqlStore:
 
         Attempts without a price are left out.
         """
-        if any("price" in self._lacking.get(table.name, ()) for table in (attempts, sessions)):
-            return {}
         priced = sa.select(sessions.c.worker).where(sessions.c.study == key, sessions.c.price.is_not(None)).limit(1)
         if not self._fetched(priced):
             # There may be millions of attempts.
@@ -281,9 +271,7 @@ class SqlStore:
         The order is that of `core.best.merit`: the least violation, the highest budget, the least loss; then the least
         number. A budget of null is all of the fidelity.
         """
-        lacking = self._lacking.get(trials.name, ())
-        order: list[Any] = [] if "violation" in lacking else [sa.func.coalesce(trials.c.violation, 0.0)]
-        order += [] if "budget" in lacking else [trials.c.budget.is_not(None), trials.c.budget.desc()]
+        order = [sa.func.coalesce(trials.c.violation, 0.0), trials.c.budget.is_not(None), trials.c.budget.desc()]
         query = sa.select(trials.c.number).where(
             trials.c.study == key, trials.c.state == TrialState.COMPLETE, trials.c.loss.is_not(None)
         )
@@ -438,7 +426,7 @@ class SqlStore:
                 connection.execute(_upsert(table, connection.dialect.name), rows)
 
     def _last_change(self, connection: sa.Connection, key: str) -> int:
-        """Return the study's latest change number; 0 in a study that an earlier version has written."""
+        """Return the study's latest change number, from 0."""
         if key in self._change:
             return self._change[key]
         found = connection.scalar(sa.select(studies.c.change).where(studies.c.key == key))
@@ -466,8 +454,7 @@ class SqlStore:
         """Yield columns of the study's trials, or of those written after the change number `since`, in blocks of rows.
 
         The first column must be ``number``. All rows are in the order of their numbers, changed ones in any. The
-        values are the driver's own and unchecked; texts may be bytes. Columns that a store of an earlier version lacks
-        are None. A million rows take seconds.
+        values are the driver's own and unchecked; texts may be bytes. A million rows take seconds.
         """
         return self._blocks(trials, [trials.c.number], key, names, since)
 
@@ -481,12 +468,9 @@ class SqlStore:
     def _blocks(
         self, table: sa.Table, order: Sequence[sa.Column[Any]], key: str, names: Sequence[str], since: int
     ) -> Iterator[Sequence[Sequence[Any]]]:
-        lacking = self._lacking.get(table.name, ())
-        if "study" in lacking:
-            return
         is_file = self._engine.dialect.name == "sqlite"
-        query = unchecked([table.c[name] for name in names], lacking, are_bytes=is_file).where(table.c.study == key)
-        if since > 0 and "change" not in lacking:
+        query = unchecked([table.c[name] for name in names], are_bytes=is_file).where(table.c.study == key)
+        if since > 0:
             # With an order, SQLite would read all rows in this order, and not those of the index.
             yield from self._raw(query.where(table.c.change > since))
             return
@@ -530,8 +514,6 @@ class SqlStore:
 
     def warm_start(self, key: str) -> list[Trial]:
         """Return the trials of earlier studies from which the study learns. Their numbers are their indexes."""
-        if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
-            return []
         rows = self._fetched(readable(warm_starts.c).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
         return [*self._readable(rows, as_lesson, lambda row: f"trial {short(row.place)} of a warm start")]
 
@@ -569,12 +551,7 @@ class SqlStore:
         return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
     def change(self, key: str) -> int:
-        """Return the study's latest change number: each transaction that writes trials or attempts counts it up.
-
-        It is 0 if only an earlier version, which had no change numbers, has written the study.
-        """
-        if "change" in self._lacking.get(studies.name, ()):
-            return 0
+        """Return the study's latest change number: each transaction that writes trials or attempts counts it up."""
         found = self._fetched(sa.select(studies.c.change).where(studies.c.key == key))
         return found[0].change if found and _is_number(found[0].change) else 0
 
@@ -583,8 +560,9 @@ class SqlStore:
 
         The counts and the state of a study are the same as long as these are, if the change number is not None.
         """
-        columns = (studies.c.key, studies.c.change, studies.c.holder, studies.c.lock_expires)
-        rows = self._fetched(readable(columns, self._lacking.get(studies.name, ())))
+        if self._is_empty:
+            return {}
+        rows = self._fetched(readable((studies.c.key, studies.c.change, studies.c.holder, studies.c.lock_expires)))
         return {str(row.key): (row.change, row.holder, _is_held(row, now)) for row in rows}
 
     def attempts(self, key: str, numbers: Collection[int] | None = None) -> Iterator[AttemptRecord]:
@@ -592,10 +570,7 @@ class SqlStore:
 
         Rows that cannot be read are left out with a warning, because no decision depends on them.
         """
-        if "study" in self._lacking.get(attempts.name, ()):
-            return
-        query = readable((attempts.c[name] for name in ATTEMPT_COLUMNS), self._lacking.get(attempts.name, ()))
-        query = query.where(attempts.c.study == key)
+        query = readable(attempts.c[name] for name in ATTEMPT_COLUMNS).where(attempts.c.study == key)
         place = sa.tuple_(attempts.c.number, attempts.c.attempt)
         query = query.order_by(attempts.c.number, attempts.c.attempt)
         pages: Iterator[Sequence[sa.Row[Any]]]
@@ -620,36 +595,23 @@ class SqlStore:
 
     def sessions(self, key: str) -> list[SessionRecord]:
         """Return the sessions of the study's workers in the order of their beginnings. Damaged rows are left out."""
-        if "study" in self._lacking.get(sessions.name, ()):
-            return []
-        names = SessionRecord.__struct_fields__
-        query = readable((sessions.c[name] for name in names), self._lacking.get(sessions.name, ()))
+        query = readable(sessions.c[name] for name in SessionRecord.__struct_fields__)
         rows = self._fetched(query.where(sessions.c.study == key).order_by(sessions.c.since, sessions.c.worker))
         return [*self._readable(rows, as_session, lambda row: f"a session of {short(row.worker)}", is_needed=False)]
 
     def machines(self, key: str) -> list[MachineRecord]:
         """Return the machines of the study's workers in the order of their names. Damaged rows are left out."""
-        if "study" in self._lacking.get(machines.name, ()):
-            return []
         query = readable([machines.c[name] for name in MachineRecord.__struct_fields__])
         rows = self._fetched(query.where(machines.c.study == key).order_by(machines.c.host))
         return [*self._readable(rows, as_machine, lambda row: f"the machine {short(row.host)}", is_needed=False)]
 
     def actions(self, key: str) -> list[Action]:
         """Return the requests to the study while it ran, in the order of their times. Damaged rows are left out."""
-        if "study" in self._lacking.get(actions.name, ()):
-            return []
-        rows = self._fetched(
-            readable(actions.c, self._lacking.get(actions.name, ()))
-            .where(actions.c.study == key)
-            .order_by(actions.c.at)
-        )
+        rows = self._fetched(readable(actions.c).where(actions.c.study == key).order_by(actions.c.at))
         return [*self._readable(rows, as_action, lambda row: f"action {short(row.id)}", is_needed=False)]
 
     def steered(self, key: str) -> Collection[str]:
         """Return the names of the actions that the study's latest scheduler has carried out, the latest first."""
-        if self._lacking.get(actions.name, ()):
-            return []
         fence = sa.select(studies.c.fence).where(studies.c.key == key).scalar_subquery()
         done = (actions.c.study == key) & (actions.c.fence == fence) & actions.c.is_done
         found = self._fetched(sa.select(actions.c.action).where(done).order_by(actions.c.at.desc()))
@@ -676,7 +638,7 @@ class SqlStore:
 
     def _records(self) -> sa.Select[Any]:
         """Return the query of all studies."""
-        return readable(_RECORD_COLUMNS, self._lacking.get(studies.name, ()))
+        return readable(_RECORD_COLUMNS)
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
         """Return the name of the study that `name` is short for, and the number of other studies that it matches.
@@ -704,8 +666,7 @@ class SqlStore:
     def _read(
         self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None
     ) -> Iterator[T]:
-        query = reader.select(self._lacking.get(trials.name, ()))
-        for row in self._rows(query.where(trials.c.study == key), numbers):
+        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
             try:
                 made = make(row)
             except UNREADABLE as error:
@@ -792,7 +753,6 @@ class SqlStore:
             try:
                 self._refuse_damage()
                 schema.create_all(self._engine)
-                add_columns(self._engine)
                 note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:

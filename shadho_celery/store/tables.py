@@ -17,8 +17,9 @@ from shadho_celery.core.columns import FACTS, Sql
 #: numbers by which SQLite marks a column that is computed when it is read or written
 _GENERATED = {2, 3}
 
-#: version of these tables; it changes when a column or table is removed, but not when a column or table is added
-VERSION = 1
+#: version of these tables; it changes when a column or table is removed, or older rows lack what readers need, but not
+#: when another column or table is added
+VERSION = 2
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, converts 1e22 to an int and refuses NUL characters
 json = sa.JSON()
@@ -58,11 +59,11 @@ studies = sa.Table(
     sa.Column("decade", sa.Float),
     #: its latest plan, if it is placed by money
     sa.Column("money_plan", sa.JSON(none_as_null=True)),
-    #: the space in machine-readable form, from which the values of trials are computed
+    #: the labels of the space in machine-readable form, by `space.stored`
     sa.Column("tree", sa.JSON(none_as_null=True)),
     #: names of the compute classes that its attempts could go to, in the order of `attempts.placed`
     sa.Column("classes", sa.JSON(none_as_null=True)),
-    #: change number of its latest transaction; null in a study that an earlier version has written
+    #: change number of its latest transaction; null before the first
     sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
@@ -213,12 +214,12 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         versions = connection.scalars(sa.select(schema_version.c.version)).all() if has_versions else []
         kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
         has_content = bool(versions) or any(kept)
-    if studies.name in found and studies.c.in_force.name not in _columns(engine, studies.name):
-        return "version 0.5 or earlier, or another program, has written it; give --store another URL"
+    if has_content and not versions:
+        return "an earlier version, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
     # Listed again, because another process may have created tables meanwhile.
-    missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
+    missing = schema.tables.keys() - set(sa.inspect(engine).get_table_names())
     if has_content and missing:
         return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
     return None
@@ -242,21 +243,6 @@ def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: 
     return f"the trigger {own[0]}" if own and is_written else None
 
 
-def _columns(engine: sa.Engine, table: str) -> set[str]:
-    return {column["name"] for column in sa.inspect(engine).get_columns(table)}
-
-
-def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
-    """Return for each table the columns that the database of an earlier version lacks. A missing table lacks all
-    columns.
-    """
-    existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
-    return {
-        table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
-        for table in schema.sorted_tables
-    }
-
-
 def note_version(engine: sa.Engine) -> None:
     """Write the version of the tables, unless it is already recorded."""
     with engine.connect() as connection:
@@ -264,19 +250,3 @@ def note_version(engine: sa.Engine) -> None:
             return
     with engine.begin() as connection:
         connection.execute(sa.insert(schema_version).values(version=VERSION))
-
-
-def add_columns(engine: sa.Engine) -> None:
-    """Add the nullable columns and the indexes that the database of an earlier version lacks, with null in its rows.
-
-    Raises SQLAlchemy's DBAPIError if another process has added one of them meanwhile; a second call then continues.
-    """
-    for table in schema.sorted_tables:
-        existing = _columns(engine, table.name)
-        for column in table.columns:
-            if column.nullable and column.name not in existing:
-                definition = sa.schema.CreateColumn(column).compile(engine)
-                with engine.begin() as connection:
-                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
-        for index in table.indexes:
-            index.create(engine, checkfirst=True)

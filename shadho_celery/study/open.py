@@ -16,7 +16,7 @@ from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.folders import new_key
 from shadho_celery.core.settings import as_options, words
-from shadho_celery.core.trial import COUNTED, Trial
+from shadho_celery.core.trial import COUNTED, Params, Trial
 from shadho_celery.core.units import counted
 from shadho_celery.errors import (
     ShadhoError,
@@ -56,17 +56,18 @@ def open_study(
     settings: Mapping[str, Any] | None = None,
     settle: Settle | None = None,
     tree: Mapping[str, Any] | None = None,
+    given: Callable[[Params], str | None] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
     """Start a new study, or resume one, and lock it.
 
-    `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. With `resume`,
-    the study called `name` is resumed, or without a name the module's latest; with "if-exists" it is begun if there is
-    none of exactly this name. `key` is that of a new study, from
-    `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the study's
-    record. `settle` decides which settings are in force; these are recorded, too.
+    `space` is `Space.describe()`, and `tree` is the space's machine-readable form, which is recorded. `given` makes the
+    record of a trial's values from its params. With `resume`, the study called `name` is resumed, or without a name
+    the module's latest; with "if-exists" it is begun if there is none of exactly this name. `key` is that of a new
+    study, from `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the
+    study's record. `settle` decides which settings are in force; these are recorded, too.
 
     If `repaired` is given, trials that are missing or cannot be read are moved away, and it is called with a text that
     says so; otherwise such trials raise StoreError. The trials of a `warm_start` are recorded with a new study, and its
@@ -102,7 +103,9 @@ def open_study(
         earlier = _whole(store, record.key, fence, moved, clock) if is_resumed else ()
         taught = store.warm_start(record.key) if is_resumed else warm_start
         first_number = max(moved, default=-1) + 1
-        study = StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
+        study = StudyState(
+            store, record, fence, earlier, clock, first_number=first_number, warm_start=taught, given=given
+        )
         if is_resumed:
             study.recorder.spent.update(store.spent(record.key))
             study.recorder.recall(store.sessions(record.key))

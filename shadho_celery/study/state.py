@@ -89,10 +89,15 @@ class StudyState(StudyTrials):
         *,
         first_number: int = 0,
         warm_start: Sequence[Trial] = (),
+        given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`."""
+        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
+
+        `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
+        """
         super().__init__(store, record, trials, warm_start)
         self.fence = fence
+        self._given = given
         #: name of the study in its store
         self.name = record.name
         self.clock = clock or SystemClock()
@@ -305,6 +310,7 @@ class StudyState(StudyTrials):
             number=self._next,
             subspace=subspace,
             params=params,
+            given=None if self._given is None else self._given(params),
             seed=seed,
             budget=budget,
             slots=slots,

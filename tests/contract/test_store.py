@@ -27,7 +27,7 @@ from shadho_celery.core import columns
 from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.records import MoneyPlan
-from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Trial, TrialState, taught
+from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.program.recorded import list_studies, load_study
 from shadho_celery.store import engine as database
@@ -36,7 +36,6 @@ from shadho_celery.store.engine import file_system
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.store.tables import schema, trials
-from shadho_celery.study.open import open_study
 
 #: a moment, in seconds since the epoch
 NOW = 1_700_000_000.0
@@ -630,7 +629,7 @@ def written_by_an_earlier_version(url: str) -> None:
     with engine.begin() as connection:
         then.create_all(connection)
         connection.execute(sa.insert(then.tables["studies"]).values(study))
-        for each in KEPT:
+        for each in (replace(ENDED, number=0), trial(1, asked_at=NOW)):
             values = {**asdict(each.outcome or Outcome(state=each.state)), **asdict(each)}
             row = {name: values[name] for name in set(then.tables["trials"].columns.keys()) - {"study"}}
             row |= {"study": RECORD.key, "state": str(each.state)}
@@ -638,47 +637,12 @@ def written_by_an_earlier_version(url: str) -> None:
     engine.dispose()
 
 
-#: its trials, without what it did not know yet
-KEPT = [
-    replace(
-        ENDED,
-        number=0,
-        origin=None,
-        budget=None,
-        outgrown_memory=None,
-        outcome=replace(OUTCOME, memory=None, gpu_memory=None, losses={}, constraints={}, continued=None),
-    ),
-    trial(1, asked_at=NOW),
-]
-
-
-def test_a_study_of_an_earlier_version_is_resumed_and_goes_on(shared_url: str) -> None:
-    written_by_an_earlier_version(shared_url)
-    store = SqlStore(shared_url)
-    study = open_study(store, RECORD.space, module=RECORD.module, resume=True)
-    assert list(study) == KEPT
-    assert study.record == RECORD
-    again = study.next_waiting()
-    assert again is not None
-    study.send(again, "gpu")
-    outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, memory=2**40)
-    study.tell(Result(number=1, attempt=1, outcome=outcome, at=NOW + 1))
-    study.add("all", {"x": 0.5}, seed=1, budget=0.25)
-    study.close()
-    memory = [trial.outcome and trial.outcome.memory for trial in store.trials(RECORD.key)]
-    assert memory == [None, 2**40, None]
-    assert [trial.budget for trial in store.trials(RECORD.key)] == [None, None, 0.25]
-    store.close()
-
-
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_database_up_to_version_05_is_refused_in_one_line_and_nothing_is_written(
+def test_a_database_of_an_earlier_version_is_refused_in_one_line_and_nothing_is_written(
     shared_url: str, read_only: bool
 ) -> None:
     written_by_an_earlier_version(shared_url)
     engine = database.make_engine(shared_url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE studies DROP COLUMN in_force"))
 
     def content() -> list[Any]:
         with engine.connect() as connection:
@@ -686,29 +650,10 @@ def test_a_database_up_to_version_05_is_refused_in_one_line_and_nothing_is_writt
             return [(name, connection.execute(sa.text(f"SELECT * FROM {name}")).mappings().all()) for name in tables]
 
     before = content()
-    with pytest.raises(StoreError, match=r"version 0\.5 or earlier, or another program, has written it; give --store"):
+    with pytest.raises(StoreError, match="an earlier version, or another program, has written it; give --store"):
         SqlStore(shared_url, read_only=read_only)
     assert content() == before
     engine.dispose()
-
-
-def test_many_may_open_a_database_of_an_earlier_version_at_once(shared_url: str) -> None:
-    written_by_an_earlier_version(shared_url)
-    ready = threading.Barrier(8)
-    found: list[list[Trial]] = []
-
-    def begin() -> None:
-        ready.wait()
-        store = SqlStore(shared_url)
-        found.append(list(store.trials(RECORD.key)))
-        store.close()
-
-    threads = [threading.Thread(target=begin) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [KEPT] * 8
 
 
 def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url: str) -> None:

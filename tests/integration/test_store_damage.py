@@ -173,24 +173,18 @@ def test_a_dropped_table_is_named_and_none_is_made_in_its_place(url: str, table:
             SqlStore(url)
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [1, 3])
 def test_a_store_of_an_unknown_version_is_refused_with_its_version(url: str, version: int) -> None:
     change(url, f"UPDATE schema_version SET version = {version}")
-    with pytest.raises(StoreError, match=f"of version {version}, not 1; install"):
+    with pytest.raises(StoreError, match=f"of version {version}, not 2; install"):
         SqlStore(url)
 
 
-def test_a_store_whose_version_was_not_noted_yet_opens(url: str) -> None:
+def test_a_store_with_studies_but_without_a_version_is_refused_as_an_earlier_one(url: str) -> None:
     change(url, "DROP TABLE schema_version")
-    change(url, "DROP TABLE unreadable")
-    for _ in range(2):
-        with closing(SqlStore(url)) as store:
-            study = resumed(store)
-            assert len(study) == TRIALS
-            study.close()
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        assert connection.execute(sa.text("SELECT version FROM schema_version")).all() == [(1,)]
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="an earlier version, or another program, has written it; give --store"):
+            SqlStore(url, read_only=read_only)
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

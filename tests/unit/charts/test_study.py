@@ -113,7 +113,7 @@ def test_the_ranking_is_that_of_the_best_trial(study: StudyResults) -> None:
 
 
 def test_the_options_of_a_choice_have_the_names_that_tables_show(study: StudyResults) -> None:
-    shown = {trial.params["model"]: str(study.shown(trial.params, "model")) for trial in study.trials}
+    shown = {trial.params["model"]: str(study.shown(trial)["model"]) for trial in study.trials}
     assert read_trials(study).labels["model"].options == [shown[0], shown[1]] == ["tree", "net"]
 
 

@@ -648,6 +648,8 @@ def strange(here: Path) -> Path:
                 store.execute(f"UPDATE {table} SET {column} = ?", [f"{CODES}[red]{column}"])
         metrics = json.dumps({CODES: [CODES, {CODES: CODES}]})
         store.execute("UPDATE trials SET metrics = ?, code = NULL", [metrics])
+        given = json.dumps({"values": {CODES: [CODES, {"!text": CODES}]}, "shown": {"C": CODES}})
+        store.execute("UPDATE trials SET given = ?", [given])
         store.execute("UPDATE studies SET module = ?, in_force = ?", ["mod\x9bule", json.dumps({"sampler": CODES})])
         store.execute("UPDATE studies SET space = ?", [json.dumps({CODES: CODES})])
         store.execute("UPDATE trials SET loss = ? WHERE number = 2", [CODES])
@@ -681,6 +683,32 @@ def test_nothing_that_a_terminal_obeys_reaches_it(strange: Path, words: list[str
     result = CliRunner().invoke(commands, words, terminal_width=120)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert all(line.isprintable() for line in result.output.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "svm-1a2b"], ["trial", "svm-1a2b", "3"], ["export", "svm-1a2b"], ["report", "svm-1a2b"]]
+)
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"values": ' + "[" * 10**5 + "]" * 10**5 + "}",
+        '{"values": {"!dict": [' + ",".join(f"[{place * (2**61 - 1)},0]" for place in range(1, 40000)) + "]}}",
+        json.dumps({"values": "x" * 10**6, "shown": {"C": "x" * 10**6}}),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_recorded_space_and_recorded_values_cannot_hold_a_reader_up(here: Path, words: list[str], given: str) -> None:
+    """The space has expressions that would not end, and a text of a megabyte that all trials refer to."""
+    nodes = [{"kind": "literal", "value": 0}, {"kind": "sequence", "items": [0]}, {"kind": "literal", "value": 10**9}]
+    nodes += [{"kind": "call", "name": "mul", "args": [1, 2], "kwargs": []}]
+    nodes += [{"kind": "sequence", "items": [place] * 100} for place in range(3, 60)]
+    law = {"law": "randint", "parameters": {}, "conditions": [[]], "options": ["x" * 10**6] * 3}
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE studies SET tree = ?", [json.dumps({"nodes": nodes, "labels": {"kernel": law}})])
+        store.execute("UPDATE trials SET given = ?", [given])
+    result = CliRunner().invoke(commands, words)
+    assert result.exit_code == 0
+    assert len(result.output) < 10**6 or words[0] == "trial"
 
 
 @pytest.mark.filterwarnings("default")

@@ -43,12 +43,12 @@ S = TrialState
 
 
 def result(trial: Trial, study: StudyState, space: Any) -> TrialResult:
-    return TrialResult(trial, Values(study.record, space.evaluate), study.store, study.record)
+    return TrialResult(trial, Values(study.record, space), study.store, study.record)
 
 
 def made(study: StudyState, space: Any = None, subspaces: Iterable[str] = ()) -> StudyReport:
     assert isinstance(study.store, SqlStore)
-    values = Values(study.record, None if space is None else space.evaluate)
+    values = Values(study.record, space)
     return report_of(study, study.store, values, subspaces=subspaces)
 
 

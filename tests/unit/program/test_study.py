@@ -532,3 +532,35 @@ def test_a_study_that_goes_on_under_other_code_is_warned_of_with_the_trials_of_e
         Study(space, **{**named, "resume": True}) as study,
     ):
         study.run(of_epochs(20), trials=7)
+
+
+def test_trials_that_fail_as_floats_are_whole_numbers_get_a_hint_at_uniformint() -> None:
+    """Only labels that a law draws as whole floats are named, and only if the failure is one of types."""
+    n, q = hp.quniform("n", 1, 9, 1), hp.quniform("q", 0, 1, 0.5)
+    space = {"n": n, "q": q, "whole": hp.uniformint("whole", 1, 9), "x": hp.uniform("x", 0, 1)}
+
+    def by_type(values: dict[str, Any]) -> float:
+        return float(sum(range(values["n"])))
+
+    def otherwise(values: dict[str, Any]) -> float:
+        raise ValueError(f"too large: {values['n']}")
+
+    for objective, hints in ((by_type, 1), (otherwise, 0)):
+        with Study(space, seed=0) as study, pytest.warns(UserWarning, match="have all failed"):
+            study.run(objective, trials=2, max_failures=2, progress=False)
+        error = str(study.trials[0].error)
+        assert error.count("n: drawn as float; hp.uniformint draws whole numbers as int") == hints
+
+
+def test_best_params_are_what_the_objective_got_by_label() -> None:
+    options = [{"k": hp.choice("k", [(1, 2), len])}]
+    space = {"n": hp.uniformint("n", 1, 9), "e": 2 ** hp.uniformint("e", 1, 3), "o": hp.choice("o", options)}
+    with Study(space, seed=0) as study:
+        for k in (0, 1):
+            study.add([{"n": 3, "e": 2, "o": 0, "k": k}], [1.0 - k])
+            assert study.best_params == {"n": 3, "e": 2, "o": "{'k': k}", "k": (1, 2) if k == 0 else len}
+            assert {label: type(value) for label, value in study.best_params.items() if label in "ne"} == {
+                "n": int,
+                "e": int,
+            }
+            assert study.best.params == {"n": 3.0, "e": 2.0, "o": 0, "k": k}

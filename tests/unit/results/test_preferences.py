@@ -12,8 +12,8 @@ from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.results.preferences import LEAST_TRIALS, preferences
 
 
-def shown(params: Params, label: str) -> Any:
-    return params[label]
+def shown(trial: Trial, label: str) -> Any:
+    return trial.params[label]
 
 
 def slower_on_gpu(params: Params, compute_class: str) -> float:

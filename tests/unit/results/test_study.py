@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_a_table_has_values_not_indices_and_a_column_for_each_label_and_metric()
     study = searched()
     frame = study.dataframe()
     assert study.trials_dataframe().equals(frame)
-    assert (study.best_params, study.best_value) == (study.best.params, study.best.loss)
+    got = dict(study.best.values)
+    assert (study.best_params, study.best_value) == ({"model": got.pop("name"), **got}, study.best.loss)
     assert list(frame["number"]) == [*range(30)]
     assert set(frame["model"]) == {"small", "large"}
     assert set(frame["opt"].dropna()) == {"adam", "sgd"}
@@ -232,23 +234,20 @@ def test_reading_makes_no_store() -> None:
         shadho_celery.list_studies("sqlite://")
 
 
-def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
-    """It lacks columns; the values of its trials come from the study's module, else they are the params."""
+def test_a_store_of_an_earlier_version_is_refused_in_one_line_without_a_change() -> None:
+    """It has no values of its trials."""
     searched(trials=5)
     with closing(sqlite3.connect("shadho.db")) as store, store:
         store.execute("PRAGMA journal_mode = DELETE")
-        for table, column in (("studies", "tree"), ("trials", "warning"), ("trials", "live")):
-            store.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        store.execute("DROP TABLE schema_version")
-        store.execute("DROP TABLE unreadable")
+        store.execute("ALTER TABLE trials DROP COLUMN given")
+        store.execute("UPDATE schema_version SET version = 1")
     before = Path("shadho.db").read_bytes()
-    study = shadho_celery.load_study(STORE, "fi")
-    assert [summary.name for summary in shadho_celery.list_studies(STORE)] == ["first"]
-    assert study.count() == 5
-    assert study.best is not None
-    assert study.best.values == study.best.params
-    assert "only in the study's own program" in str(study.values_note)
+    for read in (partial(load_study, STORE, "fi"), partial(shadho_celery.list_studies, STORE)):
+        with pytest.raises(StoreError, match="its tables are of version 1, not 2; install the shadho_celery that"):
+            read()
     assert Path("shadho.db").read_bytes() == before
+    with pytest.raises(StoreError, match="its tables are of version 1, not 2"):
+        searched()
 
 
 def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from shadho_celery.results.study import StudyResults
 from shadho_celery.simulation.cluster_file import parse
 from shadho_celery.simulation.keep import MOMENTS, keep
 from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.space.stored import read_given
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
@@ -59,7 +60,10 @@ def test_every_record_is_the_simulated_one_with_its_moments_shifted(played: Simu
             expected = getattr(simulated, name)
             if name in MOMENTS and expected is not None:
                 expected = pytest.approx(expected + END - SECONDS, abs=1e-6)
-            if name != "live":
+            if name == "given":
+                x = kept.params[f"x {kept.subspace.removeprefix('family=')}"]
+                assert read_given(kept.given, {})[0]["x"] == x
+            elif name != "live":
                 assert getattr(kept, name) == expected, f"{name} of {simulated}"
     assert store.machines(key) == played.store.machines()
     assert {"lost", "failed", "complete", None} == {each.end for each in store.attempts(key)}
