@@ -339,7 +339,8 @@ def share_lines(report: StudyReport) -> list[str]:
     shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
-    starved = starved_words(shares, {name: (of.failed, of.complete + of.pruned) for name, of in found.items()})
+    counts = {name: (of.failed - of.forgotten, of.complete + of.pruned) for name, of in found.items()}
+    starved = starved_words(shares, counts)
     return [] if starved is None else [starved]
 
 

@@ -270,7 +270,7 @@ class PromiseShares(UniformShares):
         best = min(self._best.get(budget, math.inf) for budget in budgets)
         told = [[] if part.only_fails else self._losses[name] for name, part in self._parts.items()]
         chances = np.array([promise(_of_budgets(each, budgets), best) for each in told])
-        # A subspace that cannot be judged, which one that only fails cannot, is as promising as the best one. If none is
+        # A subspace that cannot be judged, such as one that only fails, is as promising as the best one. If none is
         # promising, all are equal.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))

@@ -119,6 +119,10 @@ class Proposals:
             self._whole = first.sampler
         #: its outlook that the shares follow
         self._followed: Mapping[str, float] = {}
+        #: subspaces with trials that ended under this version of the code; and those of which the failures under other
+        #: versions are forgotten, in the order in which each gets a trial before others
+        self._current: set[str] = set()
+        self._renewed: list[str] = []
         #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
         self._replay: Replay | None = None
 
@@ -226,13 +230,23 @@ class Proposals:
                 rounds.tell(trial)
 
     def end_history(self) -> None:
-        """End the replay of earlier runs. Call this after all their results were passed to `tell`."""
+        """End the replay of earlier runs. Call this after all their results were passed to `tell`.
+
+        The past of subspaces of which failures are forgotten does not count for their shares, and they are tried first.
+        """
+        forgotten = self.study.trials.forgotten(self.study.code).keys() & self._index.keys()
+        if forgotten:
+            self.shares.restart(forgotten)
+        likely_first = sorted(self.members, key=lambda each: -each.probability)
+        self._renewed = [each.name for each in likely_first if each.name in forgotten - self._current]
         if self._replay is not None:
             self._replay.end()
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
+        trials = [*map(self.study.current, trials)]
+        self._current |= {trial.subspace for trial in trials if trial.outcome.code == self.study.code}
         # Promoted trials are a selection of good trials, and therefore biased.
         if not self.spans_space:
             for trial in trials:
@@ -247,7 +261,8 @@ class Proposals:
         """Return the trial that the policy chooses for a slot, added to the study; None if no trial is wanted now."""
         while True:
             wanted, offers = self._offers(left)
-            choice = self.policy.pick(slot, offers, fits)
+            is_renewed = bool(self._renewed) and wanted is not None and wanted.params is None
+            choice = None if is_renewed else self.policy.pick(slot, offers, fits)
             picked = None if choice is None else choice.picked
             if choice is not None and isinstance(picked, Trial):
                 return self._taken(picked) if picked.origin is None else self._promoted(picked, choice)
@@ -255,6 +270,8 @@ class Proposals:
                 return None
             if wanted.params is not None:
                 drawn = [self._added(self._subspace_of(wanted.params), wanted.params, wanted, wanted.sampler)]
+            elif is_renewed:
+                drawn = self._drawn_again(self._renewed.pop(0), wanted)
             elif isinstance(picked, str):
                 drawn = self._drawn(picked, wanted)
             else:
@@ -406,6 +423,14 @@ class Proposals:
         by = [self.sampler] * len(asked) if auto is None else auto.proposed_by
         drawn = zip(names, asked, by, strict=False)
         return [self._added(subspace, params, wanted, chosen) for subspace, params, chosen in drawn]
+
+    def _drawn_again(self, name: str, wanted: Wanted) -> list[Trial]:
+        """Draw a trial in a subspace of which failures are forgotten: from its law if one sampler draws everywhere."""
+        if not self.spans_space:
+            return self._drawn(name, wanted)
+        generator = np.random.default_rng([self.study.record.seed, len(self.study)])
+        [params] = self.members[self._index[name]].sample(generator, 1)
+        return [self._added(name, params, wanted, self.sampler)]
 
     def _note_choice(self, name: str, sampler: Sampler) -> None:
         """Record in the study which sampler `auto` has chosen."""

@@ -472,7 +472,7 @@ class Scheduler:
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
-        self.cost_model.tell(*trials, following=following)
+        self.cost_model.tell(*map(self.study.current, trials), following=following)
         for trial in trials:
             if trial.rung is not None:
                 self._budget_use.tell(trial)

@@ -210,6 +210,7 @@ class Session:
         make_executor = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
+        self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
@@ -367,7 +368,7 @@ class Session:
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
-        if (other := self.opened.other_code(self.code.digest)) is not None:
+        if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
         if self.scheduler.done:
             ended, spent = self.study.counted, self.scheduler.spent
@@ -527,8 +528,7 @@ class Watch:
             Kind.SEARCH: session.scheduler.notices(),
         }
         if study.best is not None and study.count(TrialState.FAILED):
-            counts = {name: (of.failed, of.complete + of.pruned) for name, of in ended_by_subspace(study).items()}
-            starved = starved_words((study.record.in_force or {}).get("shares"), counts)
+            starved = starved_words((study.record.in_force or {}).get("shares"), ended_by_subspace(study))
             found[Kind.SHARES] = [] if starved is None else [starved]
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text does not have their number, which changes, because each notice is shown once.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import NO_MERIT, Merit, merit
+from shadho_celery.core.code import Digest
 from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
@@ -336,6 +337,19 @@ class FinishedTrials:
             found.setdefault(str(self._names[place]), []).append(seconds)
         return found
 
+    def forgotten(self, code: str | None) -> Counter[str]:
+        """Return the number of failures under other versions of the code, by subspace; none if `code` is not known."""
+        failed = self._of_state(TrialState.FAILED)
+        is_other = (failed["code"] > 0) & (failed["code"] != self._places.get(code, 0)) & bool(code)
+        return Counter(str(self._names[place]) for place in failed["subspace"][is_other].tolist())
+
+    @property
+    def latest_code(self) -> str | None:
+        """Version of the code of the trial with the greatest number that has one."""
+        known = self._table()
+        known = known[known["code"] > 0]
+        return self._names[known["code"][known["number"].argmax()]] if len(known) else None
+
     def last_steps(self) -> list[tuple[int, int]]:
         """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
@@ -560,6 +574,8 @@ class StudyTrials:
         is_auto = record.in_force.get("sampler") == "auto"
         #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
+        #: version of the code of this run; "" if it is not known, or for a reader of the store
+        self.code: Digest = ""
         #: counts of the failures of this run; empty for a reader of the store
         self.failures = Failures()
         with collector_paused():
