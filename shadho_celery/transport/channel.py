@@ -45,7 +45,7 @@ import redis
 
 from shadho_celery.core.arguments import STUDY
 from shadho_celery.core.code import MAX_SOURCES, Digest, Sources
-from shadho_celery.core.failures import kind_of
+from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.store.lock import described, holder_name, is_held
@@ -193,7 +193,7 @@ class WorkerChannel:
             failure = ""
             if result.outcome.state not in WELL:
                 failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
-                failure = kind_of(result.outcome.error) if watched and failed else "unwatched"
+                failure = cause_of(result.outcome.error) if watched and failed else "unwatched"
             parts += (*self._sealed(study, result), failure)
         for started in claims:
             parts += self._sealed(study, started)
