@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import feasible_loss
-from shadho_celery.core.checks import check_name
+from shadho_celery.core.checks import check_name, listed
 from shadho_celery.core.names import SHARES, named
 from shadho_celery.core.trial import COUNTED, Trial, TrialState
 
@@ -59,6 +59,10 @@ class Shares(Protocol):
 
     #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
     follows: bool
+
+    @property
+    def notice(self) -> str | None:
+        """A line that names the subspaces that get fewer trials because all of theirs fail, or None."""
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         """Divide the next trials by this outlook (`WholeSampler.outlook`)."""
@@ -160,6 +164,13 @@ class UniformShares:
             had = part.dealt - max(0.0, min(part.failed, part.dealt - part.failed)) + (part.charge - 1) / 2
             part.progress = had / (part.weight * len(self._parts))
             part.turn = -part.weight / (2 * had + 1)
+
+    @property
+    def notice(self) -> str | None:
+        failing = [name for name, part in self._parts.items() if part.only_fails]
+        if not failing or len(failing) == len(self._parts):
+            return None
+        return f"all trials failed, so it gets a tenth of its share until one succeeds: {listed(failing, NAMED)}"
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         """Ignore the outlook: these shares do not depend on losses."""
@@ -325,16 +336,3 @@ def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
     check_name("kind of shares", name, SHARES)
     made: Shares = named(SHARES[name])(probabilities)
     return made
-
-
-def starved_words(shares: object, ended: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a line that names the subspaces with a reduced share because all of their trials fail, or None.
-
-    `shares` is the kind of shares, and `ended` the number of failed and of other ended trials by subspace.
-    """
-    failing = {name: failed for name, (failed, others) in ended.items() if only_fails(failed, others)}
-    if shares not in {"even", "promise"} or not failing or len(ended) < 2:
-        return None
-    more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
-    named = ", ".join(f"{name} ({failed})" for name, failed in [*failing.items()][:NAMED])
-    return f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"

@@ -19,7 +19,7 @@ from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.settings import words
-from shadho_celery.core.trial import COUNTED, WELL, Trial, TrialState, violation_of
+from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
@@ -53,8 +53,6 @@ class Ended(Struct, frozen=True, kw_only=True):
 class OfSubspace(Ended, frozen=True, kw_only=True):
     """Counts of ended trials of one subspace, with its best loss."""
 
-    #: number of its failures under other versions of the code, which no longer count
-    forgotten: int
     #: least loss at the highest budget, as the objective returned it; the first one of several losses
     best: float | None
     #: counts of the same trials by compute class
@@ -273,7 +271,6 @@ def report_of(
     and process of the scheduler that runs the study, if any, and `state` what it does.
     """
     trials, key = known.trials, known.record.key
-    forgotten = trials.forgotten(known.code or trials.latest_code)
     placed = trials.by_subspace()
     return StudyReport(
         **_overview(known, values),
@@ -286,7 +283,6 @@ def report_of(
         subspaces={
             name: OfSubspace(
                 **_counts(trials, subspace=name),
-                forgotten=forgotten[name],
                 best=None if (best := trials.best_of(name)) is None else turned_first(best, known.record.objectives),
                 classes=placed.get(name, {}),
             )
@@ -320,15 +316,6 @@ def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, i
     }
     notices = [line for line, count in counts.items() if count]
     return Run(seconds=seconds, trials=trials, slots=slots, failures=study.failures.common(), notices=notices)
-
-
-def ended_by_subspace(study: StudyState) -> dict[str, tuple[int, int]]:
-    """Return the numbers of failed trials that still count, and of other ended trials, by subspace."""
-    forgotten, count = study.trials.forgotten(study.code), study.trials.count
-    return {
-        name: (count(_S.FAILED, subspace=name) - forgotten[name], count(*WELL, subspace=name))
-        for name in study.subspaces
-    }
 
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:

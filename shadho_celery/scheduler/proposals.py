@@ -119,8 +119,9 @@ class Proposals:
             self._whole = first.sampler
         #: its outlook that the shares follow
         self._followed: Mapping[str, float] = {}
-        #: subspaces with trials that ended under this version of the code; and those of which the failures under other
-        #: versions are forgotten, in the order in which each gets a trial before others
+        #: subspaces of which failures under other code are forgotten; those with trials that ended under this code; and
+        #: those that get a trial before others, in this order
+        self._forgotten: set[str] = set()
         self._current: set[str] = set()
         self._renewed: list[str] = []
         #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
@@ -234,19 +235,22 @@ class Proposals:
 
         The past of subspaces of which failures are forgotten does not count for their shares, and they are tried first.
         """
-        forgotten = self.study.trials.forgotten(self.study.code).keys() & self._index.keys()
-        if forgotten:
-            self.shares.restart(forgotten)
+        if self._forgotten:
+            self.shares.restart(self._forgotten)
         likely_first = sorted(self.members, key=lambda each: -each.probability)
-        self._renewed = [each.name for each in likely_first if each.name in forgotten - self._current]
+        self._renewed = [each.name for each in likely_first if each.name in self._forgotten - self._current]
         if self._replay is not None:
             self._replay.end()
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
+        for trial in trials:
+            if trial.outcome.code == self.study.code:
+                self._current.add(trial.subspace)
+            elif trial.state is TrialState.FAILED and self.study.current(trial) is not trial:
+                self._forgotten.add(trial.subspace)
         trials = [*map(self.study.current, trials)]
-        self._current |= {trial.subspace for trial in trials if trial.outcome.code == self.study.code}
         # Promoted trials are a selection of good trials, and therefore biased.
         if not self.spans_space:
             for trial in trials:

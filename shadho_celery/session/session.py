@@ -31,9 +31,7 @@ from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, U
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
-from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.report import ended_by_subspace
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
@@ -528,8 +526,6 @@ class Watch:
             Kind.SEARCH: session.scheduler.notices(),
         }
         if study.best is not None and study.count(TrialState.FAILED):
-            starved = starved_words((study.record.in_force or {}).get("shares"), ended_by_subspace(study))
-            found[Kind.SHARES] = [] if starved is None else [starved]
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text does not have their number, which changes, because each notice is shown once.
             found[Kind.FAILURES] = [

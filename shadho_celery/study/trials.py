@@ -337,19 +337,6 @@ class FinishedTrials:
             found.setdefault(str(self._names[place]), []).append(seconds)
         return found
 
-    def forgotten(self, code: str | None) -> Counter[str]:
-        """Return the number of failures under other versions of the code, by subspace; none if `code` is not known."""
-        failed = self._of_state(TrialState.FAILED)
-        is_other = (failed["code"] > 0) & (failed["code"] != self._places.get(code, 0)) & bool(code)
-        return Counter(str(self._names[place]) for place in failed["subspace"][is_other].tolist())
-
-    @property
-    def latest_code(self) -> str | None:
-        """Version of the code of the trial with the greatest number that has one."""
-        known = self._table()
-        known = known[known["code"] > 0]
-        return self._names[known["code"][known["number"].argmax()]] if len(known) else None
-
     def last_steps(self) -> list[tuple[int, int]]:
         """Return pairs of a step and the number of PRUNED trials whose last report was at it, in order of the steps."""
         steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
