@@ -42,9 +42,8 @@ def failures(trials: TrialColumns) -> Chart:
     numbers = cells(trials.number[failed[firsts[shown]]])
     columns: dict[str, list[Cell]] = {"x": cells(sizes[shown]), "y": [*range(len(shown))], "number": numbers}
     most = int(sizes.max())
-    like = (
-        "" if len(failed) == 1 else f", {'all' if most == len(failed) else f'{most:,}'} of them like trial {numbers[0]}"
-    )
+    share = "all" if most == len(failed) else f"{most:,}"
+    like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
     left = len(kinds) - len(shown)
     return Chart(
         name="failures",

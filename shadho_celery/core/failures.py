@@ -50,7 +50,9 @@ class Failure:
     def shared(self, other: Failure) -> Failure:
         """Return as much of this failure as is true of another one with the same cause, too."""
         mine, theirs = (without_values(each.headline) for each in (self, other))
-        headline = self.headline if self.headline == other.headline else mine if mine == theirs else _exception(mine)
+        headline = (
+            self.headline if self.headline == other.headline else mine if mine == theirs else mine.partition(":")[0]
+        )
         return replace(self, headline=headline, place=self.place if self.place == other.place else "")
 
 
@@ -66,7 +68,7 @@ def read_failure(error: str | None) -> Failure:
         return Failure(cause=without_values(said) or "no reason", headline=said or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
-    return Failure(cause=f"{_exception(said)[:100]} {_place(frames[-1])}", headline=said.strip(), place=own)
+    return Failure(cause=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said.strip(), place=own)
 
 
 def cause_of(error: str | None) -> str:
@@ -77,11 +79,6 @@ def cause_of(error: str | None) -> str:
 def without_values(line: str) -> str:
     """Return the beginning of a line of an error, with "…" in place of numbers and values."""
     return _VALUES.sub("…", line[:1000])[:200]
-
-
-def _exception(line: str) -> str:
-    """Return the exception of a line, or the whole line."""
-    return line.partition(":")[0]
 
 
 def headline(error: str | None) -> str:

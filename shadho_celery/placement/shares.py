@@ -143,9 +143,10 @@ class UniformShares:
             self._count(part)
 
     def restart(self, subspaces: Collection[str]) -> None:
-        others = [part for name, part in self._parts.items() if name not in subspaces]
-        weight = sum(part.weight for part in others)
-        level = sum(part.progress * part.weight for part in others) / weight if weight else 0.0
+        others = [(part.progress, part.weight) for name, part in self._parts.items() if name not in subspaces]
+        level = (
+            float(np.average([each for each, _ in others], weights=[weight for _, weight in others])) if others else 0.0
+        )
         for name, part in self._parts.items():
             part.before = part.sent
             if name in subspaces:

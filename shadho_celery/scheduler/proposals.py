@@ -236,7 +236,7 @@ class Proposals:
         The past of subspaces of which failures are forgotten does not count for their shares, and they are tried first.
         """
         if self._forgotten:
-            self.shares.restart(self._forgotten)
+            self.shares.restart(self._forgotten & self._index.keys())
         likely_first = sorted(self.members, key=lambda each: -each.probability)
         self._renewed = [each.name for each in likely_first if each.name in self._forgotten - self._current]
         if self._replay is not None:
@@ -245,12 +245,9 @@ class Proposals:
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
-        for trial in trials:
-            if trial.outcome.code == self.study.code:
-                self._current.add(trial.subspace)
-            elif trial.state is TrialState.FAILED and self.study.current(trial) is not trial:
-                self._forgotten.add(trial.subspace)
-        trials = [*map(self.study.current, trials)]
+        told, trials = trials, [*map(self.study.current, trials)]
+        self._current |= {trial.subspace for trial in trials if trial.outcome.code == self.study.code}
+        self._forgotten |= {old.subspace for old, new in zip(told, trials, strict=True) if old.state is not new.state}
         # Promoted trials are a selection of good trials, and therefore biased.
         if not self.spans_space:
             for trial in trials:
@@ -266,7 +263,7 @@ class Proposals:
         while True:
             wanted, offers = self._offers(left)
             is_renewed = bool(self._renewed) and wanted is not None and wanted.params is None
-            choice = None if is_renewed else self.policy.pick(slot, offers, fits)
+            choice = Choice(self._renewed.pop(0)) if is_renewed else self.policy.pick(slot, offers, fits)
             picked = None if choice is None else choice.picked
             if choice is not None and isinstance(picked, Trial):
                 return self._taken(picked) if picked.origin is None else self._promoted(picked, choice)
@@ -274,8 +271,6 @@ class Proposals:
                 return None
             if wanted.params is not None:
                 drawn = [self._added(self._subspace_of(wanted.params), wanted.params, wanted, wanted.sampler)]
-            elif is_renewed:
-                drawn = self._drawn_again(self._renewed.pop(0), wanted)
             elif isinstance(picked, str):
                 drawn = self._drawn(picked, wanted)
             else:
@@ -409,8 +404,13 @@ class Proposals:
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Draw `number` new trials in the subspace called `name`, or in the whole space for WHOLE, and add them.
 
-        Returns fewer trials if the sampler has no further params.
+        Returns fewer trials if the sampler has no further params. If one sampler draws in the whole space, a trial in
+        one subspace comes from the laws of its labels.
         """
+        if self.spans_space and name != WHOLE:
+            generator = np.random.default_rng([self.study.record.seed, len(self.study)])
+            [params] = self.members[self._index[name]].sample(generator, 1)
+            return [self._added(name, params, wanted, self.sampler)]
         sampler = self.samplers[name]
         sees_all = name == WHOLE or learns_whole(sampler)
         asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))
@@ -427,14 +427,6 @@ class Proposals:
         by = [self.sampler] * len(asked) if auto is None else auto.proposed_by
         drawn = zip(names, asked, by, strict=False)
         return [self._added(subspace, params, wanted, chosen) for subspace, params, chosen in drawn]
-
-    def _drawn_again(self, name: str, wanted: Wanted) -> list[Trial]:
-        """Draw a trial in a subspace of which failures are forgotten: from its law if one sampler draws everywhere."""
-        if not self.spans_space:
-            return self._drawn(name, wanted)
-        generator = np.random.default_rng([self.study.record.seed, len(self.study)])
-        [params] = self.members[self._index[name]].sample(generator, 1)
-        return [self._added(name, params, wanted, self.sampler)]
 
     def _note_choice(self, name: str, sampler: Sampler) -> None:
         """Record in the study which sampler `auto` has chosen."""

@@ -336,15 +336,10 @@ class StudyState(StudyTrials):
         outcome = trial.outcome
         if not self.code or outcome.code in (None, self.code):
             return trial
-        has_failed = trial.state is _S.FAILED
-        return replace(
-            trial,
-            state=_S.CANCELLED if has_failed else trial.state,
-            outcome=outcome.cancelled() if has_failed else replace(outcome, memory=None, gpu_memory=None),
-            outgrown=None,
-            outgrown_memory=None,
-            failed_on=(),
-        )
+        trial = replace(trial, outgrown=None, outgrown_memory=None, failed_on=())
+        if trial.state is _S.FAILED:
+            return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
+        return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
 
     def note_choice(self, subspace: str, choice: str) -> None:
         """Record what the sampler `auto` chose for a subspace, and why."""
