@@ -265,10 +265,12 @@ class PromiseShares(UniformShares):
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         self._outlook = outlook
-        weights = np.array([1.0 if part.only_fails else outlook[name] for name, part in self._parts.items()])
-        wanted = self._even * (weights / (weights.max() or 1.0))
-        wanted = wanted if wanted.any() else self._even
-        self._use(LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum())
+        fails = np.array([part.only_fails for part in self._parts.values()])
+        weights = np.array([outlook[name] for name in self._parts]) * ~fails
+        wanted = self._even * next(each for each in (weights / (weights.max() or 1.0), ~fails, fails) if each.any())
+        led = LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum()
+        # The charges lower the shares of those that only fail.
+        self._use(led * [part.charge for part in self._parts.values()])
 
     def _weigh(self) -> None:
         self._new = 0
