@@ -406,7 +406,7 @@ class Scheduler:
         repeated = f"all {points} points of the space have been tried; trials repeat them, because losses may be noisy"
         # For a space with nothing to choose this is obvious.
         found = [repeated] if points is not None and points > 1 else []
-        told = [self._budget_use.notice, self.proposals.rounds.present.notice, self.proposals.shares.notice]
+        told = [self._budget_use.notice, self.proposals.rounds.present.notice]
         told += [] if self.pruning is None else [self.pruning.notice]
         told += [] if self.cheapest is None else [self.cheapest.notice]
         told += [self._cut_words()]

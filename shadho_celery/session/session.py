@@ -512,7 +512,7 @@ class Watch:
         found = {
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: session.study.deletions(at_end=True),
-            Kind.SEARCH: session.scheduler.notices(),
+            Kind.SEARCH: self._on_search(),
         }
         yield from self._untold(_notices(found))
 
@@ -523,7 +523,7 @@ class Watch:
             Kind.MONEY: self._on_money() if session.scheduler.limits.money or session.scheduler.cheapest else [],
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: study.deletions(),
-            Kind.SEARCH: session.scheduler.notices(),
+            Kind.SEARCH: self._on_search(),
         }
         if study.best is not None and study.count(TrialState.FAILED):
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
@@ -577,6 +577,10 @@ class Watch:
                 if session.options.class_spec is not None:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text)
+
+    def _on_search(self) -> list[str]:
+        scheduler = self._session.scheduler
+        return [*scheduler.notices(), *filter(None, [scheduler.proposals.shares.notice])]
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""

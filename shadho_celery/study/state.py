@@ -336,7 +336,7 @@ class StudyState(StudyTrials):
         outcome = trial.outcome
         if not self.code or outcome.code in (None, self.code):
             return trial
-        trial = replace(trial, outgrown=None, outgrown_memory=None, failed_on=())
+        trial = replace(trial, outgrown=None, outgrown_memory=None)
         if trial.state is _S.FAILED:
             return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
         return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
