@@ -442,6 +442,19 @@ def test_a_quarantined_worker_stays_quarantined(
     assert quarantine.state("w") is Breaker.QUARANTINED
 
 
+def test_a_quarantine_under_other_code_is_over(quarantine: Quarantine) -> None:
+    quarantine.reset("0" * 12)
+    quarantine.quarantine("w")
+    quarantine.close("v", "a kind that trials cause")
+    quarantine.reset("0" * 12)
+    assert quarantine.state("w") is Breaker.QUARANTINED
+    quarantine.reset("1" * 12)
+    assert quarantine.state("w") is Breaker.CLOSED
+    quarantine.quarantine("w")
+    quarantine.reset("1" * 12)
+    assert quarantine.state("w") is Breaker.QUARANTINED
+
+
 def test_what_version_0_4_wrote_of_a_quarantine_stops_no_study(client: Any, quarantine: Quarantine) -> None:
     client.hset("shadho:k1:strikes", "w", "fenced")
     quarantine.reset()
