@@ -15,7 +15,7 @@ _VALUE = (
     r"(?:[-+]?(?:0x[0-9a-f]+|\d+(?:[.,_]\d+)*\.?(?:e[-+]?\d+)?)|[-+]?\b(?:nan|inf|None|True|False)\b"
     r"|(?<!\w)[bru]?(?:'[^']*'|\"[^\"]*\")(?!\w))"
 )
-_VALUES = re.compile(rf"{_VALUE}(?:[\s,;:()\[\]{{}}]+{_VALUE})*")
+_VALUES = re.compile(rf"[\[{{]*{_VALUE}(?:[\s,;:()\[\]{{}}]+{_VALUE})*[\]}}]*")
 _FOLDER = re.compile(r".*[\\/]")
 #: prefix of the lines of an exception group's traceback
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)

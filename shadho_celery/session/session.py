@@ -580,7 +580,8 @@ class Watch:
 
     def _on_search(self) -> list[str]:
         scheduler = self._session.scheduler
-        return [*scheduler.notices(), *filter(None, [scheduler.proposals.shares.notice])]
+        starved = None if self._session.study.best is None else scheduler.proposals.shares.notice
+        return [*scheduler.notices(), *([] if starved is None else [starved])]
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""
