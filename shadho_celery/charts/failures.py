@@ -30,29 +30,34 @@ _NONE = "No trial has failed."
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `study.failures` counts them.
 
-    A kind is shown as the failure of its first trial.
+    A kind is shown without the values in which its failures differ.
     """
-    counts = sorted((-len(places), int(places[0])) for _, places in trials.failure_kind.places())
-    shown = counts[:MOST_CATEGORIES]
-    names = trials.failure.texts(np.array([place for _, place in shown], np.intp))
+    failed = np.flatnonzero(trials.failure_kind.codes >= 0)
+    kinds, firsts, sizes = np.unique(trials.failure_kind.codes[failed], return_index=True, return_counts=True)
+    shown = np.lexsort((firsts, -sizes))[:MOST_CATEGORIES]
+    names = [_words(trials, int(kind)) for kind in kinds[shown]]
     axes = Axis(name="trials"), Axis(name="failure", scale=Scale.CATEGORY, categories=names)
-    if not counts:
+    if not names:
         return empty_chart("failures", "Failures by kind", _NONE, *axes)
-    columns: dict[str, list[Cell]] = {
-        "x": [-less for less, _ in shown],
-        "y": [*range(len(shown))],
-        "number": cells(trials.number[[place for _, place in shown]]),
-    }
-    failed, most, first = -sum(less for less, _ in counts), -shown[0][0], trials.number[shown[0][1]]
-    like = "" if failed == 1 else f", {'all' if most == failed else f'{most:,}'} of them like trial {first}"
-    left = len(counts) - len(shown)
+    numbers = cells(trials.number[failed[firsts[shown]]])
+    columns: dict[str, list[Cell]] = {"x": cells(sizes[shown]), "y": [*range(len(shown))], "number": numbers}
+    most = int(sizes.max())
+    share = "all" if most == len(failed) else f"{most:,}"
+    like = f", {share} of them like trial {numbers[0]}" if len(failed) > 1 else ""
+    left = len(kinds) - len(shown)
     return Chart(
         name="failures",
-        title=f"{failed:,} of {counted(len(trials), 'trial')} failed{like}: {names[0]}",
+        title=f"{len(failed):,} of {counted(len(trials), 'trial')} failed{like}: {names[0]}",
         axes=axes,
         series=[Series(name="failed", mark=Mark.BARS, colour="state FAILED", columns=columns)],
         note=f"{counted(left, 'rarer kind is', 'rarer kinds are')} left out." if left else "",
     )
+
+
+def _words(trials: TrialColumns, kind: int) -> str:
+    """Return the failure of the trials of a kind, without values if these differ."""
+    failures = np.unique(trials.failure.codes[trials.failure_kind.codes == kind])
+    return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
 def failures_by_label(trials: TrialColumns) -> Chart:

@@ -20,7 +20,6 @@ from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.trial import TrialState, violation_of
 from shadho_celery.core.units import counted, took
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
 from shadho_celery.results.report import Overview, Run, StudyReport
 from shadho_celery.results.trial import TrialResult, given
@@ -340,8 +339,7 @@ def share_lines(report: StudyReport) -> list[str]:
     shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
-    starved = starved_words(shares, {name: (of.failed, of.complete + of.pruned) for name, of in found.items()})
-    return [] if starved is None else [starved]
+    return []
 
 
 def choice_lines(report: Overview) -> list[str]:

@@ -174,7 +174,7 @@ class TrialFacts:
                     'Compute classes on which it ran out of memory, each with the kind, the str "gpu" or "host".')
     outgrown_memory = Fact(lambda t: t.outgrown_memory, TEXT, NAMED, _NO,
                            "Kind of memory that each of these classes had too little of, joined by commas.")
-    code = Fact(lambda t: t.outcome.code, SHORT, None, _JSON,
+    code = Fact(lambda t: t.outcome.code, SHORT, NAMED, _JSON,
                 "Digest of the code that it ran under; None for a function without a module.")
     live = Fact(lambda t: t.living, JSON, None, _NO,
                 "Attempts that are queued or run, with class, host and start of each.")

@@ -178,7 +178,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warning: str | None = None
     #: last lines of the output with time stamps, if the trial FAILED
     log: str | None = None
-    #: digest of the code that ran; None if it is not known
+    #: digest of the code that ran, also of an attempt that is repeated; None if it is not known
     code: Digest | None = None
     #: whether the checkpoint folder of a promoted trial, or of one whose earlier attempt has ended, contained files at
     #: its start; None for other trials, or if this is not known

@@ -19,7 +19,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.failures import headline, kind_of
+from shadho_celery.core.failures import cause_of, headline
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.transport.channel import Quarantine
 
@@ -108,7 +108,7 @@ class CircuitBreaker:
         """Record a failure. Return True if the trial's result is this failure, and False if another worker should try
         the trial.
         """
-        kind = kind_of(result.outcome.error)
+        kind = cause_of(result.outcome.error)
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1:
             self._known.add(kind)

@@ -155,7 +155,7 @@ class QueueExecutor:
         with refusals():
             self.channel.repair()
             self.channel.lock()
-            quarantine.reset()
+            quarantine.reset(self._dispatch.template.code)
             if self._ship is not None:
                 self._ship()
         #: times at which the lock was last renewed and the sources were last shipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import feasible_loss
-from shadho_celery.core.checks import check_name
+from shadho_celery.core.checks import check_name, listed
 from shadho_celery.core.names import SHARES, named
 from shadho_celery.core.trial import COUNTED, Trial, TrialState
 
@@ -37,7 +37,10 @@ NAMED = 3
 
 
 class Shares(Protocol):
-    """Divides a study's trials among its subspaces."""
+    """Divides a study's trials among its subspaces.
+
+    It has six methods, one more than other roles: a resumed study may have a past that no longer counts.
+    """
 
     #: True if each subspace's number of trials depends only on the study's number of trials
     fixed: bool
@@ -57,11 +60,18 @@ class Shares(Protocol):
     #: True if the shares follow what a sampler that learns in the whole space expects of each subspace
     follows: bool
 
+    @property
+    def notice(self) -> str | None:
+        """A line that names the subspaces that get fewer trials because all of theirs fail, or None."""
+
     def follow(self, outlook: Mapping[str, float]) -> None:
         """Divide the next trials by this outlook (`WholeSampler.outlook`)."""
 
     def quotas(self, trials: int) -> dict[str, int]:
         """Return the number of trials of each subspace when `trials` in total have been divided by the shares."""
+
+    def restart(self, subspaces: Collection[str]) -> None:
+        """Forget the past of these subspaces: they are as far ahead of their shares as the others on average."""
 
 
 @dataclass(kw_only=True)
@@ -70,17 +80,25 @@ class _Part:
 
     #: its share of all trials, a fraction
     weight: float
-    #: number of trials that were sent, and of those that failed; under promise both decay
+    #: number of trials that were sent, and of those before the latest restart
+    sent: int = 0
+    before: int = 0
+    #: the sum of their charges, and number of those that failed; under promise both decay
     dealt: float = 0.0
     failed: float = 0.0
     #: number of ended trials that failed, and of those that did not
     failures: int = 0
     others: int = 0
-    #: True while all of its trials fail, see `only_fails`
+    #: True while it gets fewer trials because all of them fail, see `only_fails`
     only_fails: bool = False
     #: number of its trials divided by its share, where an average share counts as 1; and minus p / (2 d + 1)
     progress: float = 0.0
     turn: float = 0.0
+
+    @property
+    def charge(self) -> float:
+        """Number of trials as which its next one counts."""
+        return 1 / FLOOR if self.only_fails else 1.0
 
 
 class UniformShares:
@@ -105,7 +123,8 @@ class UniformShares:
 
     def deal(self, subspace: str) -> None:
         if (part := self._parts.get(subspace)) is not None:
-            part.dealt += 1
+            part.sent += 1
+            part.dealt += part.charge
             self._count(part)
 
     def tell(self, trial: Trial) -> None:
@@ -113,15 +132,27 @@ class UniformShares:
         if part is None or trial.state is TrialState.CANCELLED:
             return
         has_failed = trial.state is TrialState.FAILED
-        part.failed += has_failed
         part.failures += has_failed
         part.others += not has_failed
-        was_failing, part.only_fails = part.only_fails, only_fails(part.failures, part.others)
+        was_failing = part.only_fails
+        part.only_fails = self.lowers_failing and only_fails(part.failures, part.others)
         if part.only_fails is not was_failing:
-            self._quotas = (0, {})
-        # Usually a success changes nothing, and most results are successes.
-        if has_failed or was_failing:
+            self.restart([trial.subspace])
+        elif has_failed and not part.only_fails:
+            part.failed += 1
             self._count(part)
+
+    def restart(self, subspaces: Collection[str]) -> None:
+        others = [(part.progress, part.weight) for name, part in self._parts.items() if name not in subspaces]
+        level = (
+            float(np.average([each for each, _ in others], weights=[weight for _, weight in others])) if others else 0.0
+        )
+        for name, part in self._parts.items():
+            part.before = part.sent
+            if name in subspaces:
+                part.dealt, part.failed = level * part.weight * len(self._parts), 0.0
+        self._quotas = (0, {})
+        self._count(*self._parts.values())
 
     def backlogs(self) -> dict[str, float]:
         furthest = max([part.progress for part in self._parts.values()])
@@ -131,12 +162,16 @@ class UniformShares:
     def _count(self, *parts: _Part) -> None:
         """Update the progress of these subspaces."""
         for part in parts:
-            if self.lowers_failing and part.only_fails:
-                had = part.dealt / FLOOR
-            else:
-                had = part.dealt - max(0.0, min(part.failed, part.dealt - part.failed))
+            had = part.dealt - max(0.0, min(part.failed, part.dealt - part.failed)) + (part.charge - 1) / 2
             part.progress = had / (part.weight * len(self._parts))
             part.turn = -part.weight / (2 * had + 1)
+
+    @property
+    def notice(self) -> str | None:
+        failing = [name for name, part in self._parts.items() if part.only_fails]
+        if not failing or len(failing) == len(self._parts):
+            return None
+        return f"all trials failed, so it gets a tenth of its share until one succeeds: {listed(failing, NAMED)}"
 
     def follow(self, outlook: Mapping[str, float]) -> None:
         """Ignore the outlook: these shares do not depend on losses."""
@@ -147,23 +182,28 @@ class UniformShares:
         return self._quotas[1]
 
     def _dealt_by_rule(self, trials: int) -> dict[str, int]:
-        """Return the number of trials of each subspace after Webster's rule has divided this many."""
+        """Return the number of trials of each subspace after Webster's rule has divided this many.
+
+        Those before the latest restart stay as they are.
+        """
+        before = np.array([part.before for part in self._parts.values()])
+        trials -= int(before.sum())
         weights = np.array([part.weight for part in self._parts.values()])
         if self.lowers_failing:
-            weights *= [FLOOR if part.only_fails else 1.0 for part in self._parts.values()]
+            weights /= [part.charge for part in self._parts.values()]
             weights /= weights.sum()
         # Webster's rule passes through rounded multiples of the weights, so start from such a state.
         counts = np.floor(weights * max(0, trials - len(weights)) + 0.5)
         for _ in range(trials - int(counts.sum())):
             counts[np.argmax(weights / (2 * counts + 1))] += 1
-        return {name: int(n) for name, n in zip(self._parts, counts, strict=True)}
+        return {name: int(n) for name, n in zip(self._parts, before + counts, strict=True)}
 
 
 class EvenShares(UniformShares):
     """Uniform shares, but a subspace whose trials all fail gets a tenth of its share until a trial succeeds.
 
-    The cause may be a missing library or a broken component that is fixed during the study. With a limit on trials, the
-    other subspaces get the rest.
+    The cause may be a missing library or a broken component that is fixed during the study. What it had before does not
+    count. With a limit on trials, the other subspaces get the rest.
     """
 
     lowers_failing = True
@@ -182,7 +222,7 @@ class PromiseShares(UniformShares):
     Counts of past trials decay, so that a change of promise soon takes effect.
     """
 
-    fixed, follows = False, True
+    fixed, follows, lowers_failing = False, True, True
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
@@ -204,17 +244,10 @@ class PromiseShares(UniformShares):
         self._count(*self._parts.values())
 
     def tell(self, trial: Trial) -> None:
-        part = self._parts.get(trial.subspace)
-        was_failing = part is not None and part.only_fails
         super().tell(trial)
-        if self._outlook:
-            # A resumed study, which gets all results before the outlook, must have the same shares.
-            if part is not None and part.only_fails is not was_failing:
-                self.follow(self._outlook)
-            return
         # Failed and pruned trials, and those that violate a constraint, count with an infinite loss, so that failing
         # subspaces are judged, too. With several losses, the first one is used.
-        if trial.state in COUNTED and trial.subspace in self._losses:
+        if not self._outlook and trial.state in COUNTED and trial.subspace in self._losses:
             loss = feasible_loss(trial)
             self._losses[trial.subspace].append((trial.budget, loss))
             self._best[trial.budget] = min(self._best.get(trial.budget, math.inf), loss)
@@ -222,12 +255,22 @@ class PromiseShares(UniformShares):
             if self._new >= RENEW_RESULTS:
                 self._weigh()
 
+    def restart(self, subspaces: Collection[str]) -> None:
+        for name in subspaces:
+            self._losses[name].clear()
+        if self._outlook:
+            # A resumed study, which gets all results before the outlook, must have the same shares.
+            self.follow(self._outlook)
+        super().restart(subspaces)
+
     def follow(self, outlook: Mapping[str, float]) -> None:
         self._outlook = outlook
-        weights = np.array([0.0 if part.only_fails else outlook[name] for name, part in self._parts.items()])
-        wanted = self._even * (weights / (weights.max() or 1.0))
-        wanted = wanted if wanted.any() else self._even
-        self._use(LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum())
+        fails = np.array([part.only_fails for part in self._parts.values()])
+        weights = np.array([outlook[name] for name in self._parts]) * ~fails
+        wanted = self._even * next(each for each in (weights / (weights.max() or 1.0), ~fails, fails) if each.any())
+        led = LED_FLOOR * self._even + (1.0 - LED_FLOOR) * wanted / wanted.sum()
+        # The charges lower the shares of those that only fail.
+        self._use(led * [part.charge for part in self._parts.values()])
 
     def _weigh(self) -> None:
         self._new = 0
@@ -239,11 +282,12 @@ class PromiseShares(UniformShares):
         (judged, _), *_ = known.most_common(1)
         budgets = {judged, None} if judged == lowest else {judged}
         best = min(self._best.get(budget, math.inf) for budget in budgets)
-        chances = np.array([promise(_of_budgets(told, budgets), best) for told in self._losses.values()])
-        # A subspace that cannot be judged yet is as promising as the best one. If none is promising, all are equal.
+        told = [[] if part.only_fails else self._losses[name] for name, part in self._parts.items()]
+        chances = np.array([promise(_of_budgets(each, budgets), best) for each in told])
+        # A subspace that cannot be judged, such as one that only fails, is as promising as the best one. If none is
+        # promising, all are equal.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
-        relative = np.where([part.only_fails for part in self._parts.values()], 0.0, relative)
         self._use(self._even * (FLOOR + (1.0 - FLOOR) * relative))
 
     def _use(self, weights: Array) -> None:
@@ -295,16 +339,3 @@ def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
     check_name("kind of shares", name, SHARES)
     made: Shares = named(SHARES[name])(probabilities)
     return made
-
-
-def starved_words(shares: object, ended: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a line that names the subspaces with a reduced share because all of their trials fail, or None.
-
-    `shares` is the kind of shares, and `ended` the number of failed and of other ended trials by subspace.
-    """
-    failing = {name: failed for name, (failed, others) in ended.items() if only_fails(failed, others)}
-    if shares not in {"even", "promise"} or not failing or len(ended) < 2:
-        return None
-    more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
-    named = ", ".join(f"{name} ({failed})" for name, failed in [*failing.items()][:NAMED])
-    return f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"

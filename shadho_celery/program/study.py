@@ -327,8 +327,8 @@ class Study(ShownStudy):
         on_trial: OnTrial | None,
         on_turn: Callable[[], None],
     ) -> None:
-        code = function_version(objective)
-        if (line := self._opened.other_code(code)) is not None:
+        self._study.use_code(code := function_version(objective))
+        if (line := self._opened.other_code()) is not None:
             warn(line)
         pruning = self._plan.make_pruning()
         executor = InlineExecutor(
@@ -425,6 +425,8 @@ class Study(ShownStudy):
     def _scheduler(self) -> Scheduler:
         """Return the scheduler of the trials that the caller evaluates."""
         if self._loop is None:
+            # The caller's own code is not known.
+            self._study.use_code("")
             self._loop = self._opened.scheduler(self._by_hand)
         return self._loop
 

@@ -291,7 +291,7 @@ def report_of(
         rungs=trials.rungs(),
         placed_by_params=placed_by_params(known, values),
         last_steps=trials.last_steps(),
-        failures=_failures(known),
+        failures=Failures(trials.of_state(_S.FAILED)).common(),
         notices=[*_warnings(trials), *_faults(known, is_running=running_on is not None)],
         hosts=dict(sorted(store.tally(key, "host").items())),
         codes=store.tally(key, "code"),
@@ -316,11 +316,6 @@ def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, i
     }
     notices = [line for line, count in counts.items() if count]
     return Run(seconds=seconds, trials=trials, slots=slots, failures=study.failures.common(), notices=notices)
-
-
-def ended_by_subspace(study: StudyState) -> dict[str, Ended]:
-    """Return the counts of ended trials by subspace."""
-    return {name: Ended(**_counts(study.trials, subspace=name)) for name in study.subspaces}
 
 
 def placed_by_params(known: StudyTrials, values: Values) -> list[Preference]:
@@ -351,13 +346,6 @@ def _result(trial: Trial, known: StudyTrials, values: Values) -> TrialResult:
 
 def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
     return {state.lower(): trials.count(state, **where) for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED)}
-
-
-def _failures(known: StudyTrials) -> list[FailureCount]:
-    """Return the failures of all runs, from the store unless all of them occurred in this run."""
-    ours = known.failures.common()
-    is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
-    return ours if is_all else Failures(known.trials.of_state(_S.FAILED)).common()
 
 
 def _money_to_best(store: SqlStore, key: str, best: Trial | None) -> float | None:

@@ -51,7 +51,7 @@ class GridSampler:
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
             if trial.state is TrialState.CANCELLED:
-                self._again.append(trial.params)
+                self._again.append({**trial.params})
             else:
                 self._taken.add(self._subspace.key(trial.params))
 

@@ -137,7 +137,7 @@ def _tried(study: StudyState) -> Iterator[Params]:
 
 def _history(study: StudyState) -> Iterator[Sequence[Trial]]:
     """Yield, in blocks, the finished trials from which samplers learn: those of the warm start, then the study's."""
-    return chain([study.warm_start], (block for block, _ in study.history()))
+    return chain([study.warm_start], ([*map(study.current, block)] for block, _ in study.history()))
 
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:

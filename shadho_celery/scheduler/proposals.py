@@ -119,6 +119,11 @@ class Proposals:
             self._whole = first.sampler
         #: its outlook that the shares follow
         self._followed: Mapping[str, float] = {}
+        #: subspaces of which failures under other code are forgotten; those with trials that ended under this code; and
+        #: those that get a trial before others, in this order
+        self._forgotten: set[str] = set()
+        self._current: set[str] = set()
+        self._renewed: list[str] = []
         #: replays the results of earlier runs to the rounds; None after the replay, or without rounds
         self._replay: Replay | None = None
 
@@ -226,13 +231,23 @@ class Proposals:
                 rounds.tell(trial)
 
     def end_history(self) -> None:
-        """End the replay of earlier runs. Call this after all their results were passed to `tell`."""
+        """End the replay of earlier runs. Call this after all their results were passed to `tell`.
+
+        The past of subspaces of which failures are forgotten does not count for their shares, and they are tried first.
+        """
+        if self._forgotten:
+            self.shares.restart(self._forgotten & self._index.keys())
+        likely_first = sorted(self.members, key=lambda each: -each.probability)
+        self._renewed = [each.name for each in likely_first if each.name in self._forgotten - self._current]
         if self._replay is not None:
             self._replay.end()
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
+        told, trials = trials, [*map(self.study.current, trials)]
+        self._current |= {trial.subspace for trial in trials if trial.outcome.code == self.study.code}
+        self._forgotten |= {old.subspace for old, new in zip(told, trials, strict=True) if old.state is not new.state}
         # Promoted trials are a selection of good trials, and therefore biased.
         if not self.spans_space:
             for trial in trials:
@@ -247,7 +262,8 @@ class Proposals:
         """Return the trial that the policy chooses for a slot, added to the study; None if no trial is wanted now."""
         while True:
             wanted, offers = self._offers(left)
-            choice = self.policy.pick(slot, offers, fits)
+            is_renewed = bool(self._renewed) and wanted is not None and wanted.params is None
+            choice = Choice(self._renewed.pop(0)) if is_renewed else self.policy.pick(slot, offers, fits)
             picked = None if choice is None else choice.picked
             if choice is not None and isinstance(picked, Trial):
                 return self._taken(picked) if picked.origin is None else self._promoted(picked, choice)
@@ -388,8 +404,13 @@ class Proposals:
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Draw `number` new trials in the subspace called `name`, or in the whole space for WHOLE, and add them.
 
-        Returns fewer trials if the sampler has no further params.
+        Returns fewer trials if the sampler has no further params. If one sampler draws in the whole space, a trial in
+        one subspace comes from the laws of its labels.
         """
+        if self.spans_space and name != WHOLE:
+            generator = np.random.default_rng([self.study.record.seed, len(self.study)])
+            [params] = self.members[self._index[name]].sample(generator, 1)
+            return [self._added(name, params, wanted, self.sampler)]
         sampler = self.samplers[name]
         sees_all = name == WHOLE or learns_whole(sampler)
         asked = sampler.ask(number, self.study.pending() if sees_all else self.study.pending(name))

@@ -484,7 +484,7 @@ class Scheduler:
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
-        self.cost_model.tell(*trials, following=following)
+        self.cost_model.tell(*map(self.study.current, trials), following=following)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Return the classes, the strongest first: by speed if the speed of every class is known, else by hardware."""

@@ -21,8 +21,6 @@ class Kind(Enum):
     CODE = auto()
     #: sampling and placement of trials
     SEARCH = auto()
-    #: subspaces that get fewer trials because of failures
-    SHARES = auto()
     #: trials that fail in the same way
     FAILURES = auto()
     #: money that the trials may cost

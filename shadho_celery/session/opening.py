@@ -189,11 +189,12 @@ class OpenStudy:
         scheduler.on_trial = TrialCallback(on_trial, running, warn)
         return running
 
-    def other_code(self, now: str) -> str | None:
-        """Return a warning if the study has trials of other versions of its code than `now`, else None.
+    def other_code(self) -> str | None:
+        """Return a warning if the study has trials of other versions of its code than that of this run, else None.
 
-        `now` is "" if the version is not known. Then there is no warning.
+        If the version is not known, there is no warning.
         """
+        now = self.study.code
         trials = self.store.tally(self.study.record.key, "code")
         others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
         if not now or not others or self.study.best is None:
@@ -202,7 +203,8 @@ class OpenStudy:
         same = f", beside {trials[now]} of this version" if trials.get(now) else ""
         return (
             f"the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
-            "all of them share its best trials, sampler and pruner; begin a new study for the new code"
+            "their failures no longer count, but their losses do, for its best trials, sampler and pruner; if these "
+            "are other losses, begin a new study for the new code"
         )
 
     def close(self) -> None:

@@ -32,9 +32,7 @@ from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, U
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
-from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
-from shadho_celery.results.report import ended_by_subspace
 from shadho_celery.results.study import RunningStudy
 from shadho_celery.runner.protocol import HARD_SECONDS
 from shadho_celery.runner.starting import start_method
@@ -213,6 +211,7 @@ class Session:
         make_executor = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
+        self.study.use_code(self.code.digest)
         if self.opened.warm_start is not None:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
@@ -371,7 +370,7 @@ class Session:
         self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
         for line in self.opened.changes:
             self._say(line)
-        if (other := self.opened.other_code(self.code.digest)) is not None:
+        if (other := self.opened.other_code()) is not None:
             self._say(f"Warning: {other}")
         if self.scheduler.done:
             ended, spent = self.study.counted, self.scheduler.spent
@@ -520,7 +519,7 @@ class Watch:
         found = {
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: session.study.deletions(at_end=True),
-            Kind.SEARCH: session.scheduler.notices(),
+            Kind.SEARCH: self._on_search(),
         }
         yield from self._untold(_notices(found))
 
@@ -531,12 +530,9 @@ class Watch:
             Kind.MONEY: self._on_money() if session.scheduler.limits.money or session.scheduler.cheapest else [],
             Kind.FLEET: session.executor.notices(),
             Kind.DELETIONS: study.deletions(),
-            Kind.SEARCH: session.scheduler.notices(),
+            Kind.SEARCH: self._on_search(),
         }
         if study.best is not None and study.count(TrialState.FAILED):
-            counts = {name: (of.failed, of.complete + of.pruned) for name, of in ended_by_subspace(study).items()}
-            starved = starved_words((study.record.in_force or {}).get("shares"), counts)
-            found[Kind.SHARES] = [] if starved is None else [starved]
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text does not have their number, which changes, because each notice is shown once.
             found[Kind.FAILURES] = [
@@ -590,6 +586,11 @@ class Watch:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 over = f"a worker serves the queue {name} now"
                 yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
+
+    def _on_search(self) -> list[str]:
+        scheduler = self._session.scheduler
+        starved = None if self._session.study.best is None else scheduler.proposals.shares.notice
+        return [*scheduler.notices(), *([] if starved is None else [starved])]
 
     def _on_money(self) -> Iterator[str]:
         """Yield notices on what the limit on money does not bound, again once the workers' prices have doubled."""

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import sqlalchemy as sa
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import is_shallow, one_line
@@ -193,7 +193,7 @@ class Reader:
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises an exception of UNREADABLE if a value does not have its field's type."""
         found = self._converted(row)
-        outcome = self._outcome(found) if found.state.is_finished else NO_OUTCOME
+        outcome = self._outcome(found) if found.state.is_finished else replace(NO_OUTCOME, code=found.code)
         own = {name: getattr(found, name) for name in self._own}
         trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **own)
         if not found.live:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 
 from shadho_celery.core.failures import Failure, read_failure
 from shadho_celery.core.trial import Trial
@@ -13,7 +14,7 @@ from shadho_celery.core.trial import Trial
 class FailureCount:
     """Number of trials that have failed in the same way, and the first of them."""
 
-    #: the failure of the trial `first`
+    #: what is true of the failures of all of them
     failure: Failure
     #: the least number of these trials
     first: int
@@ -34,12 +35,11 @@ class Failures:
     def add(self, trial: Trial) -> Failure:
         """Count a FAILED trial. Return how it failed."""
         failure = read_failure(trial.outcome.error)
-        known = self._counts.get(failure.kind)
-        new = FailureCount(failure=failure, first=trial.number)
-        if known is not None:
-            # Trials do not end in the order of their numbers. The failure shown is that of the trial named beside it.
-            new = replace(new if trial.number < known.first else known, trials=known.trials + 1)
-        self._counts[failure.kind] = new
+        if (known := self._counts.get(failure.kind)) is None:
+            self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
+        else:
+            shared, first = known.failure.shared(failure), min(known.first, trial.number)
+            self._counts[failure.kind] = FailureCount(failure=shared, first=first, trials=known.trials + 1)
         return failure
 
     def common(self) -> list[FailureCount]:
@@ -65,8 +65,9 @@ class Hopelessness:
 
     @property
     def reason(self) -> str | None:
-        """A text with the failure that all of the first trials have had, or None."""
-        kinds = {failure.kind for failure in self._failed.values()}
-        if len(kinds) != 1 or len(self._failed) < len(self._numbers):
+        """A text with the failure that all of the first trials have had, or None. Their messages may differ."""
+        causes = {failure.cause for failure in self._failed.values()}
+        if len(causes) != 1 or len(self._failed) < len(self._numbers):
             return None
-        return f"the first {len(self._numbers)} trials have all failed with {self._failed[self._numbers[0]]}"
+        shared = reduce(Failure.shared, self._failed.values())
+        return f"the first {len(self._numbers)} trials have all failed with {shared}"

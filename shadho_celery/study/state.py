@@ -23,6 +23,7 @@ from shadho_celery.core.arguments import repair
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.code import Digest
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.records import MoneyPlan
 from shadho_celery.core.trial import (
@@ -325,6 +326,27 @@ class StudyState(StudyTrials):
         self._put(trial)
         return trial
 
+    def use_code(self, code: Digest) -> None:
+        """Set the version of the code of this run. Unfinished trials forget what they outgrew under another one."""
+        self.code = code
+        for trial in [*self._open.values()]:
+            if (known := self.current(trial)) is not trial:
+                self._note(known)
+
+    def current(self, trial: Trial) -> Trial:
+        """Return a trial as samplers and models should learn from it, whose failures count under this code only.
+
+        A trial that failed under other code counts as cancelled, and nothing is known of the memory that a trial needed
+        there. Losses and seconds count.
+        """
+        outcome = trial.outcome
+        if not self.code or outcome.code in (None, self.code):
+            return trial
+        trial = replace(trial, outgrown=None, outgrown_memory=None)
+        if trial.state is _S.FAILED:
+            return replace(trial, state=_S.CANCELLED, outcome=outcome.cancelled())
+        return replace(trial, outcome=replace(outcome, memory=None, gpu_memory=None))
+
     def note_choice(self, subspace: str, choice: str) -> None:
         """Record what the sampler `auto` chose for a subspace, and why."""
         if self.choices.get(subspace) != choice:
@@ -621,14 +643,14 @@ class StudyState(StudyTrials):
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
             trial = replace(trial, lost=trial.lost + is_counted)
-        if retry is not None and retry.outgrown is not None:
+        if retry is not None:
             trial = replace(
                 trial,
-                outgrown=",".join(filter(None, (trial.outgrown, retry.outgrown))),
+                outgrown=",".join(filter(None, (trial.outgrown, retry.outgrown))) or None,
                 outgrown_memory=",".join(filter(None, (trial.outgrown_memory, retry.memory))) or None,
+                failed_on=(*trial.failed_on, *filter(None, [retry.failed_on])),
+                outcome=replace(trial.outcome, code=self.code or None),
             )
-        if retry is not None and retry.failed_on is not None:
-            trial = replace(trial, failed_on=(*trial.failed_on, retry.failed_on))
         is_over = self.live.lose(trial.number, event.attempt)
         self._leave(event, [sent], is_over=is_over)
         if not is_over:
@@ -672,6 +694,9 @@ class StudyState(StudyTrials):
 
     def _note(self, trial: Trial) -> Trial:
         """Replace the trial with this number by `trial`, which `commit` will write. Return it with `live` updated."""
+        if trial.state is _S.FAILED and trial.outcome.code is None and self.code:
+            # It was lost, or its worker could not run it.
+            trial = replace(trial, outcome=replace(trial.outcome, code=self.code))
         live = self.live.of(trial.number)
         kept = None if live.keys() <= {trial.attempt} else tuple(sent.attempt for sent in live.values())
         if kept != trial.live:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.best import NO_MERIT, Merit, merit
+from shadho_celery.core.code import Digest
 from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
@@ -560,6 +561,8 @@ class StudyTrials:
         is_auto = record.in_force.get("sampler") == "auto"
         #: by subspace: which sampler `auto` chose last, and why; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
+        #: version of the code of this run; "" if it is not known, or for a reader of the store
+        self.code: Digest = ""
         #: counts of the failures of this run; empty for a reader of the store
         self.failures = Failures()
         with collector_paused():

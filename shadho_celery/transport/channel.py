@@ -44,8 +44,8 @@ from itertools import chain
 import redis
 
 from shadho_celery.core.arguments import STUDY
-from shadho_celery.core.code import MAX_SOURCES, Sources
-from shadho_celery.core.failures import kind_of
+from shadho_celery.core.code import MAX_SOURCES, Digest, Sources
+from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.store.lock import described, holder_name, is_held
@@ -193,7 +193,7 @@ class WorkerChannel:
             failure = ""
             if result.outcome.state not in WELL:
                 failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
-                failure = kind_of(result.outcome.error) if watched and failed else "unwatched"
+                failure = cause_of(result.outcome.error) if watched and failed else "unwatched"
             parts += (*self._sealed(study, result), failure)
         for started in claims:
             parts += self._sealed(study, started)
@@ -543,10 +543,15 @@ class Quarantine:
         """Send no more trials of this study to a worker."""
         self._client.hset(self._breakers, worker, Breaker.QUARANTINED.value)
 
-    def reset(self) -> None:
-        """Close all breakers."""
+    def reset(self, code: Digest = "") -> None:
+        """Close all breakers, also those of quarantined workers if the study has another version of its `code` now."""
+        if self._client.hget(self._breakers, "") not in (None, code):
+            self._client.delete(self._breakers, self._known)
         for worker in self._client.hkeys(self._breakers):
             self.close(worker)
+        # No worker has this name.
+        self._client.hset(self._breakers, "", code)
+        self._client.expire(self._breakers, ERASED_SECONDS)
 
 
 class Shipping:

@@ -17,7 +17,7 @@ import services
 from services import MARK as LENT
 from services.channels import Channel
 
-from shadho_celery.core.failures import kind_of
+from shadho_celery.core.failures import cause_of
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import (
     Called,
@@ -420,7 +420,7 @@ def test_a_success_closes_a_workers_circuit_breaker_and_known_failures_do_not_co
     worker.claim("k1", started(2))
     worker.finish("k1", result(2))
     assert fail(worker, 3) is Claim.TAKEN
-    quarantine.close("w", kind_of("disk full"))
+    quarantine.close("w", cause_of("disk full"))
     assert {fail(worker, number) for number in range(5, 15)} == {Claim.TAKEN}
     unwatched = Channel(client, worker="u")
     for number in range(20, 30):
@@ -439,6 +439,19 @@ def test_a_quarantined_worker_stays_quarantined(
     assert worker.finish_and_claim("k1", None, started(1))[1] is Claim.BREAKER_OPEN
     scheduler.erase()
     quarantine.reset()
+    assert quarantine.state("w") is Breaker.QUARANTINED
+
+
+def test_a_quarantine_under_other_code_is_over(quarantine: Quarantine) -> None:
+    quarantine.reset("0" * 12)
+    quarantine.quarantine("w")
+    quarantine.close("v", "a kind that trials cause")
+    quarantine.reset("0" * 12)
+    assert quarantine.state("w") is Breaker.QUARANTINED
+    quarantine.reset("1" * 12)
+    assert quarantine.state("w") is Breaker.CLOSED
+    quarantine.quarantine("w")
+    quarantine.reset("1" * 12)
     assert quarantine.state("w") is Breaker.QUARANTINED
 
 

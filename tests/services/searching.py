@@ -40,6 +40,7 @@ class SimulatedSearch:
         seed: int | None,
         store: SqlStore | None = None,
         resume: bool = False,
+        code: str = "",
         wrap: Callable[[SimulatedExecutor], Executor] = lambda executor: executor,
         **options: Any,
     ) -> None:
@@ -48,6 +49,7 @@ class SimulatedSearch:
         self.study: StudyState = open_study(
             self.store, space.describe(), name="s", seed=seed, clock=clock, resume=resume
         )
+        self.study.use_code(code)
         self.simulated = SimulatedExecutor(slots, play, clock, recorder=self.study.recorder, **options)
         plan = Plan.of(space, settings, limits)
         self.scheduler: Scheduler = make_scheduler(plan, self.study, wrap(self.simulated))

@@ -485,7 +485,7 @@ def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
 
 def test_the_failures_of_a_resumed_run_say_which_ones_they_count() -> None:
     def failed(trials: int, first: int) -> FailureCount:
-        return FailureCount(failure=Failure(kind="E", headline="ValueError: no"), first=first, trials=trials)
+        return FailureCount(failure=Failure(cause="E", headline="ValueError: no"), first=first, trials=trials)
 
     def lines(before: int, ours: int) -> list[str]:
         earlier, later = [failed(before + ours, 2)], [failed(ours, 71)] if ours else []

@@ -21,6 +21,7 @@ OTHERS = {"outcome", "failed_on", "out_of_memory", "rank_lost"}
 #: a value of each kind of field that a study keeps
 OUTCOME = {"loss": 0.5, "losses": {"a": 0.5}, "constraints": {"c": -1.0}, "seconds": 2.0, "memory": 3, "gpu_memory": 4}
 OWN = {"compute_class": "gpu", "asked_at": 5.0, "finished_at": 6.0, "budget": 7.0, "rung": 8, "step": -9, "origin": 1}
+OUTCOME |= {"code": "0" * 12}
 OWN |= {"outgrown": "cpu", "outgrown_memory": "host", "lost": 2}
 
 FULL_TRIAL = Trial(

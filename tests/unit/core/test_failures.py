@@ -1,10 +1,11 @@
-"""Failures that differ in nothing but their words are of one kind; one line and one place tell most of an error."""
+"""Failures of one kind differ in nothing but values; one line and one place tell most of an error."""
 
 from __future__ import annotations
 
 import pytest
+from services.cases import cases
 
-from shadho_celery.core.failures import headline, kind_of, read_failure
+from shadho_celery.core.failures import Failure, cause_of, headline, read_failure
 from shadho_celery.objective.call import call
 from shadho_celery.objective.context import LocalContext
 
@@ -17,14 +18,56 @@ TRACE = """Traceback (most recent call last):
 """
 
 
-def test_a_kind_is_the_exception_and_the_place_and_neither_the_folder_nor_the_words() -> None:
-    one = kind_of(TRACE.format(folder="/home/a", line=3, error="ValueError: x is 0.5"))
-    assert one == kind_of(TRACE.format(folder="/mnt/b", line=3, error="ValueError: x is 0.7"))
-    assert one != kind_of(TRACE.format(folder="/home/a", line=4, error="ValueError: x is 0.5"))
-    assert one != kind_of(TRACE.format(folder="/home/a", line=3, error="KeyError: 'x'"))
-    assert kind_of("'loss' is nan") == kind_of("'other' is nan")
-    assert kind_of("exit code 3") == kind_of("exit code 4")
-    assert kind_of(None) == kind_of("") == "no reason"
+def traced(error: str, line: int = 3, folder: str = "/home/a") -> Failure:
+    return read_failure(TRACE.format(folder=folder, line=line, error=error))
+
+
+def test_a_cause_is_the_exception_and_the_place_and_neither_the_folder_nor_the_words() -> None:
+    one = traced("ValueError: x is 0.5").cause
+    assert one == traced("ValueError: nothing is known", folder="/mnt/b").cause
+    assert one != traced("ValueError: x is 0.5", line=4).cause
+    assert one != traced("KeyError: 'x'").cause
+    assert cause_of("'loss' is nan") == cause_of("'other' is nan")
+    assert cause_of("exit code 3") == cause_of("exit code 4")
+    assert cause_of(None) == cause_of("") == "no reason"
+
+
+@cases(
+    ("one", "other"),
+    [
+        ("ValueError: x is 0.5", "ValueError: x is -1e-05"),
+        ("ValueError: shape (3, 4), not [[1. 2.], [3. 4.5]]", "ValueError: shape (3, 4, 5), not [[1.]]"),
+        ("KeyError: 'lr'", "KeyError: 'decay'"),
+        ("OSError: can't open 'a.csv'", "OSError: can't open 'folder/b.csv'"),
+        ("ValueError: loss is nan", "ValueError: loss is -inf"),
+        ("TypeError: <A object at 0x7f01>, got None", "TypeError: <A object at 0x7f9c>, got 7.0"),
+        ("TypeError: {'a': 1, 'b': [2]} is too long", "TypeError: {'c': 1} is too long"),
+    ],
+)
+def test_failures_of_a_kind_differ_in_values_only_and_their_shared_text_has_none(one: str, other: str) -> None:
+    first, second = traced(one), traced(other)
+    assert first.kind == second.kind == str(first.shared(second)) == str(second.shared(first))
+    assert "…" in first.kind
+    assert str(first.shared(first)) == str(first), "equal values are shown"
+
+
+@cases(
+    ("one", "other"),
+    [
+        ("TypeError: SVC() got an argument 'x'", "TypeError: RandomForestClassifier() got an argument 'x'"),
+        ("ValueError: the batch is too large", "ValueError: the batch is too small"),
+        ("ValueError: 1", "KeyError: 1"),
+    ],
+)
+def test_messages_that_differ_in_words_are_of_two_kinds(one: str, other: str) -> None:
+    assert traced(one).kind != traced(other).kind
+    assert traced(one, line=5).kind != traced(one).kind
+
+
+def test_what_failures_of_one_cause_share_is_the_exception_and_the_line() -> None:
+    one, other = traced("TypeError: SVC() got 1"), traced("TypeError: Forest() got 1")
+    assert one.cause == other.cause
+    assert str(one.shared(other)) == "TypeError (study.py:3)"
 
 
 @pytest.mark.parametrize(
