@@ -61,7 +61,9 @@ SERVICES = ("redis_url", "amqp_url", "postgres_url")
 
 
 # The same examples everywhere, however long one of them takes beside other processes.
-hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 
 
