@@ -49,7 +49,6 @@ _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a me
 _NO_TRIALS = "No trial has completed yet."
 _NO_TIMES = "The recorded times do not show which slots there were, for example because a clock was set back."
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
-_NO_RECORDS = "The store has no attempts of this study: an earlier version has written it."
 
 
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
@@ -153,9 +152,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
     name = "predictions"
     if not is_known.any():
-        empty = _NO_TRIALS
-        if trials.is_complete.any():
-            empty = _NO_PREDICTIONS if is_done.any() else _NO_RECORDS
+        empty = _NO_PREDICTIONS if trials.is_complete.any() else _NO_TRIALS
         return empty_chart(name, "Predicted and actual seconds", empty, *axes)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)

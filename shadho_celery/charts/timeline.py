@@ -41,8 +41,8 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
-#: number of moments between which the use of slots is compared, if no strips are drawn
-MOMENTS = 61
+#: number of moments between which the slots' use is compared for its sums; difference of equal shares in a strip
+MOMENTS, EQUAL_SHARE = 61, 1e-3
 #: parts of a row's name, from the outermost
 PARTS = ("class", "machine", "worker", "slot")
 
@@ -164,7 +164,8 @@ def timeline(
     note = f"{note.strip()} {_preemptions(attempts)}"
     columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(use.idle), **rows.parts}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
-    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {use.words}"
+    words = Use.of(attempts, rows, np.linspace(start, end, MOMENTS)).words
+    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
 
@@ -375,10 +376,14 @@ def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -
 
 
 def _strips(rows: Rows, seconds: Array, edges: Array, name: str, colour: str) -> Iterator[Series]:
-    """Yield the share of busy slots of each row between `edges`, unless no slot was busy."""
+    """Yield the share of busy slots of each row between `edges`, unless no slot was busy. Equal neighbours are one."""
     busy = np.minimum(seconds / np.outer(np.array(rows.slots, float), np.diff(edges)), 1.0)
     own, part = np.nonzero(busy)
     if len(own):
-        columns = {"y": cells(own), "start": cells(edges[part]), "end": cells(edges[part + 1])}
-        columns["busy"] = cells(busy[own, part])
+        share = busy[own, part]
+        differs = (np.diff(own) != 0) | (np.diff(part) != 1) | (np.abs(np.diff(share)) > EQUAL_SHARE)
+        first = np.flatnonzero(np.append(True, differs))
+        ends = part[np.append(first[1:], len(own)) - 1] + 1
+        columns = {"y": cells(own[first]), "start": cells(edges[part[first]]), "end": cells(edges[ends])}
+        columns["busy"] = cells(share[first])
         yield Series(name=name, mark=Mark.SPANS, colour=colour, form="strip", columns=columns)

@@ -302,7 +302,7 @@ class Recorder:
                 self._begin(replace(session, since=at, slots=slots, others=()))
 
     def _share(self, name: str, at: float, slots: int, *, is_over: bool = False) -> None:
-        """Record the mean number of slots of other studies once it has changed for long enough, or the session is over."""
+        """Record the mean number of slots of other studies if it has changed for long enough, or `is_over`."""
         session = self._sessions[name]
         since, used, before, running = self._others.get(name, (at, 0.0, at, 0))
         used += running * max(0.0, at - before)

@@ -242,7 +242,7 @@ def test_predictions_stand_beside_actual_seconds() -> None:
     title = "Half of 20 trials took their predicted seconds, to within"
     assert predictions(trials(many), twice).title == f"{title} a factor of 2.00"
     assert predictions(trials(many), attempts([{"predicted": 10.01}] * 20, twice.sessions)).title == f"{title} 1 %"
-    assert "earlier version" in predictions(trials(rows), attempts([])).empty
+    assert "No prediction was recorded" in predictions(trials(rows), attempts([])).empty
     assert "No prediction was recorded" in predictions(trials(rows), attempts([{}])).empty
 
 
@@ -453,7 +453,7 @@ def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
     assert timeline(attempts([])).empty
     assert waiting(attempts([])).empty
     assert predictions(trials([]), attempts([])).empty == "No trial has completed yet."
-    assert "earlier version" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
+    assert "No prediction was recorded" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
     assert throughput(trials([]), attempts([])).empty
     assert one_more_worker(trials([]), attempts([])).empty
 
