@@ -58,18 +58,14 @@ def history(trials: TrialColumns, along: Along = Along.TRIALS) -> Chart:
     is_shown = np.zeros(len(trials), bool)
     is_shown[np.flatnonzero(has_loss)[shown]] = True
     series: list[Series] = []
-    sampler: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
+    more: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
     for state, form in FORMS.items():
         within = is_shown & trials.state.is_in(state)
-        series += points_by_class(trials, x, within, sampler, state=f", {state.lower()}", form=form)
+        series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]
-        columns: dict[str, list[Cell]] = {
-            "x": cells(x[drawn]),
-            "y": [None] * len(drawn),
-            "number": cells(trials.number[drawn]),
-            "sampler": [*trials.sampler.texts(drawn)],
-        }
+        columns = {"x": cells(x[drawn]), "number": cells(trials.number[drawn]), "sampler": more["sampler"](drawn)}
+        columns["y"] = [None] * len(drawn)
         series.append(Series(name="failed", mark=Mark.POINTS, colour="state FAILED", form="cross", columns=columns))
     when, best = best_so_far(trials, x)
     if len(when):

@@ -27,7 +27,7 @@ from shadho_celery.core.checks import listed
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, digits, took
-from shadho_celery.placement.bound import Bound, throughput_bound
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.durations import Durations
 
 #: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
@@ -292,12 +292,6 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
         return np.full(len(attempts), math.nan)
     places = np.minimum(np.searchsorted(trials.number, attempts.number), len(trials) - 1)
     return np.where(trials.number[places] == attempts.number, trials.seconds[places], math.nan)
-
-
-def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
-    """Return the bound of the throughput of the fleet over the whole study; None before the first completed trial."""
-    seconds, slots = mean_seconds(trials, attempts), _slots(trials, attempts)
-    return throughput_bound(seconds, slots, _mix(trials)) if seconds and slots else None
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:

@@ -78,11 +78,6 @@ class Rows:
         """Name of each row: no two have the same."""
         return [_row_name(key) for key in self.keys]
 
-    @property
-    def classes(self) -> list[str]:
-        """Compute class of each row."""
-        return [key[0] for key in self.keys]
-
     def sessions(self, attempts: AttemptColumns) -> Iterator[tuple[Session, list[int]]]:
         """Yield the sessions in the order of their beginnings, with the rows of their slots."""
         place_of, depth = {key: place for place, key in enumerate(self.keys)}, len(self.keys[0])
@@ -149,8 +144,8 @@ def timeline(
     use = Use.of(attempts, rows, edges)
     if len(strips):
         busy = _busy(attempts, rows, strips, edges)
-        for name in sorted({*rows.classes}):
-            of_class = np.array([each == name for each in rows.classes])[:, None]
+        for name in sorted({key[0] for key in rows.keys}):
+            of_class = np.array([key[0] == name for key in rows.keys])[:, None]
             series += _strips(rows, busy * of_class, edges, f"{name}, busy", f"class {name}")
         note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
     if found := [*_strips(rows, use.others, edges, "other studies", "other")]:

@@ -11,9 +11,9 @@ from services.columns import attempts, session, trials
 from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
     INTERVALS,
-    fleet_bound,
     free_slots,
     live_slots,
+    mean_seconds,
     one_more_worker,
     predictions,
     reasons,
@@ -23,6 +23,7 @@ from shadho_celery.charts.machines import (
 )
 from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, Use, make_rows, timeline
 from shadho_celery.core.records import Placed
+from shadho_celery.placement.bound import throughput_bound
 
 
 def busy(seconds: float = 10.0, count: int = 20) -> list[dict[str, object]]:
@@ -47,9 +48,8 @@ def test_a_second_slot_that_stays_idle_halves_the_share() -> None:
 def test_a_trial_of_two_slots_uses_both() -> None:
     wide = trials([{**row, "slots": 2.0} for row in busy()])
     assert throughput(wide, attempts([], [session("cpu", 2, until=200.0)])).title.startswith("100 %")
-    bound = fleet_bound(wide, attempts([], [session("cpu", 2, until=200.0)]))
-    assert bound is not None
-    assert bound.rate == pytest.approx(0.1)
+    chart = one_more_worker(wide, attempts([], [session("cpu", 2, until=200.0)]))
+    assert chart.series[0].columns["x"] == pytest.approx([360.0]), "as many as both slots complete"
 
 
 def test_a_worker_counts_only_while_it_lives() -> None:
@@ -90,15 +90,13 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
     ]
     found = attempts([], [session("gpu", 1), session("cpu", 8)], now=100.0)
     chart = one_more_worker(trials(rows), found)
-    bound = fleet_bound(trials(rows), found)
-    assert bound is not None
+    seconds = mean_seconds(trials(rows), found)
+    bound = throughput_bound(seconds, {"gpu": 1, "cpu": 8})
     shown = dict(zip(chart.axes[1].categories, chart.series[0].columns["x"], strict=True))
     slots = dict(zip(chart.axes[1].categories, chart.series[0].columns["first slot"], strict=True))
     for name, size in (("gpu", 1), ("cpu", 8)):
         assert slots[name] == pytest.approx(3600 * bound.per_slot[name])
-        larger = attempts([], [*found.sessions, session(name, size, host="two")], now=100.0)
-        more = fleet_bound(trials(rows), larger)
-        assert more is not None
+        more = throughput_bound(seconds, {**{"gpu": 1, "cpu": 8}, name: 2 * size})
         assert shown[name] == pytest.approx(3600 * (more.rate - bound.rate))
         assert shown[name] <= size * slots[name] * (1 + 1e-9)
     assert chart.title.startswith("One more gpu worker")
