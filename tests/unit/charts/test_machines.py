@@ -96,7 +96,7 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
     slots = dict(zip(chart.axes[1].categories, chart.series[0].columns["first slot"], strict=True))
     for name, size in (("gpu", 1), ("cpu", 8)):
         assert slots[name] == pytest.approx(3600 * bound.per_slot[name])
-        more = throughput_bound(seconds, {**{"gpu": 1, "cpu": 8}, name: 2 * size})
+        more = throughput_bound(seconds, {"gpu": 1, "cpu": 8, name: 2 * size})
         assert shown[name] == pytest.approx(3600 * (more.rate - bound.rate))
         assert shown[name] <= size * slots[name] * (1 + 1e-9)
     assert chart.title.startswith("One more gpu worker")
