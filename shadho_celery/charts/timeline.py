@@ -41,8 +41,9 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
-#: number of moments between which the slots' use is compared for its sums; difference of equal shares in a strip
-MOMENTS, EQUAL_SHARE = 61, 1e-3
+#: number of moments between which the slots' use is compared for its sums; difference of equal shares in a strip; share
+#: that is a rounding error
+MOMENTS, EQUAL_SHARE, ROUNDING = 61, 1e-3, 1e-6
 #: parts of a row's name, from the outermost
 PARTS = ("class", "machine", "worker", "slot")
 
@@ -373,7 +374,7 @@ def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -
 def _strips(rows: Rows, seconds: Array, edges: Array, name: str, colour: str) -> Iterator[Series]:
     """Yield the share of busy slots of each row between `edges`, unless no slot was busy. Equal neighbours are one."""
     busy = np.minimum(seconds / np.outer(np.array(rows.slots, float), np.diff(edges)), 1.0)
-    own, part = np.nonzero(busy)
+    own, part = np.nonzero(busy > ROUNDING)
     if len(own):
         share = busy[own, part]
         differs = (np.diff(own) != 0) | (np.diff(part) != 1) | (np.abs(np.diff(share)) > EQUAL_SHARE)
