@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import services
 import sqlalchemy as sa
@@ -57,6 +58,13 @@ SLOW |= {"desk", "table", "fleet"}
 #: fixtures that are set up before the test's others, and so end after them: a worker that outlives the loan of its
 #: database announces itself in the next test's
 SERVICES = ("redis_url", "amqp_url", "postgres_url")
+
+
+# The same examples everywhere, however long one of them takes beside other processes.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

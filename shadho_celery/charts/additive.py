@@ -18,11 +18,10 @@ import numpy as np
 
 from shadho_celery.charts.chart import Array, Indices, thin_rows
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.charts.explained import explained, groups
+from shadho_celery.charts.explained import most_telling
 
-#: minimum number of trials; maximum number from which effects are learned; maximum number of labels in the
-#: model: those that explain most by themselves
-LEAST, MOST_TRIALS, MOST_LABELS = 20, 2000, 20
+#: minimum number of trials; maximum number from which effects are learned
+LEAST, MOST_TRIALS = 20, 2000
 #: minimum number of trials in which a label is active
 LEAST_ACTIVE = 10
 #: number of parts of the trials: the effects on each part are learned from the others
@@ -68,7 +67,7 @@ def shares_of(labels: Sequence[Label], places: Indices, values: Array) -> Shares
     places, values = places[some], values[some]
     rated = [each for each in labels if each.is_active[places].sum() >= LEAST_ACTIVE]
     shares = dict.fromkeys((label.name for label in rated), 0.0)
-    labels = _most_telling([each for each in rated if _differs(each.values[places])], places, values)
+    labels = most_telling([each for each in rated if _differs(each.values[places])], places, values)
     if not labels or values.std() <= 0:
         return Shares(shares, ())
     parts = _attributed([_functions(label, places) for label in labels], (values - values.mean()) / values.std())
@@ -154,17 +153,6 @@ def _leaders(parts: Array, shares: Array) -> list[int]:
 def _is_above_zero(values: Array) -> bool:
     """Return whether the mean of values is above 0 beyond chance."""
     return bool(values.mean() > max(EQUAL, CLEAR * values.std() / math.sqrt(len(values))))
-
-
-def _most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
-    """Return the labels that explain most of the values at some places by themselves, at most MOST_LABELS."""
-    if len(labels) <= MOST_LABELS:
-        return labels
-    shares = []
-    for label in labels:
-        own = label.is_active[places]
-        shares.append(explained(groups(label, places[own]), values[own]) or 0.0)
-    return [labels[place] for place in np.argsort(shares, kind="stable")[::-1][:MOST_LABELS]]
 
 
 def _differs(values: Array) -> bool:

@@ -71,7 +71,7 @@ class Series(Struct, frozen=True, kw_only=True):
     mark: Mark
     #: what the colour stands for, such as "class gpu_small", "state FAILED" or "best"; the same everywhere
     colour: str
-    #: how a point is drawn: filled, hollow or cross; how a bar is drawn: filled, light, hatched or outlined
+    #: how a point is drawn: filled, hollow, cross or dash; how a bar is drawn: filled, light, hatched or outlined
     form: str = "filled"
     #: by name: one value per mark. `x` and `y` are positions; a line over all axes has `axis 0`, `axis 1` and so on.
     #: `number` is a trial, to which a mark leads

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.charts.chart import Array, Indices
+from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, cells
 from shadho_celery.core.trial import TrialState
+
+#: what the names of series of infeasible trials end with
+INFEASIBLE = ", infeasible"
 
 
 class Depth(IntEnum):
@@ -135,6 +139,17 @@ class TrialColumns:
         return self.state.is_in(TrialState.COMPLETE.value)
 
     @cached_property
+    def is_infeasible(self) -> NDArray[np.bool_]:
+        """True for trials that violate a constraint, shape (n,)."""
+        return np.asarray(self.violation > 0, bool)
+
+    def by_class(self, within: NDArray[np.bool_]) -> Iterator[tuple[str, bool, Indices]]:
+        """Yield places of trials `within` by class, first of feasible trials, then of infeasible ones (True)."""
+        for is_infeasible in (False, True):
+            for name, places in self.compute_class.places(within & (self.is_infeasible == is_infeasible)):
+                yield name, is_infeasible, places
+
+    @cached_property
     def slot_seconds(self) -> Array:
         """Seconds of the objective times the slots of the trial, shape (n,)."""
         return self.seconds * self.slots
@@ -142,7 +157,7 @@ class TrialColumns:
     @cached_property
     def is_rated(self) -> NDArray[np.bool_]:
         """True for COMPLETE, feasible trials with a finite loss and the greatest budget so far, shape (n,)."""
-        rated = self.is_complete & np.isfinite(self.loss) & ~(self.violation > 0)
+        rated = self.is_complete & np.isfinite(self.loss) & ~self.is_infeasible
         budget = np.where(np.isnan(self.budget), math.inf, self.budget)
         return np.asarray(rated & (budget == budget[rated].max(initial=-math.inf)), bool)
 
@@ -179,6 +194,30 @@ class TrialColumns:
         return float(known.min()) if len(known) else math.nan
 
 
+def points_by_class(
+    trials: TrialColumns,
+    x: Array,
+    within: NDArray[np.bool_],
+    more: Mapping[str, Callable[[Indices], list[Cell]]] = MappingProxyType({}),
+    *,
+    state: str = "",
+    form: str = "filled",
+) -> Iterator[Series]:
+    """Yield points of the losses of trials over `x`, a series for each class.
+
+    Infeasible trials have series of their own. `more` makes further columns. `state` is added to the series' names.
+    """
+    for name, is_infeasible, own in trials.by_class(within):
+        columns = {"x": cells(x[own]), "y": cells(trials.loss[own]), "number": cells(trials.number[own])}
+        yield Series(
+            name=f"{name}{INFEASIBLE if is_infeasible else state}",
+            mark=Mark.POINTS,
+            colour=f"class {name}",
+            form="dash" if is_infeasible else form,
+            columns={**columns, **{column: make(own) for column, make in more.items()}},
+        )
+
+
 class Session(NamedTuple):
     """A time in which a worker could run trials of a study. Moments are in seconds since the epoch."""
 
@@ -191,6 +230,21 @@ class Session(NamedTuple):
     until: float | None = None
     #: why it ended, such as "preempted"
     reason: str | None = None
+    #: mean number of slots that ran trials of other studies, by the time from which on
+    others: Sequence[tuple[float, float]] = ()
+
+    def seconds(self, edges: Array, now: float) -> Array:
+        """Return for how many seconds it lasted between each two of these moments, shape (edges - 1,)."""
+        return np.diff(np.clip(edges, self.since, now if self.until is None else self.until))
+
+    def others_seconds(self, edges: Array, now: float) -> Array:
+        """Return the slot seconds of trials of other studies between each two of these moments, shape (edges - 1,)."""
+        if not self.others:
+            return np.zeros(len(edges) - 1)
+        times, slots = np.array(self.others, float).T
+        knots = np.append(np.maximum.accumulate(times), now if self.until is None else self.until)
+        used = np.cumsum(np.minimum(slots, self.slots) * np.maximum(np.diff(knots), 0.0))
+        return np.diff(np.interp(edges, knots, np.append(0.0, used)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +279,11 @@ class AttemptColumns:
     def until(self) -> Array:
         """The end of each attempt that has started, or the time of reading; NaN for one that has not started."""
         return np.where(np.isnan(self.started_at), math.nan, np.where(np.isnan(self.ended_at), self.now, self.ended_at))
+
+    @property
+    def has_others(self) -> bool:
+        """True if workers have run trials of other studies."""
+        return any(session.others for session in self.sessions)
 
     @cached_property
     def classes(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from shadho_celery.charts.chart import Array, Indices
@@ -10,6 +12,8 @@ from shadho_celery.core.units import digits
 
 #: maximum number of intervals of a numeric label, and minimum number of trials in each, for its importance
 INTERVALS, LEAST_TRIALS = 8, 5
+#: maximum number of labels in a model: those that explain most by themselves
+MOST_LABELS = 20
 
 
 def explained(group: Indices, values: Array) -> float | None:
@@ -29,6 +33,17 @@ def explained(group: Indices, values: Array) -> float | None:
     means = np.bincount(group, values) / np.maximum(sizes, 1)
     within = float(np.square(values - means[group]).sum())
     return max(0.0, 1.0 - (within / (count - used)) / (total / (count - 1)))
+
+
+def most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
+    """Return the labels that explain most of the values at some places by themselves, at most MOST_LABELS."""
+    if len(labels) <= MOST_LABELS:
+        return labels
+    shares = []
+    for label in labels:
+        own = label.is_active[places]
+        shares.append(explained(groups(label, places[own]), values[own]) or 0.0)
+    return [labels[place] for place in np.argsort(shares, kind="stable")[::-1][:MOST_LABELS]]
 
 
 def groups(label: Label, places: Indices, intervals: int = INTERVALS) -> Indices:

@@ -48,7 +48,7 @@ def _feasible(trials: TrialColumns) -> tuple[Indices, Array]:
     """Return the places of the feasible COMPLETE trials, and their minimised losses, shape (trials, losses)."""
     signs = [-1.0 if trials.objectives[name] == "maximize" else 1.0 for name in trials.losses]
     losses = np.column_stack([sign * values for sign, values in zip(signs, trials.losses.values(), strict=True)])
-    places = np.flatnonzero(trials.is_complete & ~(trials.violation > 0) & np.isfinite(losses).all(axis=1))
+    places = np.flatnonzero(trials.is_complete & ~trials.is_infeasible & np.isfinite(losses).all(axis=1))
     return places, losses[places]
 
 
@@ -76,16 +76,18 @@ def front(trials: TrialColumns, on_front: set[int], losses: tuple[str, str] | No
     )
     is_front = np.isin(trials.number, [*on_front]) & trials.is_complete
     series, notes = [], []
-    for label, colour, within in (
-        ("other trials", "other", trials.is_complete & ~is_front),
-        ("front", "best", is_front),
+    for label, colour, form, within in (
+        ("other trials", "other", "filled", trials.is_complete & ~is_front & ~trials.is_infeasible),
+        ("infeasible", "other", "dash", trials.is_complete & trials.is_infeasible),
+        ("front", "best", "filled", is_front),
     ):
         places = np.flatnonzero(within)
-        drawn, note = thin_points(x[places], y[places], MOST // 2)
+        drawn, note = thin_points(x[places], y[places], MOST // 3)
         places = places[drawn]
         notes.append(note)
         columns = {"x": cells(x[places]), "y": cells(y[places]), "number": cells(trials.number[places])}
-        series.append(Series(name=label, mark=Mark.POINTS, colour=colour, columns=columns))
+        if len(places) or label != "infeasible":
+            series.append(Series(name=label, mark=Mark.POINTS, colour=colour, form=form, columns=columns))
     if not any(map(len, series)):
         return empty_chart("front", "The front of the losses", "No trial has completed yet.", *axes)
     title = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 import numpy as np
@@ -24,7 +24,7 @@ from shadho_celery.charts.chart import (
     thin_rows,
     thin_steps,
 )
-from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.charts.columns import TrialColumns, points_by_class
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted, digits
 
@@ -57,22 +57,15 @@ def history(trials: TrialColumns, along: Along = Along.TRIALS) -> Chart:
     shown, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
     is_shown = np.zeros(len(trials), bool)
     is_shown[np.flatnonzero(has_loss)[shown]] = True
-    series = []
+    series: list[Series] = []
+    more: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
     for state, form in FORMS.items():
-        for name, places in trials.compute_class.places(is_shown & trials.state.is_in(state)):
-            columns = _points(trials, x, places)
-            series.append(
-                Series(
-                    name=f"{name}, {state.lower()}",
-                    mark=Mark.POINTS,
-                    colour=f"class {name}",
-                    form=form,
-                    columns=columns,
-                )
-            )
+        within = is_shown & trials.state.is_in(state)
+        series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]
-        columns = {**_points(trials, x, drawn), "y": [None] * len(drawn)}
+        columns = {"x": cells(x[drawn]), "number": cells(trials.number[drawn]), "sampler": more["sampler"](drawn)}
+        columns["y"] = [None] * len(drawn)
         series.append(Series(name="failed", mark=Mark.POINTS, colour="state FAILED", form="cross", columns=columns))
     when, best = best_so_far(trials, x)
     if len(when):
@@ -90,10 +83,17 @@ def best_so_far(trials: TrialColumns, x: Array) -> tuple[Array, Array]:
     return x[rated], -best if trials.is_maximized else best
 
 
+def comparisons(studies: Mapping[str, TrialColumns]) -> list[Chart]:
+    """Return a `comparison` of the studies that minimise, and one of those that maximise, if there are such."""
+    groups = [{name: each for name, each in studies.items() if each.is_maximized is so} for so in (False, True)]
+    return [comparison(group) for group in groups if group]
+
+
 def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
     """Return the best loss so far of several studies over their numbers of trials, by name of the study.
 
-    Each line goes on to the last trial that has ended, whether or not it has a loss.
+    All of them minimise, or all maximise. Each line goes on to the last trial that has ended, whether or not it has a
+    loss.
     """
     series, said, values = [], [], []
     for name, trials in studies.items():
@@ -110,7 +110,9 @@ def comparison(studies: Mapping[str, TrialColumns]) -> Chart:
             values.append(best)
     names = {_loss_name(trials) for trials in studies.values()}
     loss = names.pop() if len(names) == 1 else "loss"
-    axes = Axis(name="trial"), Axis(name=f"best {loss} so far", scale=scale_of(np.concatenate([*values, np.empty(0)])))
+    direction = "maximize" if any(trials.is_maximized for trials in studies.values()) else "minimize"
+    best_axis = Axis(name=f"best {loss} so far ({direction})", scale=scale_of(np.concatenate([*values, np.empty(0)])))
+    axes = Axis(name="trial"), best_axis
     if not series:
         return empty_chart("comparison", "The best loss of each study", "No trial has completed yet.", *axes)
     return Chart(name="comparison", title=f"The best {loss} is {', '.join(said)}", axes=axes, series=series)
@@ -147,15 +149,6 @@ def _position(trials: TrialColumns, along: Along) -> tuple[Array, Axis]:
     return trials.finished_at - trials.began_at, Axis(name="since the first trial began", unit="s")
 
 
-def _points(trials: TrialColumns, x: Array, places: Indices) -> dict[str, list[Cell]]:
-    return {
-        "x": cells(x[places]),
-        "y": cells(trials.loss[places]),
-        "number": cells(trials.number[places]),
-        "sampler": [*trials.sampler.texts(places)],
-    }
-
-
 def _loss_name(trials: TrialColumns) -> str:
     return next(iter(trials.objectives), "loss")
 
@@ -163,5 +156,7 @@ def _loss_name(trials: TrialColumns) -> str:
 def _title(trials: TrialColumns, best: Array) -> str:
     ended = int(trials.state.is_in(*COUNTED).sum())
     of = f"{ended:,} of {counted(trials.asked, 'trial')}" if trials.asked else counted(ended, "trial")
-    said = f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No trial has a loss"
+    said = (
+        f"The best {_loss_name(trials)} is {digits(float(best[-1]))}" if len(best) else "No feasible trial has a loss"
+    )
     return f"{said} after {of}"

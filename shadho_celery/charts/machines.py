@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -23,12 +22,12 @@ from shadho_celery.charts.chart import (
     thin_points,
 )
 from shadho_celery.charts.columns import AttemptColumns, TrialColumns
-from shadho_celery.charts.timeline import busy_share
+from shadho_celery.charts.timeline import busy_words
 from shadho_celery.core.checks import listed
 from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, digits, took
-from shadho_celery.placement.bound import Bound, throughput_bound
+from shadho_celery.placement.bound import throughput_bound
 from shadho_celery.predictors.durations import Durations
 
 #: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
@@ -42,14 +41,14 @@ TELLING_TRIALS, TELLING_SECONDS = 20, 60.0
 _HOUR = 3600.0
 _BOUND = (
     "The bound is what a linear program allows with the mean slot seconds of each subspace on each class, the slots of "
-    "the live workers, and the mix of subspaces as it was."
+    "the live workers without those that ran trials of other studies, and the mix of subspaces as it was."
 )
+_SHARED = " Other studies take as large a part of one more worker as of the others of its class."
 _SHORT = "These trials take less than a tenth of a second. Sending one takes longer, which the bound leaves out."
 _UNTRIED = "No trial has completed on {}: its speed is estimated as that of a mean class."
 _NO_TRIALS = "No trial has completed yet."
 _NO_TIMES = "The recorded times do not show which slots there were, for example because a clock was set back."
 _NO_PREDICTIONS = "No prediction was recorded for a completed trial."
-_NO_RECORDS = "The store has no attempts of this study: an earlier version has written it."
 
 
 def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
@@ -67,13 +66,14 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         series.append(_stacked(name, edges, total, total + rate))
         total = total + rate
     bounds = []
+    slots = live_slots(trials, attempts, edges)
     # Most intervals have the same slots, and a linear program takes milliseconds.
     known: dict[tuple[float, ...], float] = {}
-    for start, end in itertools.pairwise(edges):
-        slots = live_slots(trials, attempts, start, end)
-        key = tuple(float(f"{count:.3g}") for count in slots.values())
+    for counts in zip(*(counts.tolist() for counts in slots.values()), strict=True):
+        key = tuple(float(f"{count:.3g}") for count in counts)
         if key not in known:
-            known[key] = _HOUR * throughput_bound(seconds, slots, mix).rate if any(key) else 0.0
+            free = dict(zip(slots, counts, strict=True))
+            known[key] = _HOUR * throughput_bound(seconds, free, mix).rate if any(key) else 0.0
         bounds.append(known[key])
     columns = {"x": cells(edges), "y": cells(np.array([*bounds, bounds[-1]]))}
     series.append(Series(name="bound", mark=Mark.STEPS, colour="bound", columns=columns))
@@ -81,6 +81,7 @@ def throughput(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     title = f"{counted(completed, 'trial')} completed in {took(_live_seconds(trials, attempts))}"
     if possible and are_telling(trials, attempts):
         title = f"{100 * completed / possible:.0f} % of the trials that this fleet could have completed"
+        title += " beside those of other studies" * attempts.has_others
     note = f"The dashed line is the bound. {_bound_note(trials, attempts)}"
     if (total > EXACT * np.array(bounds)).any():
         note += (
@@ -109,6 +110,9 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         return empty_chart(name, title, empty, *axes)
     found = throughput_bound(seconds, slots, mix)
     sizes = {**dict.fromkeys(slots, 1.0), **_worker_slots(attempts)}
+    if attempts.has_others:
+        whole = _slots(trials, attempts, with_others=True)
+        sizes = {each: sizes[each] * slots[each] / (whole[each] or 1.0) for each in slots}
     larger = {each: throughput_bound(seconds, {**slots, each: slots[each] + sizes[each]}, mix) for each in slots}
     gains = {each: _HOUR * (more.rate - found.rate) for each, more in larger.items()}
     shown = sorted(gains, key=lambda each: -gains[each])[:MOST_CATEGORIES]
@@ -124,16 +128,16 @@ def one_more_worker(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     )
     if is_short:
         title = "One more worker adds little: most trials take less time than it takes to send them"
-    elif (busy := busy_share(attempts)) is not None:
-        title += f"; its slots were busy for {100 * busy:.0f} % of the time"
+    elif (busy := busy_words(attempts)) is not None:
+        title += f"; its slots {busy}"
     return Chart(
         name=name,
         title=title,
         axes=(axes[0], Axis(name="class", scale=Scale.CATEGORY, categories=shown)),
         series=[Series(name="gain", mark=Mark.BARS, colour="bound", columns=columns)],
-        note=f"{_bound_note(trials, attempts)} A gain is the difference to the bound with the slots of one more "
-        "worker. For a small part of a slot it is the dual value of the class's slots. Trials that are pruned or fail "
-        "do not count, but their time does.",
+        note=f"{_bound_note(trials, attempts)}{_SHARED * attempts.has_others} A gain is the difference to the bound "
+        "with the slots of one more worker. For a small part of a slot it is the dual value of the class's slots. "
+        "Trials that are pruned or fail do not count, but their time does.",
     )
 
 
@@ -148,9 +152,7 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
     is_known = is_done & (predicted > 0) & (seconds > 0) & np.isfinite(seconds)
     name = "predictions"
     if not is_known.any():
-        empty = _NO_TRIALS
-        if trials.is_complete.any():
-            empty = _NO_PREDICTIONS if is_done.any() else _NO_RECORDS
+        empty = _NO_PREDICTIONS if trials.is_complete.any() else _NO_TRIALS
         return empty_chart(name, "Predicted and actual seconds", empty, *axes)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
@@ -192,19 +194,15 @@ def why_here(
         return empty_chart(name, title, "No prediction was recorded for this attempt.", *axes)
     shown = sorted(placed, key=lambda each: _key(placed[each].seconds))[:MOST_CATEGORIES]
     rows: list[Cell] = [*range(len(shown))]
-    parts = {"predicted seconds": [placed[n].seconds for n in shown], "backlog": [placed[n].backlog for n in shown]}
-    series = [Series(name=n, mark=Mark.BARS, colour=n, columns={"x": [*v], "y": rows}) for n, v in parts.items()]
-    series[0] = Series(
-        name="predicted seconds",
-        mark=Mark.BARS,
-        colour="predicted seconds",
-        columns={
-            "x": [*parts["predicted seconds"]],
-            "y": rows,
-            "shadow price": [placed[each].price for each in shown],
-            "chosen": [int(each == chosen) for each in shown],
-        },
-    )
+    facts: dict[str, list[Cell]] = {
+        "shadow price": [placed[n].price for n in shown],
+        "chosen": [int(n == chosen) for n in shown],
+    }
+    parts: dict[str, dict[str, list[Cell]]] = {
+        "predicted seconds": {"x": [placed[n].seconds for n in shown], "y": rows, **facts},
+        "backlog": {"x": [placed[n].backlog for n in shown], "y": rows},
+    }
+    series = [Series(name=n, mark=Mark.BARS, colour=n, columns=columns) for n, columns in parts.items()]
     if seconds is not None and chosen in shown:
         columns: dict[str, list[Cell]] = {"x": [seconds], "y": [shown.index(chosen)]}
         series.append(Series(name="actual seconds", mark=Mark.POINTS, colour="best", columns=columns))
@@ -246,7 +244,7 @@ def has_shadow_prices(placed: Mapping[str, Placed]) -> bool:
 
 
 def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str, int]:
-    """Return by class the slots that no attempt of the study held or waited for when an attempt was queued.
+    """Return by class the slots that no attempt of a study held or waited for when an attempt was queued.
 
     Returns {} if that is not known. A trial that takes several slots counts as one.
     """
@@ -258,7 +256,8 @@ def free_slots(attempts: AttemptColumns, number: int, attempt: int) -> dict[str,
     found: dict[str, int] = {}
     for session in attempts.sessions:
         if session.since <= at and (session.until is None or at < session.until):
-            found[session.compute_class] = found.get(session.compute_class, 0) + session.slots
+            others = next((slots for since, slots in reversed(session.others) if since <= at), 0.0)
+            found[session.compute_class] = found.get(session.compute_class, 0) + session.slots - round(others)
     return {name: max(0, slots - held.get(name, 0)) for name, slots in found.items()}
 
 
@@ -293,12 +292,6 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
         return np.full(len(attempts), math.nan)
     places = np.minimum(np.searchsorted(trials.number, attempts.number), len(trials) - 1)
     return np.where(trials.number[places] == attempts.number, trials.seconds[places], math.nan)
-
-
-def fleet_bound(trials: TrialColumns, attempts: AttemptColumns) -> Bound | None:
-    """Return the bound of the throughput of the fleet over the whole study; None before the first completed trial."""
-    seconds, slots = mean_seconds(trials, attempts), _slots(trials, attempts)
-    return throughput_bound(seconds, slots, _mix(trials)) if seconds and slots else None
 
 
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
@@ -376,39 +369,31 @@ def _mix(trials: TrialColumns) -> dict[str, float]:
     return {name: float(counts[code]) for code, name in enumerate(trials.subspace.names) if counts[code]}
 
 
-def live_slots(trials: TrialColumns, attempts: AttemptColumns, start: float, end: float) -> dict[str, float]:
-    """Return the mean number of live slots of each class between two moments.
+def live_slots(
+    trials: TrialColumns, attempts: AttemptColumns, edges: Array, *, with_others: bool = False
+) -> dict[str, Array]:
+    """Return the mean number of live slots of each class between each two moments, shape (edges - 1,).
 
-    A store without sessions gives the slots of the trials of a class that ran at the same time.
+    Without `with_others`, slots that ran trials of other studies do not count.
     """
-    found = dict.fromkeys(_classes(trials, attempts), 0.0)
-    length = max(end - start, 1e-9)
+    found = {name: np.zeros(len(edges) - 1) for name in _classes(trials, attempts)}
     for session in attempts.sessions:
-        until = attempts.now if session.until is None else session.until
-        overlap = max(0.0, min(end, until) - max(start, session.since))
-        found[session.compute_class] += session.slots * overlap / length
-    if attempts.sessions:
-        return found
-    for name, places in trials.compute_class.places(np.isfinite(trials.started_at)):
-        began, ended = trials.started_at[places], trials.finished_at[places]
-        ended = np.where(np.isnan(ended), attempts.now, ended)
-        moments = np.concatenate([began, ended])
-        steps = np.concatenate([trials.slots[places], -trials.slots[places]])
-        # At equal moments, ends come first.
-        running = np.cumsum(steps[np.lexsort((steps, moments))])
-        found[name] = float(running.max())
+        seconds = session.slots * session.seconds(edges, attempts.now)
+        if not with_others:
+            seconds = np.maximum(seconds - session.others_seconds(edges, attempts.now), 0.0)
+        found[session.compute_class] += seconds / np.maximum(np.diff(edges), 1e-9)
     return found
 
 
-def _slots(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, float]:
+def _slots(trials: TrialColumns, attempts: AttemptColumns, *, with_others: bool = False) -> dict[str, float]:
     """Return the mean number of live slots of each class while there was a worker; {} if there were none."""
     began, ended = _extent(trials, attempts)
-    slots = live_slots(trials, attempts, began, ended) if math.isfinite(began) else {}
-    if not any(slots.values()):
+    if not math.isfinite(began):
         return {}
+    slots = live_slots(trials, attempts, np.array([began, ended]), with_others=with_others)
     # A study that is resumed has had no workers for a while.
-    share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
-    return {name: count / share for name, count in slots.items()}
+    share = _live_share(attempts, began, ended)
+    return {name: float(count[0]) / share for name, count in slots.items()} if any(slots.values()) else {}
 
 
 def _why_empty(trials: TrialColumns) -> str:
@@ -419,8 +404,7 @@ def _why_empty(trials: TrialColumns) -> str:
 def _live_seconds(trials: TrialColumns, attempts: AttemptColumns) -> float:
     """Return the seconds from the first start to the last end of a trial, without those in which no worker lived."""
     began, ended = _extent(trials, attempts)
-    share = _live_share(attempts, began, ended) if attempts.sessions else 1.0
-    return share * max(0.0, ended - began)
+    return _live_share(attempts, began, ended) * max(0.0, ended - began)
 
 
 def _live_share(attempts: AttemptColumns, start: float, end: float) -> float:

@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import Array, Indices, thin_rows
 from shadho_celery.charts.columns import Label, TrialColumns
-from shadho_celery.charts.explained import explained, groups
+from shadho_celery.charts.explained import most_telling
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.param_effects import DRAWS, MIN_TRIALS, Basis, Regression
 
 #: maximum number of trials from which effects are learned, and of those at which they are evaluated, by subspace
 MOST_TRIALS, MOST_ROWS = 2000, 500
-#: maximum number of labels of a subspace in the model, which has few basis functions for more: those that explain most
-#: by the correlation ratio
-MOST_LABELS = 20
 #: variance of log seconds below which they count as equal
 EQUAL = 1e-9
 #: number of parts of the trials; the effects on each part are learned from the others
@@ -62,7 +59,7 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
         own = np.flatnonzero(subspaces == subspace)
         labels = [trials.labels[name] for name in active if _varies(trials.labels[name].values[timed[own]])]
         if labels and len(own) >= NEEDED:
-            labels = [*_most_telling(labels, timed[own], _within(logs[own], classes[own]))]
+            labels = [*most_telling(labels, timed[own], _within(logs[own], classes[own]))]
             values = _features(labels, timed[own]), classes[own], logs[own]
             for name, part in _effects(labels, *values, centres[subspace]).items():
                 sums[name] = sums.get(name, 0.0) + part
@@ -78,17 +75,6 @@ def seconds_shares(trials: TrialColumns, least: int) -> dict[str, float]:
             part += _of_groups(trials.labels[name].values[timed][is_active], between[is_active], classes[is_active])
         shares[name] = min(1.0, part / total) if total > EQUAL * is_active.sum() else 0.0
     return shares
-
-
-def _most_telling(labels: Sequence[Label], places: Indices, values: Array) -> Sequence[Label]:
-    """Return the labels that explain most of the values at some places, at most MOST_LABELS."""
-    if len(labels) <= MOST_LABELS:
-        return labels
-    shares = []
-    for label in labels:
-        own = np.isfinite(label.values[places])
-        shares.append(explained(groups(label, places[own]), values[own]) or 0.0)
-    return [labels[place] for place in np.argsort(shares, kind="stable")[::-1][:MOST_LABELS]]
 
 
 def _centres(rows: Indices, columns: Indices, logs: Array, shape: tuple[int, int]) -> Array:

@@ -26,7 +26,7 @@ from shadho_celery.charts.chart import (
     thin_points,
     thin_rows,
 )
-from shadho_celery.charts.columns import Label, TrialColumns
+from shadho_celery.charts.columns import INFEASIBLE, Label, TrialColumns, points_by_class
 from shadho_celery.charts.param_seconds import NEEDED, seconds_shares
 from shadho_celery.core.checks import listed
 from shadho_celery.core.trial import COUNTED
@@ -75,12 +75,13 @@ def parallel(trials: TrialColumns) -> Chart:
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
     places = places[drawn]
     series = []
-    for name, own in trials.compute_class.places(_mask(places, len(trials))):
+    for name, is_infeasible, own in trials.by_class(_mask(places, len(trials))):
         # Named by the place of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
         columns["number"] = cells(trials.number[own])
-        series.append(Series(name=name, mark=Mark.POLYLINES, colour=f"class {name}", columns=columns))
+        look = {"name": f"{name}{INFEASIBLE}", "form": "dash"} if is_infeasible else {"name": name}
+        series.append(Series(mark=Mark.POLYLINES, colour=f"class {name}", columns=columns, **look))
     if note:
         note = f"{note} The best {BEST} trials are among them. "
     if not all(trials.labels[label].is_active[places].all() for label in shown):
@@ -105,14 +106,7 @@ def slice_of(trials: TrialColumns, label: str) -> Chart:
         return empty_slice(label, *axes)
     places = np.flatnonzero(is_shown)
     drawn, note = thin_points(found.values[places], trials.loss[places])
-    series = []
-    for class_name, own in trials.compute_class.places(_mask(places[drawn], len(trials))):
-        columns = {
-            "x": cells(found.values[own]),
-            "y": cells(trials.loss[own]),
-            "number": cells(trials.number[own]),
-        }
-        series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
+    series = [*points_by_class(trials, found.values, _mask(places[drawn], len(trials)))]
     title = f"The loss over {label}{_where(trials, found)}"
     return Chart(name=name, title=title, axes=axes, series=series, note=note)
 

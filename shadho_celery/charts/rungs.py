@@ -21,7 +21,7 @@ from shadho_celery.charts.chart import (
     scale_of,
     thin_points,
 )
-from shadho_celery.charts.columns import TrialColumns
+from shadho_celery.charts.columns import INFEASIBLE, TrialColumns, points_by_class
 from shadho_celery.core.trial import Report, TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.study.rungs import agreements
@@ -40,15 +40,8 @@ def rungs(trials: TrialColumns) -> Chart:
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
     is_drawn = np.zeros(len(trials), bool)
     is_drawn[places[drawn]] = True
-    series = []
-    for name, own in trials.compute_class.places(is_drawn):
-        columns = {
-            "x": cells(trials.budget[own]),
-            "y": cells(trials.loss[own]),
-            "number": cells(trials.number[own]),
-            "origin": [value if value >= 0 else None for value in trials.origin[own].tolist()],
-        }
-        series.append(Series(name=name, mark=Mark.POINTS, colour=f"class {name}", columns=columns))
+    origin = np.where(trials.origin >= 0, trials.origin, np.nan)
+    series = [*points_by_class(trials, trials.budget, is_drawn, {"origin": lambda own: cells(origin[own])})]
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
     return Chart(
@@ -64,7 +57,7 @@ def _agreements(trials: TrialColumns) -> list[tuple[int, float, float | None]]:
     """Return each rung with its budget, and whether ranks agree with the next rung, as a study's report does."""
     ended = trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED) & (trials.rung >= 0)
     origins = np.where(trials.origin < 0, trials.number, trials.origin)
-    is_ranked = trials.is_complete & ~(trials.violation > 0) & ~np.isnan(trials.loss)
+    is_ranked = trials.is_complete & ~trials.is_infeasible & ~np.isnan(trials.loss)
     losses = np.where(is_ranked, trials.merit, np.inf)
     return agreements(trials.rung[ended], trials.budget[ended], origins[ended], losses[ended])
 
@@ -109,8 +102,9 @@ def curves(trials: TrialColumns, reports: Iterable[Report]) -> Chart:
             "y": cells(sign * losses[drawn]),
             "number": [number] * len(drawn),
         }
-        stopped = bool(is_pruned[place[number]])
-        name = f"trial {number}{', pruned' if stopped else ''}"
+        is_infeasible = bool(trials.is_infeasible[place[number]])
+        stopped = bool(is_pruned[place[number]]) or is_infeasible
+        name = f"trial {number}{INFEASIBLE if is_infeasible else ', pruned' if stopped else ''}"
         colour = f"class {trials.compute_class[place[number]]}"
         # A line through one point cannot be seen.
         mark = Mark.LINE if len(drawn) > 1 else Mark.POINTS

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.charts.chart import MOST, Array, Axis, Cell, Chart, Indices, Mark, Scale, Series, cells, empty_chart
-from shadho_celery.charts.columns import AttemptColumns, TrialColumns
+from shadho_celery.charts.columns import AttemptColumns, Session, TrialColumns
 from shadho_celery.core.records import Leaving
 from shadho_celery.core.units import counted, took
 from shadho_celery.predictors.preemption import preemption_rate
@@ -41,6 +41,9 @@ MEANINGS = {
     "hatched": "hatched: lost with its worker",
     "outlined": "outlined: a copy of a late trial, or replaced by another attempt",
 }
+#: number of moments between which the slots' use is compared for its sums; difference of equal shares in a strip; share
+#: that is a rounding error
+MOMENTS, EQUAL_SHARE, ROUNDING = 61, 1e-3, 1e-6
 #: parts of a row's name, from the outermost
 PARTS = ("class", "machine", "worker", "slot")
 
@@ -76,10 +79,13 @@ class Rows:
         """Name of each row: no two have the same."""
         return [_row_name(key) for key in self.keys]
 
-    @property
-    def classes(self) -> list[str]:
-        """Compute class of each row."""
-        return [key[0] for key in self.keys]
+    def sessions(self, attempts: AttemptColumns) -> Iterator[tuple[Session, list[int]]]:
+        """Yield the sessions in the order of their beginnings, with the rows of their slots."""
+        place_of, depth = {key: place for place, key in enumerate(self.keys)}, len(self.keys[0])
+        for session in sorted(attempts.sessions, key=lambda each: each.since):
+            slots = range(session.slots if self.fold is Fold.SLOT else 1)
+            keys = ((session.compute_class, session.host, session.worker, slot)[:depth] for slot in slots)
+            yield session, [place_of[key] for key in keys]
 
     @property
     def parts(self) -> dict[str, list[Cell]]:
@@ -132,19 +138,30 @@ def timeline(
     note = f"Bars: {meanings}; empty: idle. " if forms else ""
     if any("continues" in each.columns for each in series):
         note += "Lines lead from a trial to the one that continues it with a greater budget. "
+    # Strips, outages and bars together stay below the maximum number of marks.
+    kinds = bool(len(strips)) + attempts.has_others
+    parts = max(1, min(pixels, (MOST - MOST // 10 - len(bars)) // max(1, kinds * len(rows.keys))))
+    edges = np.linspace(start, end, parts + 1)
+    use = Use.of(attempts, rows, edges)
     if len(strips):
-        # Strips and bars together stay below the maximum number of marks.
-        parts = max(1, min(pixels, (MOST - len(bars)) // max(1, len(rows.keys))))
-        series += _strips(attempts, rows, strips, np.linspace(start, end, parts + 1))
+        busy = _busy(attempts, rows, strips, edges)
+        for name in sorted({key[0] for key in rows.keys}):
+            of_class = np.array([key[0] == name for key in rows.keys])[:, None]
+            series += _strips(rows, busy * of_class, edges, f"{name}, busy", f"class {name}")
         note += f"{len(strips):,} attempts are joined to strips: a strip shows the share of its slots that were busy."
+    if found := [*_strips(rows, use.others, edges, "other studies", "other")]:
+        series += found
+        note = f"{note.strip()} Grey: the share of the slots that ran trials of other studies."
+    if len(outages := _outages(attempts, rows, start, end, width)):
+        series.append(outages)
+        note = f"{note.strip()} Hatched grey: no worker that could run the study."
     if (is_shown & attempts.end.is_in("lost")).any():
         note = f"{note.strip()} Lost attempts do not count as busy time."
     note = f"{note.strip()} {_preemptions(attempts)}"
-    idle = idle_shares(attempts, rows, start, end)
-    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(idle), **rows.parts}
+    columns: dict[str, list[Cell]] = {"y": [*range(len(rows.keys))], "idle": cells(use.idle), **rows.parts}
     series.append(Series(name="idle", mark=Mark.SPANS, colour="idle", columns=columns))
-    busy = 1.0 - float(np.average(idle, weights=rows.slots))
-    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots were busy for {100 * busy:.0f} % of the time"
+    words = Use.of(attempts, rows, np.linspace(start, end, MOMENTS)).words
+    title = f"{counted(int(is_shown.sum()), 'attempt')}; the slots {words}"
     axes = axes[0], Axis(name=rows.fold.value, scale=Scale.CATEGORY, categories=rows.names)
     return Chart(name="timeline", title=title, axes=axes, series=series, note=note.strip())
 
@@ -163,13 +180,12 @@ def _preemptions(attempts: AttemptColumns) -> str:
     return f"Workers that left early: {'; '.join(found[:MOST_NAMED])}." if found else ""
 
 
-def busy_share(attempts: AttemptColumns) -> float | None:
-    """Return the share of the time for which the slots were busy, as the timeline has it; None without attempts."""
+def busy_words(attempts: AttemptColumns) -> str | None:
+    """Return the shares of the time for which the slots were busy, as the timeline has them; None without attempts."""
     if not np.isfinite(attempts.started_at).any():
         return None
     start, end = _span(attempts)
-    rows = make_rows(attempts)
-    return 1.0 - float(np.average(idle_shares(attempts, rows, start, max(end, start + 1e-3)), weights=rows.slots))
+    return Use.of(attempts, make_rows(attempts), np.linspace(start, max(end, start + 1e-3), MOMENTS)).words
 
 
 def _span(attempts: AttemptColumns) -> tuple[float, float]:
@@ -228,38 +244,67 @@ def _distinct(columns: Sequence[NDArray[np.integer[Any]]]) -> tuple[Indices, Ind
     return np.unique(kinds, return_index=True)[1], kinds
 
 
-def idle_shares(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
-    """Return the share of the time between two moments in which the slots of each row were idle, shape (rows,).
+@dataclass(frozen=True)
+class Use:
+    """The use of the slots between moments, in seconds of slots, shape (rows, moments - 1)."""
 
-    The time in which a worker was live counts, if the store has sessions; else all of the time. Attempts that were lost
-    count as idle time: how long their worker still ran is not known.
-    """
-    began = np.clip(attempts.started_at, start, end)
-    ended = np.clip(attempts.until, start, end)
-    own = (rows.of >= 0) & ~attempts.end.is_in("lost")
-    busy = np.bincount(rows.of[own], (ended - began)[own], len(rows.keys))
-    live = np.array(rows.slots, float) * (end - start)
-    if attempts.sessions:
-        seconds = _live_seconds(attempts, rows, start, end)
-        live = np.where(seconds > 0, seconds, live)
-    return np.clip(1.0 - busy / live, 0.0, 1.0)
+    #: seconds for which the slots were live
+    live: Array
+    #: those in which they ran attempts of the study, without lost ones: how long their workers still ran is not known
+    own: Array
+    #: those in which they ran trials of other studies
+    others: Array
+
+    @classmethod
+    def of(cls, attempts: AttemptColumns, rows: Rows, edges: Array) -> Use:
+        """Return the use between `edges`, which are at equal distances.
+
+        All of the time is live in a row without a session. The records of other studies do not have the slots: of a
+        worker's slots, those that the study used least count.
+        """
+        shape = len(rows.keys), len(edges) - 1
+        live, others = np.zeros(shape), np.zeros(shape)
+        own = _busy(attempts, rows, np.flatnonzero((rows.of >= 0) & ~attempts.end.is_in("lost")), edges)
+        for session, places in rows.sessions(attempts):
+            seconds = np.tile(session.seconds(edges, attempts.now), (len(places), 1))
+            live[places] += seconds * (session.slots / max(1, len(places)))
+            if session.others:
+                free = np.maximum(seconds - own[places], 0.0) + 1e-9
+                others[places] += session.others_seconds(edges, attempts.now) * free / free.sum(axis=0)
+        whole = np.outer(np.array(rows.slots, float), np.diff(edges))
+        live[~live.any(axis=1)] = whole[~live.any(axis=1)]
+        return cls(live, own, np.minimum(others, np.maximum(live - own, 0.0)))
+
+    @property
+    def idle(self) -> Array:
+        """Share of the live time in which the slots of each row were idle, shape (rows,)."""
+        used = (self.own + self.others).sum(axis=1) / np.maximum(self.live.sum(axis=1), 1e-9)
+        return np.asarray(np.clip(1.0 - used, 0.0, 1.0))
+
+    @property
+    def words(self) -> str:
+        """Text with the shares of the time in which the slots were busy."""
+        live = max(float(self.live.sum()), 1e-9)
+        own, others = (f"{100 * min(1.0, float(part.sum()) / live):.0f} %" for part in (self.own, self.others))
+        more = f", and for {others} with trials of other studies" if self.others.any() else ""
+        return f"were busy for {own} of the time{more}"
 
 
-def _live_seconds(attempts: AttemptColumns, rows: Rows, start: float, end: float) -> Array:
-    """Return for each row the slot seconds in which its workers were live."""
-    found = np.zeros(len(rows.keys))
-    place_of = {name: place for place, name in enumerate(rows.names)}
-    for session in attempts.sessions:
-        until = attempts.now if session.until is None else session.until
-        seconds = max(0.0, min(until, end) - max(session.since, start))
-        key = (session.compute_class, session.host, session.worker)
-        if rows.fold is Fold.SLOT:
-            for slot in range(session.slots):
-                found[place_of[_row_name((*key, slot))]] += seconds
-        else:
-            depth = 2 if rows.fold is Fold.HOST else 1
-            found[place_of[_row_name(key[:depth])]] += session.slots * seconds
-    return found
+def _outages(attempts: AttemptColumns, rows: Rows, start: float, end: float, least: float) -> Series:
+    """Return the times of at least so many seconds in which a row had no worker that could run its trials."""
+    found: list[tuple[int, float, float]] = []
+    reached: dict[int, float] = {}
+    for session, places in rows.sessions(attempts):
+        for place in places:
+            found.append((place, reached.get(place, start), min(session.since, end)))
+            until = attempts.now if session.until is None else session.until
+            reached[place] = max(reached.get(place, start), until)
+    found = [
+        each for each in (*found, *((place, at, end) for place, at in reached.items())) if each[2] - each[1] > least
+    ]
+    found = sorted(found, key=lambda each: each[1] - each[2])[: MOST // 10]
+    columns = {name: [each[part] for each in found] for part, name in enumerate(("y", "start", "end"))}
+    return Series(name="no worker", mark=Mark.SPANS, colour="other", form="hatched", columns=columns)
 
 
 def _row_name(key: Sequence[object]) -> str:
@@ -306,12 +351,12 @@ def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[i
                 )
 
 
-def _strips(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Iterator[Series]:
-    """Yield the share of busy slots of each row between `edges`, equal parts of the time, a series for each class."""
+def _busy(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array) -> Array:
+    """Return the seconds of some attempts in each row between `edges`, which are at equal distances."""
     parts, start, end, width = len(edges) - 1, edges[0], edges[-1], edges[1] - edges[0]
     busy = np.zeros((len(rows.keys), parts))
     began = (np.clip(attempts.started_at[places], start, end) - start) / width
-    ended = (np.clip(attempts.until[places], start, end) - start) / width
+    ended = np.maximum((np.clip(attempts.until[places], start, end) - start) / width, began)
     first = np.minimum(began.astype(np.intp), parts - 1)
     last = np.minimum(ended.astype(np.intp), parts - 1)
     row = rows.of[places]
@@ -323,20 +368,18 @@ def _strips(attempts: AttemptColumns, rows: Rows, places: Indices, edges: Array)
     long = last - first > 1
     np.add.at(whole, (row[long], first[long] + 1), 1.0)
     np.add.at(whole, (row[long], last[long]), -1.0)
-    busy = np.minimum((busy + np.cumsum(whole, axis=1)[:, :-1]) / np.array(rows.slots, float)[:, None], 1.0)
-    for name in sorted({*rows.classes}):
-        own, part = np.nonzero((busy > 0) & np.array([each == name for each in rows.classes])[:, None])
-        if not len(own):
-            continue
-        yield Series(
-            name=f"{name}, busy",
-            mark=Mark.SPANS,
-            colour=f"class {name}",
-            form="strip",
-            columns={
-                "y": cells(own),
-                "start": cells(edges[part]),
-                "end": cells(edges[part + 1]),
-                "busy": cells(busy[own, part]),
-            },
-        )
+    return np.asarray(width * (busy + np.cumsum(whole, axis=1)[:, :-1]))
+
+
+def _strips(rows: Rows, seconds: Array, edges: Array, name: str, colour: str) -> Iterator[Series]:
+    """Yield the share of busy slots of each row between `edges`, unless no slot was busy. Equal neighbours are one."""
+    busy = np.minimum(seconds / np.outer(np.array(rows.slots, float), np.diff(edges)), 1.0)
+    own, part = np.nonzero(busy > ROUNDING)
+    if len(own):
+        share = busy[own, part]
+        differs = (np.diff(own) != 0) | (np.diff(part) != 1) | (np.abs(np.diff(share)) > EQUAL_SHARE)
+        first = np.flatnonzero(np.append(True, differs))
+        ends = part[np.append(first[1:], len(own)) - 1] + 1
+        columns = {"y": cells(own[first]), "start": cells(edges[part[first]]), "end": cells(edges[ends])}
+        columns["busy"] = cells(share[first])
+        yield Series(name=name, mark=Mark.SPANS, colour=colour, form="strip", columns=columns)

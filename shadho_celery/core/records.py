@@ -145,6 +145,11 @@ class SessionRecord(Struct, frozen=True, kw_only=True):
     reason: Leaving | None = None
     #: price of each slot; None if the worker announces none
     price: Price | None = None
+    #: mean number of its slots that ran trials of other studies, by the time from which on; 0 before the first time.
+    #: A time is seconds since the epoch, and lasts until the next one (`Recorder.follow`)
+    others: Annotated[
+        tuple[tuple[StoredMoment, Annotated[float, Meta(ge=0, le=10**6)]], ...], Meta(max_length=5000)
+    ] = ()
 
 
 class MachineRecord(Struct, frozen=True, kw_only=True):

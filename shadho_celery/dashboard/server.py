@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from shadho_celery import pages
 from shadho_celery.charts.columns import Depth
-from shadho_celery.charts.losses import comparison
+from shadho_celery.charts.losses import comparisons
 from shadho_celery.control.control import Control
 from shadho_celery.core.actions import Answer
 from shadho_celery.core.checks import one_line, short
@@ -129,7 +129,8 @@ class Server:
         names = [name for name in request.query_params.get("names", "").split("/") if name][:MOST_COMPARED]
         if not names:
             raise UsageError("no study is named; give names=FIRST/SECOND")
-        return answer(packed(comparison({name: self._cache.study(name).trials(Depth.LOSSES) for name in names})))
+        charts = comparisons({name: self._cache.study(name).trials(Depth.LOSSES) for name in names})
+        return answer([packed(each) for each in charts])
 
     async def fleet(self, request: Request) -> Response:
         """Return what runs on the fleet, or in this folder."""

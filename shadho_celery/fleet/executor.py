@@ -374,7 +374,7 @@ class QueueExecutor:
         present = self.workers.present
         if present is self._recorded:
             if self._recorder is not None:
-                self._recorder.follow(self._clock.wall(), self.workers.describe)
+                self._recorder.follow(self._clock.wall(), self.workers.describe, self.workers.others)
             return False
         if self._recorder is not None:
             self._recorder.see(present, self._clock.wall(), self.workers.describe, self.workers.leaving)

@@ -101,6 +101,8 @@ class Workers:
         self.announced: Mapping[str, Worker] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
+        #: number of slots that run trials of other studies, by name of a present worker that has such
+        self.others: Mapping[str, int] = {}
         #: names of workers that could run its trials but are quarantined
         self.quarantined: set[str] = set()
         #: workers that may run its trials, and those of them that drain; a new set after each change
@@ -136,6 +138,9 @@ class Workers:
         self._draining = {name for name in self.present if name in self.announced and self.announced[name].draining}
         if self.present != (present := self.able | self._draining):
             self.present = frozenset(present)
+        running = {name: self.announced[name].studies for name in self.present}
+        beside = {name: sum([of[key].slots for key in of if key != self.study]) for name, of in running.items() if of}
+        self.others = {name: slots for name, slots in beside.items() if slots}
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
             by_class[ours[name].compute_class][name] = ours[name]

@@ -8,7 +8,7 @@ import numpy as np
 
 from shadho_celery.charts.columns import Label, TrialColumns
 from shadho_celery.charts.failures import failures, failures_by_label
-from shadho_celery.charts.machines import are_telling, fleet_bound, one_more_worker
+from shadho_celery.charts.machines import are_telling, one_more_worker
 from shadho_celery.core.units import digits
 from shadho_celery.pages.reading import StudyData
 
@@ -90,8 +90,8 @@ def another_worker(data: StudyData) -> Iterator[str]:
     """
     trials, attempts = data.trials(), data.attempts()
     is_fleet = len(trials.compute_class.names) > 1 and len(trials.host.names) > 1
-    if is_fleet and are_telling(trials, attempts) and fleet_bound(trials, attempts) is not None:
-        yield f"{one_more_worker(trials, attempts).title}."
+    if is_fleet and are_telling(trials, attempts) and not (chart := one_more_worker(trials, attempts)).empty:
+        yield f"{chart.title}."
 
 
 #: rules in the order of their sentences

@@ -146,7 +146,8 @@ def as_attempt(row: sa.Row[Any]) -> AttemptRecord:
 
 def as_session(row: sa.Row[Any]) -> SessionRecord:
     """Return the session of a row. Raises an exception of UNREADABLE if the row is damaged."""
-    return msgspec.convert(_facts(row), SessionRecord)
+    found = _facts(row, ("others",))
+    return msgspec.convert({**found, "others": found["others"] or ()}, SessionRecord)
 
 
 def as_machine(row: sa.Row[Any]) -> MachineRecord:

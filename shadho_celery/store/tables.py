@@ -120,6 +120,8 @@ sessions = sa.Table(
     sa.Column("reason", sa.String(16)),
     #: money an hour, for each slot
     sa.Column("price", sa.Float),
+    #: pairs of a time and a number of slots
+    sa.Column("others", json),
 )
 
 #: machines of these workers

@@ -43,6 +43,10 @@ QUEUED_SECONDS = 1.0
 #: minimum seconds between two records of changed numbers of slots
 RESIZE_SECONDS = 60.0
 
+#: minimum seconds of a mean number of slots that ran trials of other studies, and its minimum part of the session so
+#: far. The number of these means grows with the logarithm of the session's length
+OTHERS_SECONDS, OTHERS_PART = 2.0, 1 / 64
+
 
 class Recorder:
     """Records of attempts, sessions and machines that have changed since the last `clear`."""
@@ -74,6 +78,9 @@ class Recorder:
         #: money that ended attempts have cost, also those of earlier runs, by class
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._seen: list[SessionRecord | MachineRecord] = []
+        #: by present worker with slots of other studies: begin of the mean, slot seconds since then until the last
+        #: `follow`, its time, and the slots at this time
+        self._others: dict[str, tuple[float, float, float, int]] = {}
         #: time of the last `follow` that compared the numbers of slots
         self._followed_at = -math.inf
         #: by class: number of workers that were preempted or have vanished, and hours of all workers that have left
@@ -277,18 +284,35 @@ class Recorder:
                 self._prices[name] = price
                 self._begin(SessionRecord(worker=name, since=at, price=price, **where))
 
-    def follow(self, at: float, present: Callable[[str], Present]) -> None:
+    def follow(self, at: float, present: Callable[[str], Present], others: Mapping[str, int]) -> None:
         """Record which workers have another number of slots now: their sessions end, and others begin.
 
-        Trials that share a GPU change the number often, so this compares the numbers once in RESIZE_SECONDS.
+        Trials that share a GPU change the number often, so this compares the numbers once in RESIZE_SECONDS. `others`
+        has by worker the slots that run trials of other studies, of which means are recorded.
         """
+        for name in others.keys() | self._others.keys():
+            if name in self._sessions:
+                self._share(name, at, others.get(name, 0))
         if abs(at - self._followed_at) < RESIZE_SECONDS:
             return
         self._followed_at = at
         for name, session in [*self._sessions.items()]:
             if (slots := present(name).slots) != session.slots and at > session.since:
                 self._leave(name, at, Leaving.RESIZED)
-                self._begin(replace(session, since=at, slots=slots))
+                self._begin(replace(session, since=at, slots=slots, others=()))
+
+    def _share(self, name: str, at: float, slots: int, *, is_over: bool = False) -> None:
+        """Record the mean number of slots of other studies if it has changed for long enough, or `is_over`."""
+        session = self._sessions[name]
+        since, used, before, running = self._others.get(name, (at, 0.0, at, 0))
+        used += running * max(0.0, at - before)
+        known = session.others[-1][1] if session.others else 0.0
+        mean = round(used / (at - since), 2) if at > since else known
+        if mean != known and (is_over or at - since >= max(OTHERS_SECONDS, OTHERS_PART * (since - session.since))):
+            self._sessions[name] = session = replace(session, others=(*session.others, (since, mean)))
+            self._seen.append(session)
+            known = mean
+        self._others[name] = (at, 0.0, at, slots) if mean == known else (since, used, at, slots)
 
     def close(self, at: float) -> None:
         """Record the end of all sessions, because the run ends, and hold no attempt back any more."""
@@ -301,7 +325,10 @@ class Recorder:
         self._seen.append(session)
 
     def _leave(self, name: str, at: float, reason: Leaving) -> None:
+        if name in self._others:
+            self._share(name, at, 0, is_over=True)
         session = self._sessions.pop(name)
+        self._others.pop(name, None)
         # A clock may have been set back meanwhile.
         self._seen.append(left := replace(session, until=max(at, session.since), reason=reason))
         self.recall([left])

@@ -33,6 +33,10 @@ from shadho_celery.cli.group import commands
 
 ROOT = Path(__file__).parents[2]
 
+#: folders from which Python imports before any test runs. Those of the checkout and of the environment may lie below
+#: the temporary folder, too
+IMPORTED_FROM = tuple(os.path.join(path, "") for path in sys.path if path not in ("", tempfile.gettempdir()))  # noqa: PTH118
+
 #: what would tell the commands something else than the test does
 CLEARED = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS", "SHADHO_CORES", "CELERY_CONFIG_MODULE")
 
@@ -384,7 +388,8 @@ def as_a_process(folder: Path) -> Iterator[None]:
 def _forget_modules_of_tests() -> None:
     """Forget the modules that tests have written, because many of them have one name."""
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(tempfile.gettempdir()):
+        path = str(getattr(module, "__file__", None) or "")
+        if path.startswith(tempfile.gettempdir()) and not path.startswith(IMPORTED_FROM):
             del sys.modules[name]
     importlib.invalidate_caches()
 

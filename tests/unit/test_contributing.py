@@ -100,5 +100,5 @@ def test_a_pruner_is_found_by_its_line_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_checks_before_a_commit_are_those_of_ci() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     script = (ROOT / ".ci" / "run").read_text()
-    checks = re.findall(r"^(.*?)(?: -m \"\" -n 6)? \|\| status=1", script, re.MULTILINE)
+    checks = re.findall(r"^(\w.*?)(?: -m \"\" -n 6)? \|\| status=1", script, re.MULTILINE)
     assert [hook["entry"] for hook in hooks] == checks

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hyperopt
 import pytest
+from packaging.requirements import Requirement
 
 import shadho_celery
 
@@ -101,6 +102,30 @@ def test_the_packages_facts_agree_with_one_another() -> None:
     assert f"< (3, {most})" in ci
     assert f"from 3.{least} to 3.{most - 1}" in ci
     assert f"Python 3.{least} to 3.{most - 1}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("minor", range(10, 15))
+def test_the_tested_versions_have_one_of_each_package_that_is_needed(minor: int) -> None:
+    """Renew them with .ci/renew_constraints."""
+    here = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0", "sys_platform": "linux"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    texts = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    texts += [each for extra in project["project"]["optional-dependencies"].values() for each in extra]
+    needed = [each for each in map(Requirement, texts) if each.marker is None or each.marker.evaluate(here)]
+    lines = [line for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert not [line for line in lines if re.search("[:/@]", line)], "a registry, or a path"
+    pins = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(here)]
+    versions = {each.name.lower().replace("_", "-"): next(iter(each.specifier)).version for each in pins}
+    assert len(versions) == len(pins)
+    for each in needed:
+        name = each.name.lower().replace("_", "-")
+        assert name == "shadho-celery" or each.specifier.contains(versions[name]), each
+
+
+def test_ci_installs_every_extra_but_torch_in_its_least_versions() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"--extra (\w+)", (ROOT / ".ci" / "run").read_text())
+    assert sorted(named) == sorted(extras.keys() - {"torch", "all", "test"})
 
 
 def test_the_extra_optuna_has_what_its_plots_need() -> None:

@@ -87,17 +87,18 @@ function trialsText(study, ended) {
 }
 
 export async function showCompare({ main, signal }, names) {
-  const chart = await get("/api/compare", { names });
+  const charts = await get("/api/compare", { names });
   if (signal.aborted) {
     return;
   }
-  const box = element("section");
   const links = element("p");
   for (const name of names.split("/")) {
     links.append(link(name, "study", name), " ");
   }
-  main.append(element("h1", "Comparison of studies"), links, box);
+  // Studies that maximise are drawn apart from those that minimise.
+  const boxes = charts.map(() => element("section"));
+  main.append(element("h1", "Comparison of studies"), links, ...boxes);
   await library;
-  const drawn = showChart(box, chart, []);
-  signal.addEventListener("abort", () => drawn.dispose());
+  const drawn = charts.map((chart, place) => showChart(boxes[place], chart, []));
+  signal.addEventListener("abort", () => drawn.forEach((each) => each.dispose()));
 }

@@ -5,6 +5,8 @@ import { digits } from "./numbers.js";
 import { lengthOf } from "./table.js";
 
 const CROSS = "path://M0,1L1,0L4,3L7,0L8,1L5,4L8,7L7,8L4,5L1,8L0,7L3,4Z";
+// Of an infeasible trial.
+const DASH = "path://M0,3L10,3L10,6L0,6Z";
 const FONT_SIZE = 14;
 // Characters of a category at an axis, and of one on a narrow page.
 const CATEGORY = 28;
@@ -152,8 +154,9 @@ function seriesOf(chart, series, theme) {
     case "points":
       return { ...common, ...points(chart, series, theme, colour) };
     case "line":
-    case "steps":
       return { ...common, ...line(chart, series, colour) };
+    case "steps":
+      return { ...common, ...steps(chart, series, colour) };
     case "bars":
       return series.columns.width ? { ...common, ...boxes(chart, series) } : { ...common, ...bars(series, theme) };
     default:
@@ -177,6 +180,7 @@ function points(chart, series, theme, colour) {
     filled: { symbol, itemStyle: { color: colour, opacity: isMany ? 0.6 : 0.85 } },
     hollow: { symbol, itemStyle: { color: theme.ground, borderColor: colour, borderWidth: 1.5 } },
     cross: { symbol: CROSS, itemStyle: { color: colour } },
+    dash: { symbol: DASH, symbolSize: [9, 3], itemStyle: { color: colour, opacity: 0.6 } },
   };
   return {
     type: "scatter",
@@ -189,14 +193,32 @@ function points(chart, series, theme, colour) {
   };
 }
 
+const lookOf = (series) =>
+  ({ bound: { type: "dashed", width: 2 }, best: { width: 2 } })[series.colour] ?? { width: 1.5 };
+
 function line(chart, series, colour) {
-  const look = { bound: { type: "dashed", width: 2 }, best: { width: 2 } }[series.colour] ?? { width: 1.5 };
   return {
     type: "line",
-    step: series.mark === "steps" ? "end" : false,
     showSymbol: false,
-    lineStyle: { color: colour, opacity: series.form === "light" ? 0.4 : 1, ...look },
+    lineStyle: { color: colour, opacity: series.form === "light" ? 0.4 : 1, ...lookOf(series) },
     data: pairs(chart, series),
+    z: 5,
+  };
+}
+
+// Each mark keeps its value until the next one. ECharts' own steps leave out those lower than a pixel, and draw a slope.
+function steps(chart, series, colour) {
+  const found = pairs(chart, series);
+  const { type, width } = lookOf(series);
+  const style = { stroke: colour, fill: null, lineWidth: width, lineDash: type ?? "solid" };
+  return {
+    type: "custom",
+    encode: { x: [0, 2], y: [1, 3] },
+    renderItem: (_, api) => {
+      const [from, to] = [0, 2].map((place) => api.coord([api.value(place), api.value(place + 1)]));
+      return { type: "polyline", shape: { points: [from, [to[0], from[1]], to] }, style };
+    },
+    data: found.map((point, place) => [...point, ...(found[place + 1] ?? point)]),
     z: 5,
   };
 }
@@ -285,7 +307,12 @@ function parallel(chart, theme, width) {
     series: chart.series.map((series) => ({
       type: "parallel",
       name: series.name,
-      lineStyle: { color: theme.colourOf(series.colour), width: 1.5, opacity: lines > 100 ? 0.35 : 0.6 },
+      lineStyle: {
+        color: theme.colourOf(series.colour),
+        type: series.form === "dash" ? "dashed" : "solid",
+        width: 1.5,
+        opacity: lines > 100 ? 0.35 : 0.6,
+      },
       emphasis: { lineStyle: { opacity: 1, width: 3 } },
       data: Array.from({ length: lengthOf(series) }, (_, place) =>
         chart.axes.map((axis, dim) => {

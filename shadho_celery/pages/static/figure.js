@@ -176,11 +176,13 @@ function swatch(series, theme) {
   const svg = made("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" });
   const isLine = ["line", "steps", "polylines"].includes(series.mark);
   if (isLine) {
-    const dashes = series.colour === "bound" ? { "stroke-dasharray": "4 2" } : {};
+    const dashes = series.colour === "bound" || series.form === "dash" ? { "stroke-dasharray": "4 2" } : {};
     const opacity = series.form === "light" ? 0.4 : 1;
     svg.append(made("path", { d: "M0 8H16", stroke: colour, "stroke-width": 2, opacity, ...dashes }));
   } else if (series.form === "cross") {
     svg.append(made("path", { d: "M4 4L12 12M4 12L12 4", stroke: colour, "stroke-width": 2 }));
+  } else if (series.form === "dash") {
+    svg.append(made("path", { d: "M3 8H13", stroke: colour, "stroke-width": 3, opacity: 0.6 }));
   } else if (series.mark === "points") {
     const fill = series.form === "hollow" ? { fill: "none", stroke: colour, "stroke-width": 2 } : { fill: colour };
     const shapes = {

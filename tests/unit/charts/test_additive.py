@@ -11,8 +11,8 @@ from hyperopt import hp
 from services.columns import trials
 
 from shadho_celery import minimize
-from shadho_celery.charts.additive import LEAST, MOST_LABELS, loss_shares
-from shadho_celery.charts.explained import explained, groups
+from shadho_celery.charts.additive import LEAST, loss_shares
+from shadho_celery.charts.explained import MOST_LABELS, explained, groups
 from shadho_celery.charts.growing import read_trials
 
 

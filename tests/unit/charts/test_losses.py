@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from services.columns import trials
 
 from shadho_celery.charts.chart import MOST, Mark, Scale
-from shadho_celery.charts.losses import Along, best_so_far, comparison, history, samplers
+from shadho_celery.charts.losses import Along, best_so_far, comparison, comparisons, history, samplers
 
 ROWS = [
     {"loss": 3.0, "compute_class": "gpu"},
@@ -102,6 +103,32 @@ def test_studies_are_compared_by_their_best_loss_so_far() -> None:
     columns = comparison({"one": trials(rows)}).series[0].columns
     assert columns["x"][-1] == 4, "the line goes on to the last trial that has ended"
     assert columns["y"][-1] == 1.0
+
+
+def test_studies_that_maximise_are_not_compared_with_those_that_minimise() -> None:
+    best = trials([{"loss": 0.2}, {"loss": 0.9}], objectives={"accuracy": "maximize"})
+    charts = comparisons({"one": trials(ROWS), "best": best, "other": trials(ROWS)})
+    assert [chart.axes[1].name for chart in charts] == [
+        "best loss so far (minimize)",
+        "best accuracy so far (maximize)",
+    ]
+    assert [[series.name for series in chart.series] for chart in charts] == [["one", "other"], ["best"]]
+    assert [chart.axes[1].name for chart in comparisons({"best": best})] == ["best accuracy so far (maximize)"]
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_infeasible_trials_look_different_and_are_never_the_best(direction: str) -> None:
+    sign = -1.0 if direction == "maximize" else 1.0
+    rows = [
+        {"loss": sign * loss, "violation": away, "budget": 1.0} for loss, away in ((3.0, 0.0), (1.0, 0.5), (2.0, 0.0))
+    ]
+    found = trials(rows, objectives={"f": direction})
+    shown = {series.name: series for series in history(found).series}
+    assert shown["cpu, infeasible"].form == "dash"
+    assert shown["cpu, infeasible"].columns["number"] == [1]
+    assert shown["cpu, complete"].columns["number"] == [0, 2]
+    assert shown["best so far"].columns["y"] == [sign * 3.0, sign * 2.0]
+    assert history(trials(rows[1:2])).title == "No feasible trial has a loss after 1 trial"
 
 
 def test_without_a_loss_the_history_says_how_many_trials_have_failed() -> None:

@@ -11,9 +11,9 @@ from services.columns import attempts, session, trials
 from shadho_celery.charts.chart import MOST, Chart
 from shadho_celery.charts.machines import (
     INTERVALS,
-    fleet_bound,
     free_slots,
     live_slots,
+    mean_seconds,
     one_more_worker,
     predictions,
     reasons,
@@ -21,8 +21,9 @@ from shadho_celery.charts.machines import (
     waiting,
     why_here,
 )
-from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, idle_shares, make_rows, timeline
+from shadho_celery.charts.timeline import MOST_BARS, PARTS, Fold, Use, make_rows, timeline
 from shadho_celery.core.records import Placed
+from shadho_celery.placement.bound import throughput_bound
 
 
 def busy(seconds: float = 10.0, count: int = 20) -> list[dict[str, object]]:
@@ -47,28 +48,28 @@ def test_a_second_slot_that_stays_idle_halves_the_share() -> None:
 def test_a_trial_of_two_slots_uses_both() -> None:
     wide = trials([{**row, "slots": 2.0} for row in busy()])
     assert throughput(wide, attempts([], [session("cpu", 2, until=200.0)])).title.startswith("100 %")
-    assert live_slots(wide, attempts([]), 0.0, 200.0) == {"cpu": 2.0}
-    bound = fleet_bound(wide, attempts([], [session("cpu", 2, until=200.0)]))
-    assert bound is not None
-    assert bound.rate == pytest.approx(0.1)
+    chart = one_more_worker(wide, attempts([], [session("cpu", 2, until=200.0)]))
+    assert chart.series[0].columns["x"] == pytest.approx([360.0]), "as many as both slots complete"
 
 
 def test_a_worker_counts_only_while_it_lives() -> None:
     found = live_slots(
-        trials(busy()), attempts([], [session("cpu", 4, until=50.0), session("cpu", 1, since=150.0)], 200.0), 0, 200
+        trials(busy()),
+        attempts([], [session("cpu", 4, until=50.0), session("cpu", 1, since=150.0)], 200.0),
+        np.array([0.0, 200.0]),
     )
-    assert found == {"cpu": pytest.approx(4 * 0.25 + 0.25)}
+    assert found["cpu"].tolist() == pytest.approx([4 * 0.25 + 0.25])
 
 
-def test_without_sessions_the_slots_are_those_that_ran_at_the_same_time() -> None:
-    rows = busy() + busy()
-    assert live_slots(trials(rows), attempts([]), 0.0, 200.0) == {"cpu": 2.0}
+def test_a_store_without_sessions_has_no_bound() -> None:
+    assert "do not show which slots there were" in throughput(trials(busy()), attempts([])).empty
 
 
 def test_a_class_whose_workers_got_no_trial_counts_in_the_bound() -> None:
     """It could have run some: at the speed of a mean class, because nothing is known of it."""
     found = attempts([], [session("cpu", until=200.0), session("gpu", 3, until=100.0, host="two")])
-    assert live_slots(trials(busy()), found, 0.0, 200.0) == {"cpu": 1.0, "gpu": 1.5}
+    slots = live_slots(trials(busy()), found, np.array([0.0, 100.0, 200.0]))
+    assert {name: each.tolist() for name, each in slots.items()} == {"cpu": [1.0, 1.0], "gpu": [3.0, 0.0]}
     chart = throughput(trials(busy()), found)
     assert chart.title == "40 % of the trials that this fleet could have completed"
     assert "No trial has completed on gpu" in chart.note
@@ -89,15 +90,13 @@ def test_one_more_worker_adds_what_the_bound_gains() -> None:
     ]
     found = attempts([], [session("gpu", 1), session("cpu", 8)], now=100.0)
     chart = one_more_worker(trials(rows), found)
-    bound = fleet_bound(trials(rows), found)
-    assert bound is not None
+    seconds = mean_seconds(trials(rows), found)
+    bound = throughput_bound(seconds, {"gpu": 1, "cpu": 8})
     shown = dict(zip(chart.axes[1].categories, chart.series[0].columns["x"], strict=True))
     slots = dict(zip(chart.axes[1].categories, chart.series[0].columns["first slot"], strict=True))
     for name, size in (("gpu", 1), ("cpu", 8)):
         assert slots[name] == pytest.approx(3600 * bound.per_slot[name])
-        larger = attempts([], [*found.sessions, session(name, size, host="two")], now=100.0)
-        more = fleet_bound(trials(rows), larger)
-        assert more is not None
+        more = throughput_bound(seconds, {"gpu": 1, "cpu": 8, name: 2 * size})
         assert shown[name] == pytest.approx(3600 * (more.rate - bound.rate))
         assert shown[name] <= size * slots[name] * (1 + 1e-9)
     assert chart.title.startswith("One more gpu worker")
@@ -109,6 +108,65 @@ def test_a_pause_between_two_runs_does_not_count_in_what_a_worker_adds() -> None
     title = "One more cpu worker adds 360 completed trials an hour to the 360 of this fleet at full use"
     assert one_more_worker(trials(resumed), found).title == title
     assert throughput(trials(resumed), found).title == "100 % of the trials that this fleet could have completed"
+
+
+def test_slots_that_ran_trials_of_other_studies_are_neither_idle_nor_free() -> None:
+    """Two studies share a slot in turns of ten seconds. To each, it was busy, and half of it was theirs."""
+    rows = [{**row, "started_at": 20.0 * n, "finished_at": 20.0 * n + 10} for n, row in enumerate(busy())]
+    own = [{"started_at": row["started_at"], "ended_at": row["finished_at"]} for row in rows]
+    turns = [(10.0 * n, float(n % 2)) for n in range(40)]
+    found = attempts(own, [session("cpu", until=400.0, others=turns)], now=400.0)
+    title = throughput(trials(rows), found).title
+    assert title == "100 % of the trials that this fleet could have completed beside those of other studies"
+    chart = one_more_worker(trials(rows), found)
+    assert chart.series[0].columns["x"] == pytest.approx([180.0], rel=0.03)
+    assert chart.title.endswith("; its slots were busy for 51 % of the time, and for 49 % with trials of other studies")
+    assert "Other studies take as large a part of one more worker" in chart.note
+    shown = timeline(found)
+    assert shown.title.endswith("were busy for 51 % of the time, and for 49 % with trials of other studies")
+    strips = {series.name: series for series in shown.series}["other studies"]
+    starts, ends, shares = (np.array(strips.columns[name], float) for name in ("start", "end", "busy"))
+    assert float(((ends - starts) * shares).sum()) == pytest.approx(190.0, rel=0.02)
+    assert shown.series[-1].columns["idle"] == pytest.approx([0.0], abs=0.01)
+
+
+def test_slots_of_other_studies_are_those_that_the_study_did_not_use() -> None:
+    rows = [{"started_at": 0.0, "ended_at": 100.0, "slot": 1}, {"started_at": 0.0, "ended_at": 50.0, "slot": 2}]
+    shared = session("cpu", 4, until=100.0, others=[(0.0, 2.0), (50.0, 1.0)])
+    later = session("cpu", 2, since=60.0, until=100.0, worker="v", others=[(80.0, 5.0)])
+    found = attempts(rows, [shared, later], now=100.0)
+    use = Use.of(found, make_rows(found), np.linspace(0.0, 100.0, 101))
+    assert use.others.sum(axis=1).tolist() == pytest.approx(
+        [20.0, 20.0, 50 + 50 / 3, 0.0, 50 / 3, 50 + 50 / 3], abs=0.01
+    )
+    assert use.idle.tolist() == pytest.approx([0.5, 0.5, 1 / 3, 0.0, 1 / 3, 1 / 3], abs=0.01)
+    assert free_slots(attempts([{"queued_at": 30.0}], [shared, later]), 0, 1) == {"cpu": 2}
+
+
+def test_times_without_a_worker_are_marked_in_the_timeline() -> None:
+    """One that came late, one that was away for a while, and one that left early."""
+    rows = [
+        {"started_at": 0.0, "ended_at": 10.0, "worker": "away"},
+        {"started_at": 90.0, "ended_at": 100.0, "worker": "away"},
+    ]
+    found = attempts(
+        rows,
+        [
+            session("cpu", until=30.0, worker="away", reason="lost"),
+            session("cpu", since=70.0, worker="away"),
+            session("cpu", since=40.0, worker="late"),
+            session("cpu", until=60.0, worker="early", reason="stopped"),
+        ],
+    )
+    chart = timeline(found)
+    [marks] = [series for series in chart.series if series.name == "no worker"]
+    rows_of = [chart.axes[1].categories[place].split(", ")[2] for place in map(int, marks.columns["y"])]  # type: ignore[arg-type]
+    assert sorted(zip(rows_of, marks.columns["start"], marks.columns["end"], strict=True)) == [
+        ("away", 30.0, 70.0),
+        ("early", 60.0, 100.0),
+        ("late", 0.0, 40.0),
+    ]
+    assert "no worker that could run the study" in chart.note
 
 
 def test_the_rates_of_one_more_worker_are_at_full_use_beside_the_share_of_busy_slots() -> None:
@@ -177,11 +235,12 @@ def test_predictions_stand_beside_actual_seconds() -> None:
     chart = predictions(trials(rows), found)
     assert chart.series[0].columns["x"] == [4.0, 4.0]
     assert sorted(map(float, chart.series[0].columns["y"])) == [2.0, 8.0]  # type: ignore[arg-type]
-    many, twice = busy(), attempts([{"predicted": 5.0 * 4 ** (n % 2)} for n in range(20)])
+    rows = [{"predicted": 5.0 * 4 ** (n % 2)} for n in range(20)]
+    many, twice = busy(), attempts(rows, [session("cpu", until=200.0)])
     title = "Half of 20 trials took their predicted seconds, to within"
     assert predictions(trials(many), twice).title == f"{title} a factor of 2.00"
-    assert predictions(trials(many), attempts([{"predicted": 10.01}] * 20)).title == f"{title} 1 %"
-    assert "earlier version" in predictions(trials(rows), attempts([])).empty
+    assert predictions(trials(many), attempts([{"predicted": 10.01}] * 20, twice.sessions)).title == f"{title} 1 %"
+    assert "No prediction was recorded" in predictions(trials(rows), attempts([])).empty
     assert "No prediction was recorded" in predictions(trials(rows), attempts([{}])).empty
 
 
@@ -290,7 +349,7 @@ def test_the_parts_of_a_promoted_trial_are_joined_in_the_order_of_their_rungs() 
 
 def test_idle_time_counts_only_while_the_worker_lives() -> None:
     found = attempts([{"started_at": 0.0, "ended_at": 10.0}], [session("cpu", since=0.0, until=10.0)], now=100.0)
-    assert idle_shares(found, make_rows(found), 0.0, 100.0).tolist() == [0.0]
+    assert Use.of(found, make_rows(found), np.array([0.0, 100.0])).idle.tolist() == [0.0]
 
 
 def test_the_timeline_has_the_preempted_and_lost_workers_of_each_class() -> None:
@@ -313,7 +372,7 @@ def test_the_timeline_has_the_preempted_and_lost_workers_of_each_class() -> None
 def test_time_of_lost_attempts_is_not_busy_time() -> None:
     rows = [{"started_at": 0.0, "ended_at": 5.0}, {"started_at": 5.0, "ended_at": 20.0, "end": "lost"}]
     found = attempts(rows, [session("cpu", until=10.0, reason="lost")], now=20.0)
-    assert idle_shares(found, make_rows(found), 0.0, 20.0).tolist() == [0.5]
+    assert Use.of(found, make_rows(found), np.array([0.0, 20.0])).idle.tolist() == [0.5]
     assert "Lost attempts do not count as busy time." in timeline(found).note
     assert "Lost attempts" not in timeline(attempts(rows[:1])).note
 
@@ -392,7 +451,7 @@ def test_without_an_attempt_the_timeline_says_what_will_be_here() -> None:
     assert timeline(attempts([])).empty
     assert waiting(attempts([])).empty
     assert predictions(trials([]), attempts([])).empty == "No trial has completed yet."
-    assert "earlier version" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
+    assert "No prediction was recorded" in predictions(trials([{"loss": 1.0}]), attempts([])).empty
     assert throughput(trials([]), attempts([])).empty
     assert one_more_worker(trials([]), attempts([])).empty
 

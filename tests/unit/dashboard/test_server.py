@@ -282,7 +282,7 @@ def test_what_is_written_meanwhile_is_seen_after_half_a_second(rig: Rig) -> None
 
 
 def test_several_studies_are_compared(rig: Rig) -> None:
-    chart = rig.get("/api/compare?names=first/second%20study%20%7C%202")
+    [chart] = rig.get("/api/compare?names=first/second%20study%20%7C%202")
     assert [series["name"] for series in chart["series"]] == ["first", "second study | 2"]
 
 

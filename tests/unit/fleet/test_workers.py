@@ -15,7 +15,7 @@ from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.workers import Workers, allow
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Progress, StudyWants, Worker
+from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Progress, Share, StudyWants, Worker
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,20 @@ def test_a_worker_that_drains_gets_nothing_and_what_it_runs_takes_no_slot_of_the
     fleet.announce("b1", "b")
     found = fleet.look(0.0, running(1, "a1"), running(2, "b1"))
     assert (found.names, found.slots, found.silent) == ({"b1"}, 1, 1)
+
+
+def test_slots_of_all_other_studies_are_known_of_each_worker_of_the_study() -> None:
+    fleet = Fleet()
+    three = {"s": Share(slots=1), "other": Share(slots=2), "third": Share(slots=1)}
+    fleet.announce("a1", "a", slots=4, busy=4, studies=three)
+    fleet.announce("b1", "b", busy=1, studies={"s": Share(slots=1)})
+    fleet.announce("c1", "c", busy=1, studies={"other": Share(slots=1)}, draining=True)
+    fleet.announce("x1", "x", busy=1, studies={"other": Share(slots=1)}, imports=["of another study"])
+    fleet.look(0.0)
+    assert fleet.workers.others == {"a1": 3}
+    fleet.announce("c1", "c", busy=1, studies={"other": Share(slots=1)})
+    fleet.look(1.0)
+    assert fleet.workers.others == {"a1": 3, "c1": 1}
 
 
 def test_a_machine_has_vanished_once_none_of_its_workers_is_live() -> None:

@@ -160,7 +160,7 @@ def test_a_worker_leaves_when_it_is_idle_or_when_no_trial_would_end_in_time(
     worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = started(monkeypatch, worker, IDLE_EXIT="10m")
-    slots, began = worker.app.shadho_slots, step._idle_since
+    slots, began = worker.app.shadho_slots, float(math.ceil(step._idle_since))  # sums of whole numbers are exact
     slots.leases.__len__.return_value = 1
     step.look(began + 500.0)
     slots.leases.__len__.return_value = 0

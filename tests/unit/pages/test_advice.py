@@ -28,7 +28,7 @@ class Given(StudyData):
         return self._given
 
     def attempts(self) -> Any:
-        return columns.attempts([])
+        return columns.attempts([], [columns.session("cpu", until=1e6), columns.session("gpu", until=1e6, host="two")])
 
 
 def searched(count: int = 100, **more: Any) -> list[dict[str, Any]]:

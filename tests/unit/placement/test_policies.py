@@ -150,7 +150,7 @@ BACKLOGS = st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1e4), min_size=1
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TABLES, BACKLOGS, st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
 def test_with_known_durations_a_slot_takes_the_subspace_of_the_greatest_index(
     table: Table, backlogs: dict[str, float], live: list[str]
@@ -164,7 +164,7 @@ def test_with_known_durations_a_slot_takes_the_subspace_of_the_greatest_index(
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(TABLES, st.lists(BACKLOGS, min_size=5, max_size=5))
 def test_with_durations_learned_from_trials_it_takes_one_of_nearly_the_greatest_index(
     table: Table, many: list[dict[str, float]]

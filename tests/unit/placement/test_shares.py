@@ -75,7 +75,7 @@ def step_by_step(probabilities: Mapping[str, float], trials: int) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WEIGHTS, st.integers(0, 200))
 def test_quotas_are_where_websters_rule_stands_after_as_many_trials(weights: list[float], trials: int) -> None:
     probabilities = normalised(weights)
@@ -85,7 +85,7 @@ def test_quotas_are_where_websters_rule_stands_after_as_many_trials(weights: lis
     assert sum(quotas.values()) == trials
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(WEIGHTS, st.integers(0, 150), st.integers(0, 150))
 def test_a_longer_study_gives_no_subspace_less(weights: list[float], fewer: int, more: int) -> None:
     assume(fewer <= more)
@@ -94,7 +94,7 @@ def test_a_longer_study_gives_no_subspace_less(weights: list[float], fewer: int,
     assert all(short[name] <= long[name] for name in short)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(WEIGHTS)
 def test_the_first_in_turn_is_the_next_that_websters_rule_deals_to(weights: list[float]) -> None:
     probabilities = normalised(weights)
@@ -106,7 +106,7 @@ def test_the_first_in_turn_is_the_next_that_websters_rule_deals_to(weights: list
         shares.deal(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WEIGHTS, st.lists(st.integers(0, 29), max_size=60))
 def test_a_backlog_is_how_many_trials_a_subspace_is_behind_the_one_furthest_ahead(
     weights: list[float], deals: list[int]
@@ -427,7 +427,7 @@ def test_one_subspace_gets_every_trial() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.sampled_from("abcde"),

@@ -292,7 +292,7 @@ def test_the_same_trials_give_the_same_predictions_to_the_bit() -> None:
     assert efficiencies(one, CLASSES, 1.0) == efficiencies(other, CLASSES, 1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

@@ -248,7 +248,7 @@ def test_a_change_of_unit_shifts_every_belief_by_its_logarithm() -> None:
     assert in_hours.estimate().mean == pytest.approx(in_seconds.estimate().mean - math.log(3600), abs=0.02)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 4),
     st.lists(

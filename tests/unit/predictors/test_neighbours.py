@@ -156,7 +156,7 @@ def test_as_many_trials_are_remembered_as_there_were_up_to_the_limit(trials: int
         assert neighbours.middle == 1.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 120), st.integers(1, 5), st.integers(0, 1000))
 def test_departures_lie_within_what_was_seen_or_believed(trials: int, dimensions: int, seed: int) -> None:
     neighbours, generator = told(slope, trials, dimensions, seed)

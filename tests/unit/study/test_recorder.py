@@ -60,11 +60,11 @@ def test_a_worker_whose_number_of_slots_changes_has_a_session_for_each_number_on
         return Present("gpu", slots[name], MachineRecord(host=name))
 
     recorder.see({*slots}, 0.0, shared)
-    recorder.follow(0.0, shared)
+    recorder.follow(0.0, shared, {})
     recorder.clear()
     for second in range(1, 200):
         slots["n"] = 1 + second % 7
-        recorder.follow(float(second), shared)
+        recorder.follow(float(second), shared, {})
     found = [each for each in recorder.seen if isinstance(each, SessionRecord)]
     assert {each.worker for each in found} == {"n"}, "the other one has not changed"
     ended = [(each.since, each.until, each.slots, each.reason) for each in found if each.until is not None]
@@ -75,6 +75,31 @@ def test_a_worker_whose_number_of_slots_changes_has_a_session_for_each_number_on
     ]
     assert [(each.since, each.slots) for each in recorder.sessions if each.worker == "n"] == [(180.0, 6)]
     assert recorder.preemptions(180.0) == {"gpu": (0, 360 / 3600)}
+
+
+def test_slots_of_other_studies_are_recorded_as_means_whose_number_grows_with_the_logarithm_of_the_time() -> None:
+    """A worker whose slots change hands each second has few records; one that no other study uses has none."""
+    recorder, week = Recorder(), 7 * 86400
+    recorder.see({"n", "m", "own"}, 0.0, present)
+    recorder.clear()
+    for second in range(1, week, 1):
+        # From the second hour on, another study has a slot of both, and a third one of one of them half of the time.
+        others = {"n": 1 + second % 2, "m": 1} if second > 3600 else {}
+        recorder.follow(float(second), present, others)
+        recorder.clear()
+    found = {each.worker: each for each in recorder.sessions}
+    assert found["own"].others == ()
+    assert found["m"].others == ((3601.0, 1.0),), "the last number goes on"
+    assert 1 < len(found["n"].others) < 600
+    assert {round(slots, 1) for _, slots in found["n"].others} == {1.5}
+    recorder.follow(week, present, {})
+    recorder.see({"own"}, week + 5000.0, present)
+    [ended] = [
+        each
+        for each in recorder.seen
+        if isinstance(each, SessionRecord) and (each.worker, each.until) == ("m", week + 5000.0)
+    ]
+    assert ended.others[-1] == (week, 0.0), "from the time of the change on"
 
 
 def test_preempted_and_vanished_workers_are_counted_by_class_with_the_hours_of_all_workers() -> None:

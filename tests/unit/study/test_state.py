@@ -505,7 +505,7 @@ def check_sums(study: StudyState) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPERATIONS)
 def test_whatever_comes_in_whatever_order_the_sums_hold_and_a_result_is_final(operations: list[Any]) -> None:
     study = begin()
@@ -522,7 +522,7 @@ def test_whatever_comes_in_whatever_order_the_sums_hold_and_a_result_is_final(op
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OPERATIONS)
 def test_a_resumed_study_is_the_one_that_was_closed(operations: list[Any]) -> None:
     study = begin(name="s")
