@@ -119,8 +119,8 @@ class Proposals:
             self._whole = first.sampler
         #: its outlook that the shares follow
         self._followed: Mapping[str, float] = {}
-        #: subspaces of which failures under other code are forgotten; those with a later trial under this code; and those
-        #: that get a trial before others, in this order
+        #: subspaces of which failures under other code are forgotten; those with a later trial under this code; and
+        #: those that get a trial before others, in this order
         self._forgotten: set[str] = set()
         self._current: set[str] = set()
         self._renewed: list[str] = []
