@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +23,7 @@ from shadho_celery.core.units import counted, money
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.metrics.server import MetricsServer
 from shadho_celery.objective import study_file
-from shadho_celery.results.report import report_of, run_of
+from shadho_celery.results.report import report_of, run_of, state_at_rest
 from shadho_celery.results.schema import study_json
 from shadho_celery.results.trial import Values
 from shadho_celery.session.session import Options, Session, View
@@ -51,13 +51,12 @@ def run_study(options: RunOptions) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
     study_file.refuse_nested(study_file.module_name(options.study))
     with readable_warnings():
-        # A study file may print during its import, which must not be mixed with the JSON object.
-        with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
+        # What the study's code prints in this process must not be mixed with the JSON object.
+        beside = redirect_stdout(sys.stderr) if options.as_json else nullcontext()
+        with beside:
             file = study_file.load(options.study)
         # The objects of the libraries that it imports need no collections either (`without_collections`).
         gc.freeze()
-        if options.as_json:
-            file = replace(file, on_trial=_beside(file.on_trial))
         console = tables.make_console(stderr=options.as_json)
         stated = {*file.stated}.difference(options.given)
         with told(Surface.COMMAND, stated), Session(options, file, say_beside) as session:
@@ -72,7 +71,7 @@ def run_study(options: RunOptions) -> int:
                 options.metrics.serve(collector(session))
                 view.note(f"metrics: {options.metrics.url}")
             served = options.dashboard
-            with nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
+            with beside, nullcontext() if served is None else dashboard_beside(options.store, served, view.note):
                 code = session.run(view)
             _show_result(session, options, console)
         return code
@@ -115,20 +114,6 @@ class _WithOutput:
                 each.close()
 
 
-def _beside(on_trial: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Return `on_trial`, wrapped so that it prints on standard error, because standard output has the JSON object."""
-    if not callable(on_trial):
-        # Anything else is returned unchanged, because the check of `on_trial` then refuses it.
-        return on_trial
-
-    @wraps(on_trial)
-    def called(*arguments: Any) -> None:
-        with redirect_stdout(sys.stderr):
-            on_trial(*arguments)
-
-    return called
-
-
 def _show_result(session: Session, options: RunOptions, console: Console) -> None:
     """Print the report as tables or as a JSON object, and the reason if the study has ended early."""
     session.study.commit()
@@ -136,7 +121,7 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     # For JSON, values are those that the store has, so that later commands print the same JSON.
     values = Values(study.record, None if options.as_json else session.plan.space)
     subspaces = session.scheduler.subspaces if options.as_json else ()
-    state = "stopped" if "stop" in store.steered(study.record.key) else "ended"
+    state = state_at_rest(study.record, store.steered(study.record.key), study.counted)
     report = report_of(study, store, values, subspaces, state=state)
     refused = session.executor.refused() + study.refused
     ended = study.counted - session.counted_before

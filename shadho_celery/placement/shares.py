@@ -78,7 +78,8 @@ class Shares(Protocol):
 class _Part:
     """The share of one subspace, and counts of its trials."""
 
-    #: its share of all trials, a fraction
+    #: its probability in the space, and its share of all trials, a fraction
+    law: float
     weight: float
     #: number of trials that were sent, and of those before the latest restart
     sent: int = 0
@@ -116,7 +117,7 @@ class UniformShares:
     lowers_failing = False
 
     def __init__(self, probabilities: Mapping[str, float]) -> None:
-        self._parts = {name: _Part(weight=float(weight)) for name, weight in probabilities.items()}
+        self._parts = {name: _Part(law=float(weight), weight=float(weight)) for name, weight in probabilities.items()}
         #: number of trials of the last call of `quotas`, and its result
         self._quotas: tuple[int, dict[str, int]] = (0, {})
         self._count(*self._parts.values())
@@ -143,10 +144,9 @@ class UniformShares:
             self._count(part)
 
     def restart(self, subspaces: Collection[str]) -> None:
-        others = [(part.progress, part.weight) for name, part in self._parts.items() if name not in subspaces]
-        level = (
-            float(np.average([each for each, _ in others], weights=[weight for _, weight in others])) if others else 0.0
-        )
+        others = [part for name, part in self._parts.items() if name not in subspaces]
+        # By the space's own law: under promise, the others may have had their trials by far greater shares than now.
+        level = sum(part.progress * part.weight for part in others) / (sum(part.law for part in others) or 1.0)
         for name, part in self._parts.items():
             part.before = part.sent
             if name in subspaces:

@@ -6,9 +6,10 @@ give the same report.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,8 +107,7 @@ class Overview:
     @property
     def asked(self) -> int | None:
         """Limit on the number of trials in the latest run, or None."""
-        limit: int | None = self.in_force.get("trials") or self.record.settings.get("trials")
-        return limit
+        return _limit(self.record)
 
     @property
     def ended(self) -> int:
@@ -254,6 +254,16 @@ class Run:
 def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
     """Return counts and best trial of a study, without reading a store."""
     return Overview(**_overview(known, values or Values(known.record)))
+
+
+def _limit(record: StudyRecord) -> int | None:
+    limit: int | None = (record.in_force or {}).get("trials") or record.settings.get("trials")
+    return limit
+
+
+def state_at_rest(record: StudyRecord, steered: Collection[str], ended: int) -> str:
+    """Return "stopped" if an action (`Store.steered`) has ended the study before its limit on trials, else "ended"."""
+    return "stopped" if "stop" in steered and ended < (_limit(record) or math.inf) else "ended"
 
 
 def report_of(

@@ -14,12 +14,12 @@ from msgspec import Struct
 from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.trial import MAX_COUNT, Report, Trial, TrialState
+from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.records import Records
-from shadho_celery.results.report import Recorded, StudyReport, report_of
+from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
 from shadho_celery.results.trial import TrialResult, TrialResults, Values
 from shadho_celery.space.space import Space
 from shadho_celery.store.base import StudyRecord
@@ -145,12 +145,12 @@ class StudyResults:
     def state(self) -> str:
         """State in one word: running, paused, stopping, ended, stopped, interrupted or simulated.
 
-        A study is stopped if a request or a signal has ended it. It is interrupted if its scheduler ended without
-        recording its end, for instance by a crash.
+        A study is stopped if a request or a signal has ended it before its limit on trials. It is interrupted if its
+        scheduler ended without recording its end, for instance by a crash.
         """
         asked = self._store.steered(self.key)
         if self.running_on is None:
-            at_rest = "stopped" if "stop" in asked else "ended"
+            at_rest = state_at_rest(self._record, asked, self.count(*COUNTED))
             is_interrupted = self._store.is_interrupted(self.key, time.time())
             return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
         if "stop" in asked:

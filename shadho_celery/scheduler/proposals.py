@@ -119,7 +119,7 @@ class Proposals:
             self._whole = first.sampler
         #: its outlook that the shares follow
         self._followed: Mapping[str, float] = {}
-        #: subspaces of which failures under other code are forgotten; those with trials that ended under this code; and
+        #: subspaces of which failures under other code are forgotten; those with a later trial under this code; and
         #: those that get a trial before others, in this order
         self._forgotten: set[str] = set()
         self._current: set[str] = set()
@@ -246,8 +246,12 @@ class Proposals:
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this or an earlier study."""
         told, trials = trials, [*map(self.study.current, trials)]
-        self._current |= {trial.subspace for trial in trials if trial.outcome.code == self.study.code}
-        self._forgotten |= {old.subspace for old, new in zip(told, trials, strict=True) if old.state is not new.state}
+        for old, new in zip(told, trials, strict=True):
+            if old.state is not new.state:
+                self._forgotten.add(new.subspace)
+                self._current.discard(new.subspace)
+            elif new.state is not TrialState.CANCELLED and new.outcome.code == self.study.code:
+                self._current.add(new.subspace)
         # Promoted trials are a selection of good trials, and therefore biased.
         if not self.spans_space:
             for trial in trials:

@@ -48,6 +48,29 @@ def test_on_a_fleet_what_it_raises_is_one_warning_and_json_stays_whole(desk: Des
     assert "the study continues" in line
 
 
+PRINTS = """
+from hyperopt import hp
+from hyperopt.pyll import scope
+
+@scope.define
+def aloud(value):
+    print("drawn")
+    return value
+
+SPACE = {"x": scope.aloud(hp.uniform("x", 0, 1))}
+
+def objective(params):
+    return params["x"]
+"""
+
+
+def test_what_functions_of_the_space_print_in_the_scheduler_is_not_mixed_with_the_json(desk: Desk) -> None:
+    desk.write("printing.py", PRINTS)
+    run = desk.launch("printing", "--trials", "2", "--workers", "cpu=1", "--json").wait(60)
+    assert json.loads(run.out)["trials"]["complete"] == 2
+    assert run.err.count("drawn") >= 2
+
+
 def test_one_that_cannot_be_called_is_refused(desk: Desk) -> None:
     desk.write("my_study.py", EXAMPLE.replace("def on_trial(study, trial)", "def on_trial(trial)"))
     run = desk.told("run", "my_study", "--workers", "cpu=1")

@@ -271,6 +271,22 @@ def test_a_subspace_that_only_fails_gets_a_tenth_from_then_on_and_its_full_share
     assert 8 <= len([place for place in after if place < 22]) <= 14, "no burst"
 
 
+def test_a_subspace_that_recovers_while_nothing_is_expected_of_the_others_keeps_its_share_when_that_changes() -> None:
+    """Its count after a restart is by what the others had, not by their share of the moment."""
+    shares = PromiseShares(flat(2))
+    shares.follow({"s0": 1.0, "s1": 1.0})
+    for _ in range(HOPELESS):
+        shares.deal("s1")
+        shares.tell(ended("s1", None))
+    for _ in range(40):
+        shares.deal("s0")
+    shares.follow({"s0": 1e-4, "s1": 1.0})
+    shares.tell(ended("s1", 0.5))
+    assert as_things_stand(shares, 20)["s1"] >= 1.7
+    shares.follow({"s0": 1.0, "s1": 1.0})
+    assert as_things_stand(shares, 40)["s1"] >= 0.5
+
+
 def test_quotas_leave_what_was_dealt_before_a_subspace_only_fails() -> None:
     """Of 20 trials nine were its own: of the other 110 it gets a tenth of its share, and half of those after a fix."""
     shares = EvenShares(flat(2))

@@ -13,7 +13,7 @@ from hyperopt import hp
 from services.played import S, play, searched
 
 from shadho_celery.core.trial import Attempt, Outcome
-from shadho_celery.results.report import overview_of, report_of, run_of
+from shadho_celery.results.report import overview_of, report_of, run_of, state_at_rest
 from shadho_celery.results.schema import plain_json, study_json
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import Values
@@ -148,3 +148,13 @@ def test_what_only_a_run_knows_is_added_to_the_same_object() -> None:
         "results refused, late or of other params; each trial counts once: 4",
     ]
     assert run.failures == study.failures.common()
+
+
+def test_a_study_that_was_stopped_after_its_last_trial_was_sent_has_ended() -> None:
+    """It is stopped if trials are left, or if it has no limit on trials."""
+    record = searched(trials=5)[0].record
+    found = [
+        state_at_rest(replace(record, in_force={"trials": limit}), steered, ended)
+        for limit, steered, ended in ((5, ["stop"], 5), (5, ["stop"], 4), (5, [], 4), (None, ["stop"], 5))
+    ]
+    assert found == ["ended", "stopped", "ended", "stopped"]

@@ -47,6 +47,7 @@ def searched(
     resume: bool = False,
     slots: Any = None,
     space: Any = SPACE,
+    clock: ManualClock | None = None,
     **settings: Any,
 ) -> SimulatedSearch:
     """Return a study in the store that was begun or resumed until it had so many trials."""
@@ -55,7 +56,7 @@ def searched(
             *(compile_space(space), plays, slots or {"cpu": 1, "gpu": 1}),
             settings=StudySettings(**settings),
             limits=Limits(trials=trials),
-            clock=ManualClock(),
+            clock=clock or ManualClock(),
             seed=1,
             store=store,
             resume=resume,
@@ -120,6 +121,18 @@ def test_whichever_sampler_searches_it_finds_what_was_broken(sampler: str, tmp_p
     assert after[0] == "m=b"
     assert after.count("m=b") >= 0.4 * len(after)
     assert study.best.subspace == "m=b"
+
+
+def test_back_under_an_earlier_version_a_branch_that_failed_since_is_tried_before_others() -> None:
+    """Even if it has trials of that version from before; and only once."""
+    store, middle = SqlStore("sqlite://"), "2" * 12
+    options = [(p, {"m": name, name: hp.uniform(name, 0, 1)}) for p, name in ((0.95, "a"), (0.05, "b"))]
+    settings: dict[str, Any] = {"sampler": "random", "slots": {"cpu": 1}, "space": hp.pchoice("m", options)}
+    clock = ManualClock()
+    for code, trials in ((OLD, 30), (middle, 71), (OLD, 75), (OLD, 79)):
+        plays = play(code, is_broken=code == middle)
+        found = searched(store, plays, trials, code, resume=trials > 30, clock=clock, **settings).study
+    assert of("b", [*found])[-1] == 71
 
 
 def test_rare_branches_are_tried_in_the_order_of_their_shares() -> None:
