@@ -96,4 +96,9 @@ def test_a_publisher_knows_of_an_alarm_and_of_its_end_whenever_it_looks(
         rabbitmq.ctl("close_all_connections", "a test")
         until(lambda: publisher.look() or not publisher.refusal, 10)
     publisher.publish([message])
+    # The next looks find the lost connection, and the alarm on a new one, even while nothing is sent.
+    rabbitmq.ctl("close_all_connections", "a test")
+    with alarm(rabbitmq):
+        until(lambda: publisher.look() or publisher.refusal, 20)
+    until(lambda: publisher.look() or not publisher.refusal, 10)
     publisher.close()
