@@ -70,7 +70,7 @@ def test_a_run_warns_of_an_alarm_while_it_sends_nothing_and_of_one_that_was_ther
     until((table.folder / "began").exists, 60, table.said)
     with alarm(rabbitmq):
         launched.says("trials cannot be sent", 10)
-    launched.says("over: ")
+    launched.says("the broker answers again")
     table.write("go", "")
     assert launched.wait(60).code == 0, table.said()
     with alarm(rabbitmq):
