@@ -104,9 +104,9 @@ class Dispatch:
                 self.reopened.clear()
             now = self.clock.now()
             if not self.unsent or self.is_waiting(now):
-                if now >= self._look_at:
-                    self._look_at = now + RETRY_SECONDS
+                if not self.unsent and now >= self._look_at:
                     self.publisher.look()
+                    self._look_at = self.clock.now() + RETRY_SECONDS
                 return
             wanted = [each for each in self.unsent if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):

@@ -58,6 +58,9 @@ NOWHERE = "shadho.nowhere"
 #: maximum number of bytes of a message's body; an attempt with a thousand params has about 40,000
 MAX_BODY = 10_000_000
 
+#: headers of Celery that do nothing here; with others, Celery might keep a message in a slot without running it
+OPTIONS: Mapping[str, Any] = {"eta": None, "retries": 0, "timelimit": [None, None]}
+
 #: maximum number of bytes of a queue's name in AMQP
 _MAX_NAME = 255
 
@@ -73,10 +76,12 @@ class Message(kombu.message.Message):  # type: ignore[misc]
     """
 
     def __init__(self, body: Any = None, headers: Any = None, **parts: Any) -> None:
+        given = headers or {}
         reasons = {
-            "it is compressed": (headers or {}).get("compression"),
+            "it is compressed": given.get("compression"),
             "it is not JSON": (parts["content_type"], parts["content_encoding"]) != ("application/json", "utf-8"),
             f"it has more than {MAX_BODY:,} bytes": len(body or "") > MAX_BODY,
+            "it has options of Celery": any(given.get(name, plain) != plain for name, plain in OPTIONS.items()),
         }
         self.errors = [(RefusedMessage, RefusedMessage(each), None) for each, is_true in reasons.items() if is_true]
         super().__init__(body, headers=headers, **parts)
@@ -168,9 +173,8 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
         "task": TASK,
         "id": task_id,
         "root_id": task_id,
-        **dict.fromkeys(("parent_id", "group", "eta", "expires")),
-        "retries": 0,
-        "timelimit": [None, None],
+        **dict.fromkeys(("parent_id", "group", "expires")),
+        **OPTIONS,
         # Shown by monitoring tools instead of the params, which may be long.
         "argsrepr": f"(study {payload.study}, trials {[attempt.number for attempt in payload.attempts]})",
         "kwargsrepr": "{}",
@@ -367,16 +371,19 @@ class Publisher:
 
     def look(self) -> None:
         """Read RabbitMQ's notices, without waiting for them. Call this now and then while nothing is published."""
-        if self._producer is None or not self._has_confirms:
+        if not self._has_confirms:
             return
         try:
+            if self._producer is None:
+                self._open()
             with suppress(TimeoutError):
                 while self.connection.connected:
                     self.connection.drain_events(timeout=NOTICE_SECONDS)
             # If the connection was lost, this fails.
             if not (self._is_blocked and self.connection.connected):
+                assert self._producer is not None
                 self._probe(self._producer.channel)
-        except self._failures:
+        except (ServiceError, *self._failures):
             self._drop()
 
     def _probe(self, channel: Any) -> None:

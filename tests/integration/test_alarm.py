@@ -70,7 +70,7 @@ def test_a_run_warns_of_an_alarm_while_it_sends_nothing_and_of_one_that_was_ther
     until((table.folder / "began").exists, 60, table.said)
     with alarm(rabbitmq):
         launched.says("trials cannot be sent", 10)
-    launched.says("over: ")
+    launched.says("the broker answers again")
     table.write("go", "")
     assert launched.wait(60).code == 0, table.said()
     with alarm(rabbitmq):
@@ -96,4 +96,9 @@ def test_a_publisher_knows_of_an_alarm_and_of_its_end_whenever_it_looks(
         rabbitmq.ctl("close_all_connections", "a test")
         until(lambda: publisher.look() or not publisher.refusal, 10)
     publisher.publish([message])
+    # The next looks find the lost connection, and the alarm on a new one, even while nothing is sent.
+    rabbitmq.ctl("close_all_connections", "a test")
+    with alarm(rabbitmq):
+        until(lambda: publisher.look() or publisher.refusal, 20)
+    until(lambda: publisher.look() or not publisher.refusal, 10)
     publisher.close()

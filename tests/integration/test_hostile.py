@@ -155,7 +155,7 @@ def peak_mb(worker: Command) -> float:
 
 
 @pytest.mark.parametrize("broker", ["redis_url", "amqp_url"])
-def test_messages_that_are_compressed_or_long_or_no_json_are_refused_unread_and_trials_go_on(
+def test_messages_that_are_compressed_or_long_or_late_or_no_json_are_refused_unread_and_trials_go_on(
     table: Desk, request: pytest.FixtureRequest, unique: Callable[[str], str], broker: str
 ) -> None:
     """So are Celery's control requests, where those are obeyed. None of their 400 MB is unpacked."""
@@ -185,6 +185,8 @@ def test_messages_that_are_compressed_or_long_or_no_json_are_refused_unread_and_
         send(b"- 1", "application/x-yaml")
         send(bz2.compress(zeros), "text/plain", "bz2")
         send(b"[]", encoding="utf-16")
+        send(b"[[], {}, {}]", eta="2100-01-01T00:00:00")
+        send(b"[[], {}, {}]", timelimit="x")
         send(b"[" + b"[]," * (MAX_BODY // 3) + b"[]]")
     before = peak_mb(worker)
     launched = table.launch("my_study", "--trials", "3", **environment)
