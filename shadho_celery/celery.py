@@ -128,8 +128,8 @@ def _quieten(loglevel: int, **_: object) -> None:
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
-#: lines of Celery at each loss of the connection, which has a line of its own: one for each running trial, whose message
-#: is delivered again and refused at its claim, and advice about a setting
+#: lines of Celery at each loss of the connection, which has a line of its own: one for each running trial, whose
+#: message is delivered again and refused at its claim, and advice about a setting
 _OF_LOST_CONNECTIONS = re.compile(r"Couldn't ack |\S*consumer\.py:\d+: CPendingDeprecationWarning")
 
 
