@@ -67,8 +67,10 @@ if not TYPE_CHECKING:
             from shadho_celery.core.names import elsewhere
 
             if here := elsewhere(name, __all__):
-                # For an AttributeError, ``from shadho_celery import NAME`` would show a message of Python's own.
-                raise ImportError(f"shadho_celery has no {name}; here it is {here}")
+                # For an AttributeError, ``from shadho_celery import NAME`` would show a message of Python's own. For an
+                # ImportError, hasattr() would raise it.
+                is_from = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+                raise (ImportError if is_from else AttributeError)(f"shadho_celery has no {name}; here it is {here}")
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             found = globals()[name] = getattr(import_module(_LAZY[name]), name)

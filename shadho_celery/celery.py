@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import uuid
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery import Celery, Task, shared_task, signals
-from celery.exceptions import CPendingDeprecationWarning, Reject
+from celery.exceptions import Reject
 
 from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.core import hardware
@@ -126,19 +126,23 @@ def _quieten(loglevel: int, **_: object) -> None:
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
         logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
-        # Celery advises a setting at each loss of the connection.
-        warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+
+
+#: lines of Celery at each loss of the connection, which has a line of its own: one for each running trial, whose
+#: message is delivered again and refused at its claim, and advice about a setting
+_OF_LOST_CONNECTIONS = re.compile(r"Couldn't ack |\S*consumer\.py:\d+: CPendingDeprecationWarning")
 
 
 class _Printable(logging.Filter):
-    """Makes log lines printable, because strangers may have written parts of them, such as names and error messages."""
+    """Makes log lines printable, because strangers may have written parts of them, such as names and error messages.
+
+    Leaves out those of lost connections that say nothing more.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), None
-        if record.msg.startswith("Couldn't ack"):
-            # The connection was lost, which is logged in a line of its own. The message is delivered again, and its
-            # claim is then refused.
-            record.exc_info = None
+        if _OF_LOST_CONNECTIONS.match(record.msg):
+            return False
         if record.exc_info and not record.exc_text:
             record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
         return True

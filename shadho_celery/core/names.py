@@ -61,6 +61,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "trials": ("n_trials", "max_evals", "num_samples", "n_iter", "n_calls", "get_trials"),
     "seconds": ("timeout", "time_budget_s"),
     "objectives": ("directions",),
+    'objectives of a Study or of minimize, such as {"error": "minimize"}': ("directions",),
     "direction": ("mode",),
     "on_trial": ("callbacks", "callback"),
     "workers": ("n_jobs", "max_concurrent_trials"),

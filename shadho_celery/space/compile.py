@@ -64,7 +64,10 @@ def compile_space(expression: Value) -> Space:
 
 
 def _refuse_domains(apply: Apply) -> None:
-    """Raise SpaceError for a range, or another tool's distribution, in a dict or list: it would be a constant."""
+    """Raise SpaceError for a range, or another tool's distribution, in a dict or list: it would be a constant.
+
+    An option of hp.choice may be one.
+    """
     named = apply.named_args if apply.name == "dict" else [("", child) for child in apply.pos_args]
     for key, child in named if apply.name in {"dict", "pos_args"} else ():
         given, label = child.obj if isinstance(child, pyll.Literal) else None, key or "x"
@@ -79,7 +82,10 @@ def _refuse_domains(apply: Apply) -> None:
 
 
 def _warn_of_lists(part: Mapping[str, Value]) -> None:
-    """Warn of lists of numbers or texts in a dict of the space, which may be meant as choices."""
+    """Warn of lists of numbers or texts in a dict of the space, which may be meant as choices.
+
+    Not in an option of hp.choice, where a list is usually meant.
+    """
     lists = {key: each for key, each in part.items() if isinstance(each, list) and each}
     found = [key for key, each in lists.items() if all(isinstance(one, (int, float, str)) for one in each)]
     if found:
@@ -151,7 +157,7 @@ class _Reader:
     def read(self, root: Apply) -> Space:
         """Read the graph and check it as a whole."""
         order = _ordered(root)
-        for apply in order:
+        for apply in (*order, pyll.as_apply([root])):
             _refuse_domains(apply)
         parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:

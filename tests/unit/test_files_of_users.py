@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -178,3 +179,32 @@ def test_many_columns_and_short_rows_take_no_memory_for_what_is_not_there() -> N
     names = ",".join(["x", "loss", *(f"c{n}" for n in range(MAX_COLUMNS - 2))])
     text = "\n".join([names, *["0.5,1"] * 20_000])
     assert table(written(text.encode())) == [({"x": 0.5}, 1)] * 20_000
+
+
+class _Deep:
+    """A part of a cycle, whose finalizer calls functions 500 deep."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        self._call(500)
+
+    def _call(self, depth: int) -> None:
+        if depth:
+            self._call(depth - 1)
+
+
+def test_an_object_that_is_collected_at_the_recursion_limit_fails_no_test(tmp_path: Path) -> None:
+    """Which object it is depends on the tests before, so it is no fault of this one (`filterwarnings`)."""
+    path, before = tmp_path / "points", gc.get_threshold()
+    path.write_text("[" * 90_000)
+    try:
+        for allocations in range(100, 900, 50):
+            gc.collect()
+            _Deep()
+            gc.set_threshold(allocations)
+            with pytest.raises(UsageError, match="is not JSON"):
+                points(path)
+    finally:
+        gc.set_threshold(*before)

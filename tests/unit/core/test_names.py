@@ -60,14 +60,21 @@ def test_a_key_of_another_tool_is_answered_with_the_setting_here(name: str, said
         ("TrialPruned", "context.should_stop()"),
         ("GridSearchCV", "sampler='grid'"),
         ("tune", "minimize(objective, space)"),
+        ("directions", "objectives of a Study"),
     ],
 )
 def test_a_name_of_another_tools_module_is_answered_with_what_to_do(name: str, said: str) -> None:
-    with pytest.raises(ImportError, match=f"shadho_celery has no {name}; here it is ") as caught:
-        getattr(shadho_celery, name)
-    assert said in str(caught.value)
-    with pytest.raises(ImportError, match="here it is"):
-        exec(f"from shadho_celery import {name}")
+    for error, statement in (
+        (AttributeError, f"shadho_celery.{name}"),
+        (AttributeError, f"getattr(shadho_celery, {name!r})"),
+        (ImportError, f"from shadho_celery import {name}"),
+        (ImportError, f"from shadho_celery import minimize, {name}"),
+    ):
+        with pytest.raises(error, match=f"shadho_celery has no {name}; here it is ") as caught:
+            exec(statement, {"shadho_celery": shadho_celery})
+        assert said in str(caught.value)
+    assert not hasattr(shadho_celery, name)
+    assert getattr(shadho_celery, name, None) is None
 
 
 @cases(

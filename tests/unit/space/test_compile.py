@@ -433,6 +433,8 @@ def test_a_generator_that_the_space_draws_from_goes_on() -> None:
         ({"m": hp.choice("m", [{"n": range(3)}, 2])}, "hp.randint('n', 0, 3)"),
         ({"a": {"n": scipy.stats.loguniform(1, 10)}}, "hp.uniform('n', 0, 1) or another hp function"),
         ({"n": scipy.stats.norm}, "hp.uniform('n', 0, 1)"),
+        (scipy.stats.norm(), "hp.uniform('x', 0, 1)"),
+        (range(3), "hp.randint('x', 0, 3)"),
     ],
 )
 def test_a_range_or_another_tools_distribution_in_a_space_is_refused_with_the_remedy(space: Any, remedy: str) -> None:
@@ -447,4 +449,6 @@ def test_lists_in_a_dict_of_a_space_are_one_warning_and_tuples_and_options_are_n
         compile_space(lists)
     assert len(caught) == 1
     meant = {"C": (0.1, 1, 10), "layers": hp.choice("layers", [[64], [64, 64], range(3)]), "u": lists["u"], "none": []}
-    assert compile_space(meant).evaluate({"layers": 1, "u": 0.5})["layers"] == (64, 64)
+    meant["data"] = np.arange(3)
+    meant["m"] = hp.choice("m", [{"layers": [64]}, scipy.stats.norm()])
+    assert compile_space(meant).evaluate({"layers": 1, "u": 0.5, "m": 0})["layers"] == (64, 64)
