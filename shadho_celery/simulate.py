@@ -215,7 +215,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
 
 
 def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
-    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store"}}
+    facts = {name: value for name, value in vars(found).items() if name not in {"study", "store", "given"}}
     return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
 
 

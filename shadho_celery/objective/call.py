@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,17 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import accepts, listed
+from shadho_celery.core.checks import accepts
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.failures import headline
 from shadho_celery.core.names import elsewhere
-from shadho_celery.core.trial import Outcome, Params, TrialState
+from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext, RankLost
 from shadho_celery.objective.memory import exhausted
 from shadho_celery.objective.result import Unreadable, read
-from shadho_celery.space.domains import Continuous
-from shadho_celery.space.space import Space
 
 Objective = Callable[..., Any]
 
@@ -34,20 +30,6 @@ MAX_ERROR = 8000
 
 #: maximum number of chained exceptions in a traceback, and of frames of each exception; the last ones are kept
 MAX_CAUSES, MAX_FRAMES = 20, 50
-
-
-#: message of an exception that asks for an int; not that of int(), which converts
-_ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
-
-
-def whole_number_hint(error: str | None, space: Space, params: Params) -> str:
-    """Return a hint for a trial that has failed by type, if some params are whole numbers drawn as floats, else ""."""
-    domains = {label: space.domains.get(label) for label in params if label not in space.whole}
-    steps = {label: each.step for label, each in domains.items() if isinstance(each, Continuous)}
-    floats = [label for label, step in steps.items() if step is not None and step.is_integer()]
-    if not floats or not _ASKS_FOR_INT.search(headline(error)):
-        return ""
-    return f"{listed(floats, 3)}: drawn as float; hp.uniformint draws whole numbers as int"
 
 
 def call(

@@ -16,7 +16,6 @@ from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Report, Result,
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.pruners import Pruning
-from shadho_celery.objective.call import whole_number_hint
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.extrapolation import Extrapolation
 from shadho_celery.predictors.preemption import preemption_rate
@@ -478,7 +477,7 @@ class Scheduler:
         outcome, trial = result.outcome, self.study.find_open(result.number)
         if outcome.error is None or trial is None:
             return result
-        hint = whole_number_hint(outcome.error, self.proposals.members[0].space, trial.params)
+        hint = self.proposals.members[0].space.whole_number_hint(outcome.error, trial.params)
         return replace(result, outcome=replace(outcome, error=f"{outcome.error.rstrip()}; {hint}")) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:

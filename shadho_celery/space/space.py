@@ -7,6 +7,7 @@ a block may occur in several places.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from shadho_celery.core.checks import listed
+from shadho_celery.core.failures import headline
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import describe as text
-from shadho_celery.space.domains import Categorical, Discrete, Domain
+from shadho_celery.space.domains import Categorical, Continuous, Discrete, Domain
 from shadho_celery.space.literals import digest
 from shadho_celery.space.tree import Node, Switch, Value, evaluate, postorder
 
@@ -34,6 +37,8 @@ MAX_CONDITIONS = 64
 _NO_PINS: Pins = MappingProxyType({})
 #: a choice of more options is described by their number and a hash
 MAX_DESCRIBED = 20
+#: message of an exception that asks for an int; not that of int(), which converts
+_ASKS_FOR_INT = re.compile(r"\b(int|integer)s?\b(?!\()")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -205,6 +210,15 @@ class Space:
     def whole(self) -> frozenset[str]:
         """Labels that the objective gets as ints, as from hp.uniformint."""
         return text.whole_labels(self.root)
+
+    def whole_number_hint(self, error: str | None, params: Params) -> str:
+        """Return a hint for a trial that failed by type, if some params are whole numbers drawn as floats, else ""."""
+        domains = {label: self.domains.get(label) for label in params if label not in self.whole}
+        steps = {label: each.step for label, each in domains.items() if isinstance(each, Continuous)}
+        floats = [label for label, step in steps.items() if step is not None and step.is_integer()]
+        if not floats or not _ASKS_FOR_INT.search(headline(error)):
+            return ""
+        return f"{listed(floats, 3)}: drawn as float; hp.uniformint draws whole numbers as int"
 
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
         """Return the same alternatives, with those of all options of a choice replaced by the condition of that

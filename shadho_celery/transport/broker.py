@@ -402,6 +402,10 @@ class Publisher:
 
     def close(self) -> None:
         """Close the connection."""
+        with suppress(*self._failures):
+            if self._producer is not None and self._has_confirms and not self._is_blocked:
+                # py-amqp warns of confirmations that come while it closes.
+                self._confirm(0)
         if self._is_blocked:
             self._drop()
         with suppress(*self._failures):

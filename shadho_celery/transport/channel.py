@@ -549,9 +549,10 @@ class Quarantine:
             self._client.delete(self._breakers, self._known)
         for worker in self._client.hkeys(self._breakers):
             self.close(worker)
-        # No worker has this name.
-        self._client.hset(self._breakers, "", code)
-        self._client.expire(self._breakers, ERASED_SECONDS)
+        if code:
+            # No worker has this name.
+            self._client.hset(self._breakers, "", code)
+            self._client.expire(self._breakers, ERASED_SECONDS)
 
 
 class Shipping:

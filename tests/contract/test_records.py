@@ -351,45 +351,6 @@ def test_a_deleted_study_leaves_no_rows_behind(url: str) -> None:
                 assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar() == 0
 
 
-def earlier(url: str) -> None:
-    """Make a store as versions without these records left it."""
-    with closing(SqlStore(url)) as store:
-        study = begun(store)
-        study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
-        study.close()
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        for name in ("attempts", "sessions", "machines"):
-            connection.execute(sa.text(f"DROP TABLE {name}"))
-        connection.execute(sa.text("DROP INDEX trials_by_change"))
-        for table, name in (("trials", "change"), ("studies", "change"), ("studies", "classes")):
-            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {name}"))
-
-
-def test_a_reader_of_an_earlier_version_s_store_finds_no_records_and_every_trial_new(url: str) -> None:
-    earlier(url)
-    study = load_study(url, "s")
-    assert {len(column) for column in study.records.attempts().values()} == {0}
-    assert (study.records.sessions()["worker"], study.records.machines()["host"]) == ([], [])
-    with closing(SqlStore(url, read_only=True)) as reader:
-        assert (reader.change(study.key), changed(reader, study.key, 7)) == (0, ([0], []))
-        assert reader.versions(NOW)[study.key][0] is None
-
-
-def test_a_study_of_an_earlier_version_is_recorded_from_now_on(url: str) -> None:
-    earlier(url)
-    with closing(SqlStore(url)) as store:
-        study = open_study(store, {}, module="m", name="s", resume=True, clock=ManualClock(NOW))
-        study.tell(started(0))
-        study.tell(result(0, 1))
-        study.close()
-        [found] = store.attempts(study.record.key)
-        assert (found.end, found.host, found.queued_at) == ("complete", "node1", None)
-        assert store.change(study.record.key) == 1
-        indexes = sa.inspect(sa.create_engine(url, poolclass=sa.NullPool)).get_indexes("trials")
-        assert [index["name"] for index in indexes] == ["trials_by_change"]
-
-
 DAMAGE = {
     "attempts": "UPDATE attempts SET ended_at = 1e300 WHERE number = 1",
     "sessions": "UPDATE sessions SET reason = 'eaten' WHERE worker = 'b'",

@@ -55,7 +55,7 @@ def rig(private_redis: services.RedisServer) -> Iterator[Rig]:
         private_redis.url, decode_responses=True, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)
     )
     clock = ManualClock()
-    executor = ToldExecutor(client, MagicMock(), "s", "m", clock=clock)
+    executor = ToldExecutor(client, MagicMock(refusal=None), "s", "m", clock=clock)
     rig = Rig(private_redis, client, executor, clock, set())
     rig.turn(15)
     assert rig.executor.workers.announced

@@ -43,7 +43,7 @@ SPACES: dict[str, Any] = {
     "computed": {"C": 2 ** hp.uniform("C", -5, 15), "root": scope.sqrt(hp.uniform("r", 0, 1)), "log": [SHARED, SHARED]},
     "literals": hp.pchoice("p", [(0.5, (1, 3)), (0.5, {"deep": [True, 1e-300]})]),
     "a constant": 3,
-    "marks": {"!tuple": [1], "nested": {"!text": hp.uniform("x", 0, 1)}, "keyed": {1: (2,), 3: hp.uniform("y", 0, 1)}},
+    "marks": {"!tuple": [None], "in": {"!text": hp.uniform("x", 0, 1)}, "keyed": {1: (2,), 3: hp.uniform("y", 0, 1)}},
     "numbers": [scope.exp(hp.uniform("x", 0, 1)), scope.sum([hp.uniform("y", 0, 1), 2]), np.int64(3), True],
 }
 

@@ -410,7 +410,7 @@ def test_dropped_batches_return_and_the_replay_is_exact() -> None:
         ({"schedule": CosineAnnealingLR}, "constructed with the gang's own optimizer"),
         ({"scaler": 1024.0}, "scaler is 1024.0; give a torch.amp.GradScaler"),
         ({"weight": 2}, "weight is 2; give a function of a batch"),
-        ({"scheduler": None}, "fit has no argument scheduler; did you mean schedule?"),
+        ({"shedule": None}, "fit has no argument shedule; did you mean schedule?"),
     ],
 )
 def test_wrong_settings_of_an_update_are_one_clear_error(
