@@ -150,7 +150,8 @@ class StudyResults:
         """
         asked = self._store.steered(self.key)
         if self.running_on is None:
-            at_rest = state_at_rest(self._record, asked, self.count(*COUNTED))
+            # Counts are read only where they decide.
+            at_rest = state_at_rest(self._record, asked, self.count(*COUNTED)) if "stop" in asked else "ended"
             is_interrupted = self._store.is_interrupted(self.key, time.time())
             return "simulated" if self.is_simulated else "interrupted" if is_interrupted else at_rest
         if "stop" in asked:
