@@ -106,9 +106,9 @@ def read(desk: Desk, store: str = "shadho.db") -> StudyData:
 
 
 def bars_of(chart: Chart) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each bar of a timeline with the form in which it is drawn."""
+    """Yield each bar or strip of attempts of a timeline with the form in which it is drawn."""
     for series in chart.series:
-        for row in zip(*series.columns.values(), strict=True) if series.name != "idle" else ():
+        for row in zip(*series.columns.values(), strict=True) if series.name not in {"idle", "no worker"} else ():
             yield series.form, dict(zip(series.columns, row, strict=True))
 
 
@@ -148,6 +148,8 @@ def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: D
         assert named == f"{facts['compute_class']}, {facts['host']}, {facts['worker']}, slot {facts['slot']}"
         assert form == ("outlined" if facts["copy"] else FORMS[facts["end"]]), facts
         rows[named].append((bar["start"], bar["end"], facts["end"]))
+    [outages] = [series.columns["y"] for series in chart.series if series.name == "no worker"]
+    assert {chart.axes[1].categories[row].partition(",")[0] for row in outages} >= {SMALL}, "its worker was killed"
     ends = {facts["end"] for facts in table.values()}
     assert {"complete", "pruned", "failed", "lost", "superseded"} <= ends
     assert any(facts["copy"] for facts in table.values())
