@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import redis
 from msgspec.structs import replace
 
 from shadho_celery.core import hardware
@@ -30,6 +31,7 @@ from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.plan import CONTROL_KEY
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.workers import Connection, FleetStudy
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
@@ -208,7 +210,7 @@ class Session:
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
         # The servers come first: if one is down, no empty study should be left in the store.
-        make_executor = self._fleet() if self.options.fleet else None
+        servers = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
         self.study.use_code(self.code.digest)
@@ -216,32 +218,33 @@ class Session:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
-        if make_executor is None:
+        if servers is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
-            client = connect(embedded.urls[urls.REDIS])
-            make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
+            servers = connect(embedded.urls[urls.REDIS]), Publisher.configured(with_folder=False)
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
-        self.executor = make_executor(
-            self.study.record.key,
-            self.file.module,
+        client, publisher = servers
+        self.executor = QueueExecutor(
+            Connection(client=client, publisher=publisher, signer=Signer.configured(), control=self._control()),
+            FleetStudy(
+                key=self.study.record.key,
+                module=self.file.module,
+                code=self.code,
+                sources=self._sources,
+                name=self.study.name,
+                fence=self.study.fence,
+                weight=settings.weight,
+                objectives=settings.objectives,
+                adopt=self.options.fleet,
+                trial_timeout=settings.trial_timeout,
+                gang_wait_seconds=settings.gang_wait_seconds,
+                one_worker=settings.gpus is not None,
+            ),
             self.study.live,
-            weight=settings.weight,
-            adopt=self.options.fleet,
-            trial_timeout=settings.trial_timeout,
-            gang_wait_seconds=settings.gang_wait_seconds,
-            one_worker=settings.gpus is not None,
-            signer=Signer.configured(),
-            control=self._control(),
-            fence=self.study.fence,
-            name=self.study.name,
             progress=self._progress,
-            wanted=self._wanted,
-            code=self.code,
-            sources=self._sources,
-            objectives=settings.objectives,
+            wanted=lambda: {} if self._demand is None else self._demand.wanted,
             recorder=self.study.recorder,
         )
         stack.callback(self._close_executor)
@@ -257,14 +260,14 @@ class Session:
         self.watch = Watch(self)
         self.steering = Steering(self)
 
-    def _fleet(self) -> Callable[..., QueueExecutor]:
-        """Connect to the servers of a fleet. Return a function that creates the executor."""
-        make_executor = partial(QueueExecutor, connect(urls.url(urls.REDIS)), Publisher.configured())
+    def _fleet(self) -> tuple[redis.Redis, Publisher]:
+        """Connect to the servers of a fleet, Redis and the broker."""
+        servers = connect(urls.url(urls.REDIS)), Publisher.configured()
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
         origin = self.options.broker_from
         named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
         self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
-        return make_executor
+        return servers
 
     def _embed(self) -> Embedded:
         """Return the embedded workers of the study. Their slots by class are given, or fit this machine.
@@ -315,10 +318,6 @@ class Session:
     def declared(self) -> list[str]:
         """Classes that need not have a live worker, the strongest first: those of the study, and of --class-spec."""
         return [*dict.fromkeys([*self.plan.settings.classes, *self.class_spec])]
-
-    def _wanted(self) -> Mapping[str, int]:
-        """Return the slots that the study could use of each class of --class-spec, which the executor announces."""
-        return {} if self._demand is None else self._demand.wanted
 
     def keep_settings(self, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Record settings that were given while the study runs, and all that are in force now. Raises StoreError."""

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.clock import Clock
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.fleet.workers import Connection, FleetStudy
 
 
 class ToldExecutor(QueueExecutor):
     """Enters the attempts that it is given, and tells itself the events that it returns."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, live=Attempts(), **options)
+    def __init__(
+        self, client: Any, publisher: Any, study: str, module: str, clock: Clock | None = None, **facts: Any
+    ) -> None:
+        connection = Connection(client=client, publisher=publisher)
+        super().__init__(connection, FleetStudy(key=study, module=module, **facts), Attempts(), clock=clock)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
