@@ -18,7 +18,7 @@ from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, Result, TrialState
+from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.dispatch import Dispatch, queue_of
@@ -79,7 +79,6 @@ class QueueExecutor:
         #: workers that were present when the recorder was last told
         self._recorded: frozenset[str] = frozenset()
         self._in_flight = live
-        live.on_end = self._note_end
         template = Payload(
             study=study.key,
             name=study.name,
@@ -375,20 +374,17 @@ class QueueExecutor:
             self._dispatch.pace.tell(str(sent.attempt.compute_class), result.outcome.seconds or 0.0)
         return result
 
-    def _note_end(self, event: Lost | Result, gone: Sequence[Sent], is_over: bool) -> None:
-        """Count the slot seconds of the `gone` attempts, and free what they hold in Redis.
-
-        If the trial `is_over`, this includes its other attempts.
-        """
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
+        """Count the slot seconds of the `ended` attempts, and free what they hold in Redis."""
         now = self._clock.now()
-        for sent in gone:
+        for sent in ended:
             is_own = sent.attempt.attempt == event.attempt
             seconds = event.outcome.seconds if isinstance(event, Result) and is_own else None
             self.workers.turns.end(sent, now, seconds)
-        if isinstance(event, Result) and is_over and gone:
+        if isinstance(event, Result) and is_over and ended:
             self.channel.note_end(event.number, event.attempt)
             # If this attempt was assumed lost, a later attempt may already be in Redis.
-            if others := [sent.key for sent in gone if sent.attempt.attempt != event.attempt]:
+            if others := [sent.key for sent in ended if sent.attempt.attempt != event.attempt]:
                 self._unwanted.append(partial(self.channel.give_up, others, "another attempt has ended its trial"))
         if self._gangs.is_needed:
             self._gangs.close(event.number, None if is_over else event.attempt)

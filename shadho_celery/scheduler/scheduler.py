@@ -175,7 +175,11 @@ class Scheduler:
                 self._note_declined(event)
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
-            trial = self.study.tell(self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event)
+            judged = self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event
+            change = self.study.tell(judged)
+            trial = change.trial
+            if change.ended is not None:
+                self.executor.note_end(judged, change.ended, is_over=change.is_over)
             if trial is not None and isinstance(event, Report):
                 self._extrapolation.tell(trial, event)
                 if self.pruning is not None:

@@ -43,9 +43,9 @@ class ToldExecutor(QueueExecutor):
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
             sent.began = self._clock.now()
         elif isinstance(event, Lost) and sent is not None:
-            self._in_flight.on_end(event, [sent], self._in_flight.lose(*sent.key))
+            self.note_end(event, [sent], is_over=self._in_flight.lose(*sent.key))
         elif isinstance(event, Result) and all(event.is_of(each.attempt.params) for each in live.values()):
             well = event.outcome.state in WELL
             is_over = self._in_flight.finish(event.number, event.attempt, well=well)
             gone = [each for which, each in live.items() if is_over or which == event.attempt]
-            self._in_flight.on_end(event, gone, is_over)
+            self.note_end(event, gone, is_over=is_over)
