@@ -121,7 +121,7 @@ class Slots:
         self._lines = TrialLines()
         self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
         self._fork_servers = fork_servers or ForkServers()
-        self._fork_servers.on_complaints = self._tell_complaints
+        self._fork_servers.on_complaints = self._tell
         self._telling = threading.Lock()
         # Each warning about incomplete logs is logged once.
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
@@ -400,21 +400,19 @@ class Slots:
         else:
             self._codes.learn({payload.module: code})
             reason = self._codes.lacks(payload.module, payload.code) or reason
-        self._tell_codes()
+        self._tell()
         return reason
 
-    def _tell_codes(self) -> None:
-        """Announce which versions of the code this worker has, and which shipped versions it cannot run."""
-        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
-        self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit})
+    def _tell(self) -> None:
+        """Announce which versions of the code this worker has, which shipped versions it cannot run, and complaints.
 
-    def _tell_complaints(self) -> None:
-        """Announce why the slots' processes start slowly. The slots that start meanwhile wait for the announcement.
-
-        So it comes before the results of their trials, which may be the last ones of a short study.
+        Complaints say why the slots' processes start slowly. The slots that start meanwhile wait for the announcement,
+        so it comes before the results of their trials, which may be the last ones of a short study.
         """
+        unfit = {} if self._shipped_code is None else self._shipped_code.unfit
         with self._telling:
-            self.heartbeat.tell(complaints=[*self._fork_servers.complaints()])
+            complaints = [*self._fork_servers.complaints()]
+            self.heartbeat.tell(codes={**self._codes.known}, unfit={**unfit}, complaints=complaints)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next `count` attempts. Raises NotMine if the breaker is open."""
@@ -646,8 +644,7 @@ class Slots:
     def _beat_once(self) -> None:
         self.tally.renewals += self.leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
-        self._tell_codes()
-        self._tell_complaints()
+        self._tell()
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._follow_open()

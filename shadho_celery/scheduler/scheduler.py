@@ -172,7 +172,8 @@ class Scheduler:
         told = []
         for event in events:
             if isinstance(event, Lost) and event.is_too_long:
-                self._note_declined(event)
+                if (sent := self.study.live.find(event.number, event.attempt)) is not None:
+                    self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
             judged = self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event
@@ -182,17 +183,14 @@ class Scheduler:
                 self.executor.note_end(judged, change.ended, is_over=change.is_over)
             if trial is not None and isinstance(event, Report):
                 self._extrapolation.tell(trial, event)
-                if self.pruning is not None:
-                    self._prune(trial, event, self.pruning)
+                if self.pruning is not None and self.pruning.tell(trial, event):
+                    self.study.prune(trial.number)
+                    # Each later report stops the trial again, in case the first request was lost.
+                    self._to_stop.append(trial.number)
             told.append(trial)
             # Checked after each event: a later one of the same turn may be an improvement.
             self.is_stale |= self._is_without_gain()
         self._finish([trial for trial in told if trial is not None and trial.state.is_finished])
-
-    def _note_declined(self, event: Lost) -> None:
-        sent = self.study.live.find(event.number, event.attempt)
-        if sent is not None:
-            self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
 
     def _finish(self, finished: Sequence[Trial]) -> None:
         """Let models, samplers and the pruner learn from trials that have just ended."""
@@ -445,12 +443,6 @@ class Scheduler:
             self._unsent = []
         elif not (self.stopping or self.paused) and len(self.classes) > 1:
             self._spill()
-
-    def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
-        """Stop a trial if the pruner says so. Each later report stops it again, in case the first request was lost."""
-        if pruning.tell(trial, report):
-            self.study.prune(trial.number)
-            self._to_stop.append(trial.number)
 
     def _call_on_trial(self) -> None:
         """Call `on_trial` with the ended trials, after they are recorded."""

@@ -226,8 +226,10 @@ class Session:
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
         client, publisher = servers
+        directory = None if self.embedded is None else self.embedded.directory
+        control = Signer.for_control() if directory is None else Signer(read_key(directory / CONTROL_KEY))
         self.executor = QueueExecutor(
-            Connection(client=client, publisher=publisher, signer=Signer.configured(), control=self._control()),
+            Connection(client=client, publisher=publisher, signer=Signer.configured(), control=control),
             FleetStudy(
                 key=self.study.record.key,
                 module=self.file.module,
@@ -325,12 +327,6 @@ class Session:
         record = dataclasses.replace(before, settings={**before.settings, **settings}, in_force=in_force)
         self.opened.store.keep_settings(record.key, self.study.fence, record.settings, record.in_force)
         self.study.record = record
-
-    def _control(self) -> Signer | None:
-        """Return the signer of requests to this run, or None to refuse them."""
-        if self.embedded is None:
-            return Signer.for_control()
-        return Signer(read_key(self.embedded.directory / CONTROL_KEY))
 
     def _close_executor(self) -> None:
         """Record the results and close the executor, which deletes them from Redis.
