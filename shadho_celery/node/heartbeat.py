@@ -320,21 +320,21 @@ class CoreShare:
 
     def __init__(self, machine: Machine, slots: int) -> None:
         self._machine = machine
-        self._slots = slots
         #: number of slots on the host that share its cores, threads of a trial, and both as last logged
         self._sharing = slots
         self.threads = machine.threads(slots)
         self._said = self._sharing, self.threads
+        #: number of slots and other workers at the last `follow`
+        self._seen: tuple[int, Collection[Worker]] | None = None
 
-    def resize(self, slots: int) -> None:
-        """Divide the cores among another number of slots from the next `follow` on."""
-        self._slots = slots
-
-    def follow(self, neighbours: Collection[Worker]) -> bool:
-        """Divide the cores among this worker and its `neighbours`. Return whether the number of threads has changed."""
+    def follow(self, slots: int, neighbours: Collection[Worker]) -> bool:
+        """Divide the cores among this worker's slots and its `neighbours`. Return whether the threads have changed."""
+        if self._seen is not None and slots == self._seen[0] and neighbours is self._seen[1]:
+            return False
+        self._seen = slots, neighbours
         before, others = self.threads, [(each.machine, each.slots) for each in neighbours]
-        self._sharing = self._slots + sum(slots for machine, slots in others if not machine.is_limited)
-        self.threads = self._machine.threads(self._slots, others)
+        self._sharing = slots + sum(slots for machine, slots in others if not machine.is_limited)
+        self.threads = self._machine.threads(slots, others)
         return self.threads != before
 
     def tell(self) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -127,17 +127,14 @@ class Slots:
         run = partial(Runner, imports, complain=cache(partial(log.warning, "%s")), start=self._fork_servers.start)
         gpus = machine.gpus_for(compute_class)
         self._free = FreeSlots(count, len(gpus), [gpu.memory for gpu in gpus] if shares_gpus else [])
-        #: number of slots that trials may use now
-        self._open = self._free.open
-        self._core_share = CoreShare(machine, self._open)
+        slots = self._free.open
+        self._core_share = CoreShare(machine, slots)
         #: function: return the variables of the process of a trial that takes these slots of a number of slots
-        self._variables = partial(machine.slot_environment, compute_class, slots=self._open)
+        self._variables = partial(machine.slot_environment, compute_class, slots=slots)
         self._address = {"SHADHO_HOST": address}
         self._runners = [run({**self._variables([slot]), **self._address}) for slot in range(count)]
         #: number of slots whose GPUs and cores the process of each slot has
         self._widths = [1] * count
-        #: other workers that shared the host's cores at the last beat
-        self._neighbours: Collection[Worker] | None = None
         #: whether a slot's last trial was quick and succeeded, and the slot's current bundle, by slot
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
@@ -156,19 +153,23 @@ class Slots:
         self.leases = Leases(self._channel, self._seats)
         self._codes = Codes()
         self._shipped_code = ShippedCode(Shipping(client, signer), code_folder, self._clock) if code_folder else None
-        self.worker = _announced(
-            key=signer.fingerprint,
-            compute_class=compute_class,
-            slots=self._open,
-            shares_gpus=bool(self._free.gpus),
-            imports=imports,
-            accepts_code=code_folder is not None,
-            machine=to_builtins(machine),
-            price=price(),
-            versions=own_versions(),
-            storage=storage_id(checkpoints),
-            control=None if control is None else control.fingerprint,
-        )
+        # Raises UsageError if it is not valid, because schedulers would refuse it.
+        announced = {
+            "protocol": PROTOCOL,
+            "pid": os.getpid(),
+            "key": signer.fingerprint,
+            "compute_class": compute_class,
+            "slots": slots,
+            "shares_gpus": bool(self._free.gpus),
+            "imports": imports,
+            "accepts_code": code_folder is not None,
+            "machine": to_builtins(machine),
+            "price": price(),
+            "versions": own_versions(),
+            "storage": storage_id(checkpoints),
+            "control": None if control is None else control.fingerprint,
+        }
+        self.worker = as_record(announced, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
         self.heartbeat = Heartbeat(
             client, self.name, self.worker, self.leases, self._clock, signer=signer, control=control
         )
@@ -189,7 +190,7 @@ class Slots:
             start_thread(threading.Thread(target=self._beat, name="shadho-beat", daemon=True))
         except NoThread as error:
             raise ServiceError(f"this worker cannot renew leases: {error}") from error
-        for runner in self._runners[: self._open]:
+        for runner in self._runners[: self._free.open]:
             # If a process cannot be started, `run` will give the error to the trial.
             with suppress(OSError):
                 runner.start()
@@ -637,7 +638,7 @@ class Slots:
 
     def _share_cores(self) -> None:
         """Give each slot's next trial its share of the cores, divided with the other workers of the host."""
-        if self._core_share.follow(self.heartbeat.neighbours):
+        if self._core_share.follow(self._free.open, self.heartbeat.neighbours):
             for runner, width in zip(self._runners, self._widths, strict=True):
                 runner.set_threads(self._core_share.threads * width)
 
@@ -648,24 +649,13 @@ class Slots:
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._follow_open()
-        slots = self._free.open
-        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept, slots=slots)
-        if self.heartbeat.neighbours is not self._neighbours or slots != self._open:
-            self._open = slots
-            self._core_share.resize(slots)
-            self._neighbours = self.heartbeat.neighbours
-            self._share_cores()
-            # This is not logged at the start of the worker, when its log is not set up yet.
-            self._core_share.tell()
+        self.heartbeat.beat(has_free_slot=self._free.is_any, kept=self._free.kept, slots=self._free.open)
+        self._share_cores()
+        # This is not logged at the start of the worker, when its log is not set up yet.
+        self._core_share.tell()
         self._logs.beat()
         self._flush_declined()
 
     def _flush_declined(self) -> None:
         with self._declining:
             flush(self._declined)
-
-
-def _announced(**facts: object) -> Worker:
-    """Return the announcement of a worker. Raises UsageError if it is not valid, because schedulers would refuse it."""
-    known = {"protocol": PROTOCOL, "pid": os.getpid(), **facts}
-    return as_record(known, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")

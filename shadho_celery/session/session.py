@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import redis
 from msgspec.structs import replace
 
 from shadho_celery.core import hardware
@@ -210,7 +209,7 @@ class Session:
     def _open(self, stack: ExitStack) -> None:
         """Open servers, store, study and scheduler. `stack` closes them in reverse order."""
         # The servers come first: if one is down, no empty study should be left in the store.
-        servers = self._fleet() if self.options.fleet else None
+        connection = self._fleet() if self.options.fleet else None
         self.opened = stack.enter_context(closing(self._opening.open()))
         self.study, self.plan = self.opened.study, self.opened.plan
         self.study.use_code(self.code.digest)
@@ -218,18 +217,20 @@ class Session:
             self._say(self.opened.warm_start.words)
         #: number of trials that had ended before this run
         self.counted_before = self.study.counted
-        if servers is None:
+        if connection is None:
             self.embedded = embedded = stack.enter_context(closing(self._embed()))
             embedded.await_redis()
             os.environ.update(embedded.urls)
-            servers = connect(embedded.urls[urls.REDIS]), Publisher.configured(with_folder=False)
+            connection = Connection(
+                client=connect(embedded.urls[urls.REDIS]),
+                publisher=Publisher.configured(with_folder=False),
+                signer=Signer.configured(),
+                control=Signer(read_key(embedded.directory / CONTROL_KEY)),
+            )
         self.study.recorder.class_prices = {name: spec.price for name, spec in self.class_spec.items()}
         settings = self.plan.settings
-        client, publisher = servers
-        directory = None if self.embedded is None else self.embedded.directory
-        control = Signer.for_control() if directory is None else Signer(read_key(directory / CONTROL_KEY))
         self.executor = QueueExecutor(
-            Connection(client=client, publisher=publisher, signer=Signer.configured(), control=control),
+            connection,
             FleetStudy(
                 key=self.study.record.key,
                 module=self.file.module,
@@ -262,14 +263,19 @@ class Session:
         self.watch = Watch(self)
         self.steering = Steering(self)
 
-    def _fleet(self) -> tuple[redis.Redis, Publisher]:
-        """Connect to the servers of a fleet, Redis and the broker."""
-        servers = connect(urls.url(urls.REDIS)), Publisher.configured()
+    def _fleet(self) -> Connection:
+        """Connect to the servers of a fleet."""
+        connection = Connection(
+            client=connect(urls.url(urls.REDIS)),
+            publisher=Publisher.configured(),
+            signer=Signer.configured(),
+            control=Signer.for_control(),
+        )
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
         origin = self.options.broker_from
         named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
         self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
-        return servers
+        return connection
 
     def _embed(self) -> Embedded:
         """Return the embedded workers of the study. Their slots by class are given, or fit this machine.
