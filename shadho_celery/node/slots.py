@@ -362,7 +362,10 @@ class Slots:
                 try:
                     outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
                 except OtherCode as other:
-                    self._refuse(bundle, attempt, other.code)
+                    # Announce the code first, so that the scheduler knows it before it sends the attempts again.
+                    reason = self._note_code(bundle.payload, other.code)
+                    log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
+                    self._persist(partial(bundle.refuse, f"on {self._host}: {reason}", attempt))
                     return
                 if stopped == GIVEN_BACK:
                     self._give_back(slot, bundle, attempt)
@@ -385,13 +388,6 @@ class Slots:
         ended = "preempted" if self.leases.preempted.is_set() else "stopped"
         self._runners[slot].recall()
         self._persist(partial(bundle.refuse, reason or f"its worker was {ended}", attempt))
-
-    def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
-        """Give back attempts that need another version of the code than the one on this machine's disk."""
-        # Announce the code first, so that the scheduler knows it before it sends the attempts again.
-        reason = self._note_code(bundle.payload, code)
-        log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
-        self._persist(lambda: bundle.refuse(f"on {self._host}: {reason}", attempt))
 
     def _note_code(self, payload: Payload, code: CodeVersion) -> str:
         """Record and announce the version of the code that a new process has found. Return why it cannot be used."""

@@ -123,10 +123,9 @@ class StudyState(StudyTrials):
         self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
-        #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
-        self._vanished: Counter[int] = Counter()
-        #: by its number: the time at which the last one of them was lost
-        self._vanished_at: dict[int, float] = {}
+        #: by number of an unfinished trial: how many of its latest attempts in a row ended with vanished machines, and
+        #: the time at which the last one of them was lost
+        self._vanished: dict[int, tuple[int, float]] = {}
         #: by number of an unfinished trial: how often a worker has given it back while it ran
         self.given_back: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
@@ -451,12 +450,12 @@ class StudyState(StudyTrials):
     @property
     def vanishing(self) -> list[int]:
         """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
-        found = [number for number, count in self._vanished.items() if count >= VANISHING]
+        found = [number for number, (count, _) in self._vanished.items() if count >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
     def vanishing_since(self, moment: float) -> list[int]:
         """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
-        return [number for number in self.vanishing if self._vanished_at.get(number, -math.inf) > moment]
+        return [number for number in self.vanishing if self._vanished[number][1] > moment]
 
     def give_up(self, number: int, error: str) -> Trial:
         """Fail a waiting trial for this reason. Return it."""
@@ -632,11 +631,10 @@ class StudyState(StudyTrials):
             self.given_back[trial.number] += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
-            self._vanished[trial.number] += 1
-            self._vanished_at[trial.number] = self.clock.now()
+            before, _ = self._vanished.get(trial.number, (0, 0.0))
+            self._vanished[trial.number] = before + 1, self.clock.now()
         elif sent.is_claimed:
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
@@ -717,7 +715,6 @@ class StudyState(StudyTrials):
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
             self.given_back.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
@@ -760,7 +757,7 @@ class StudyState(StudyTrials):
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         if trial.vanished:
             # Whether they were the latest attempts was not recorded.
-            self._vanished[trial.number] = trial.vanished
+            self._vanished[trial.number] = trial.vanished, -math.inf
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)
