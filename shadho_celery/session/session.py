@@ -42,7 +42,7 @@ from shadho_celery.scheduler.demand import Demand
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import widest
-from shadho_celery.session.notices import Conditions, Kind, Notice
+from shadho_celery.session.notices import Conditions, Notice
 from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
 from shadho_celery.session.signals import Signals
 from shadho_celery.session.steering import Steering
@@ -482,7 +482,7 @@ class Watch:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._told = set[Notice]()
+        self._told = set[str]()
         self._looked_at = -math.inf
         #: prices of all slots, as they were told
         self._money_an_hour = 0.0
@@ -516,32 +516,22 @@ class Watch:
         if is_fleet and not session.disk.edited(session.code):
             # A short run has not waited long enough to know whether these workers will read their files again.
             others = sorted(session.executor.workers.with_other_code(0.0))
-            yield from self._untold(_notices({Kind.CODE: others}))
-        found = {
-            Kind.FLEET: session.executor.notices(),
-            Kind.DELETIONS: session.study.deletions(at_end=True),
-            Kind.SEARCH: self._on_search(),
-        }
-        yield from self._untold(_notices(found))
+            yield from self._untold(others)
+        deleted = session.study.deletions(at_end=True)
+        yield from self._untold([*session.executor.notices(), *deleted, *self._on_search()])
 
-    def present(self) -> list[Notice]:
-        """Return the notices about failures, classes and code that are true now."""
+    def present(self) -> Iterator[object]:
+        """Yield the notices about failures, classes and code that are true now."""
         session, study = self._session, self._session.study
-        found: dict[Kind, Iterable[object]] = {
-            Kind.MONEY: self._on_money() if session.scheduler.limits.money or session.scheduler.cheapest else [],
-            Kind.FLEET: session.executor.notices(),
-            Kind.DELETIONS: study.deletions(),
-            Kind.SEARCH: self._on_search(),
-        }
+        if session.scheduler.limits.money or session.scheduler.cheapest:
+            yield from self._on_money()
+        yield from [*session.executor.notices(), *study.deletions(), *self._on_search()]
         if study.best is not None and study.count(TrialState.FAILED):
             most, failures = session.plan.limits.failures or math.inf, study.failures.common()
             # The text does not have their number, which changes, because each notice is shown once.
-            found[Kind.FAILURES] = [
-                f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most
-            ]
+            yield from [f"{most} trials and more fail with {each.failure}" for each in failures if each.trials >= most]
         edited = session.disk.edited(session.code)
-        found[Kind.CODE] = [self._edited(edited)] if edited else session.executor.workers.with_other_code()
-        return _notices(found)
+        yield from [self._edited(edited)] if edited else session.executor.workers.with_other_code()
 
     def missing(self) -> Iterator[Notice]:
         """Yield a notice for each class without a live worker, and for what live workers lack."""
@@ -567,7 +557,7 @@ class Watch:
             more = [f"-Q {shlex.quote(name)}" for name in classes[1:]] if is_empty else []
             also = f", and others with {listed(more, 5)}" if more else ""
             over = "a worker can run this study now"
-            yield Notice(kind=Kind.MISSING, about="able", text=f"{trouble}{also}", over=over)
+            yield Notice(about="able", text=f"{trouble}{also}", over=over)
             if is_empty or any(module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
@@ -577,7 +567,7 @@ class Watch:
             lacking = f"trials take up to {session.widest} slots of one {of}, and no {of} has that many"
             also = f", or raise slots of class {next(iter(coming))} in the file of --class-spec" if coming else ""
             text = f"{lacking}; start {remedy} with more slots{also}"
-            yield Notice(kind=Kind.MISSING, about="slots", text=text, over=f"a {of} has {session.widest} slots now")
+            yield Notice(about="slots", text=text, over=f"a {of} has {session.widest} slots now")
         # A class whose workers have other modules has workers; the notice above is about these.
         there = {worker.compute_class for worker in live.values()}
         for name in classes:
@@ -586,7 +576,7 @@ class Watch:
                 if name in coming:
                     text = f"no worker serves the queue {name}; shadho-celery scale starts some when they are wanted"
                 over = f"a worker serves the queue {name} now"
-                yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
+                yield Notice(about=f"class {name}", text=text, over=over)
 
     def _on_search(self) -> list[str]:
         scheduler = self._session.scheduler
@@ -611,11 +601,11 @@ class Watch:
             )
             yield f"after --max-cost running trials finish, for up to {money(self._money_an_hour)} an hour, {most}"
 
-    def _untold(self, notices: Iterable[Notice]) -> Iterator[str]:
-        for notice in notices:
-            if notice not in self._told:
-                self._told.add(notice)
-                yield str(notice)
+    def _untold(self, notices: Iterable[object]) -> Iterator[str]:
+        for text in map(str, notices):
+            if text not in self._told:
+                self._told.add(text)
+                yield f"Warning: {text}"
 
     def _edited(self, path: str) -> str:
         """Return the text of a notice that a file of the study was edited after this run had read it."""
@@ -623,10 +613,6 @@ class Watch:
         if self._session.executor.has_workers:
             return f"{path} was edited; this run continues with its earlier code while workers have that: {then}"
         return f"{path} was edited, no worker has its earlier version, and this run waits for one: {then}"
-
-
-def _notices(found: Mapping[Kind, Iterable[object]]) -> list[Notice]:
-    return [Notice(kind=kind, text=str(text)) for kind, texts in found.items() for text in texts]
 
 
 def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[Notice]:
@@ -638,7 +624,7 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
         if name not in live:
             text = f"the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
             over = f"the embedded worker of class {name} answers again"
-            yield Notice(kind=Kind.MISSING, about=f"class {name}", text=text, over=over)
+            yield Notice(about=f"class {name}", text=text, over=over)
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
         wanted = ",".join(f"{name}={count}" for name, count in slots.items())
@@ -646,4 +632,4 @@ def _missing_here(embedded: Embedded, expected: Sequence[str], live: Collection[
             f"STUDY['classes'] names {', '.join(missing)}, which no embedded worker serves; trials run on "
             f"{', '.join(embedded.workers)} alone, unless you give --workers {shlex.quote(wanted)}"
         )
-        yield Notice(kind=Kind.MISSING, about="classes", text=text)
+        yield Notice(about="classes", text=text)
