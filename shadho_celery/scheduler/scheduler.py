@@ -176,7 +176,7 @@ class Scheduler:
                     self._declined.add(event.number, str(sent.attempt.compute_class), self.study.clock.now())
             elif self._declined and not isinstance(event, Lost):
                 self._declined.end(event.number)
-            judged = self._with_hint(self._with_retry(event)) if isinstance(event, Result) else event
+            judged = self._judged(event) if isinstance(event, Result) else event
             change = self.study.tell(judged)
             trial = change.trial
             if change.ended is not None:
@@ -452,29 +452,24 @@ class Scheduler:
         for trial in ended:
             self.on_trial(trial)
 
-    def _with_retry(self, result: Result) -> Result:
-        """Return the result. If its trial ran out of memory and should be tried on another class, or has lost a rank of
-        its process group, the result has a `retry`.
+    def _judged(self, result: Result) -> Result:
+        """Return a result as the study should take it.
 
-        A trial that ended well on a class of the last resort gets a warning.
+        It has a `retry` if its trial has lost a rank of its process group, or ran out of memory and should be tried on
+        another class. It gets a warning if its trial ended well on a class of the last resort, and a hint in its error
+        if the trial needs ints where the space draws floats.
         """
+        trial, is_short = self.study.find_open(result.number), result.outcome.out_of_memory is not None
         if result.outcome.rank_lost:
-            return replace(result, retry=Retry(reason=headline(result.outcome.error), is_loss=True))
-        trial = self.study.find_open(result.number)
-        if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
+            result = replace(result, retry=Retry(reason=headline(result.outcome.error), is_loss=True))
+        elif trial and (is_short or trial.outgrown) and self.study.is_current(result.number, result.attempt):
+            retry = self._memory_fit.retry(result, trial)
+            result = self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
+        if trial is None or (error := result.outcome.error) is None:
             return result
-        if not self.study.is_current(result.number, result.attempt):
-            return result
-        retry = self._memory_fit.retry(result, trial)
-        return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
-
-    def _with_hint(self, result: Result) -> Result:
-        """Return the result, with a hint in its error if the trial needs ints where the space draws floats."""
-        outcome, trial = result.outcome, self.study.find_open(result.number)
-        if outcome.error is None or trial is None:
-            return result
-        hint = self.proposals.members[0].space.whole_number_hint(outcome.error, trial.params)
-        return replace(result, outcome=replace(outcome, error=f"{outcome.error.rstrip()}; {hint}")) if hint else result
+        hint = self.proposals.members[0].space.whole_number_hint(error, trial.params)
+        outcome = replace(result.outcome, error=f"{error.rstrip()}; {hint}")
+        return replace(result, outcome=outcome) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
