@@ -78,6 +78,22 @@ def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: StudyState) -> No
     assert (study.count(*S), study.count(*S, compute_class="gpu")) == (1, 0)
 
 
+def test_a_transition_names_the_attempts_that_an_event_has_ended(study: StudyState) -> None:
+    """An event that ends no attempt has none. A late failure ends none either, but it was the end of an attempt."""
+    copied(study)
+    assert study.tell(started(2)).ended is None
+    failed = study.tell(result(1, S.FAILED, error="bad"))
+    assert [each.attempt.attempt for each in failed.ended or ()] == [1]
+    assert not failed.is_over
+    late = study.tell(result(1, S.FAILED, error="bad"))
+    assert (late.trial, late.ended, late.is_over) == (None, (), False)
+    study.send(study.trial(0), "cpu")
+    over = study.tell(result(3))
+    assert [each.attempt.attempt for each in over.ended or ()] == [2, 3]
+    assert over.is_over
+    assert study.tell(lost(2)).ended is None
+
+
 @pytest.mark.parametrize("winner", [1, 2])
 def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: StudyState, winner: int) -> None:
     copied(study)
