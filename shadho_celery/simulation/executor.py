@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from shadho_celery.core.attempts import Attempts
+from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.records import Leaving, MachineRecord, Present
@@ -285,6 +285,9 @@ class SimulatedExecutor:
         return events
 
     def keep(self) -> None:
+        pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
         pass
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:

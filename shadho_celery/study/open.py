@@ -83,7 +83,12 @@ def open_study(
     is_resumed = record is not None
     if record is not None:
         check_continues(record.name, is_simulated=record.is_simulated)
-        _refuse_other_version(record, tree)
+        if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
+            # The spaces cannot be compared.
+            raise StudyError(
+                f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
+                "--resume), or resume it with the version that began it"
+            )
         asked = replace(record, settings={**record.settings, **(settings or {})})
         _compare(asked, space, module, seed, store.safe_url)
         before, record = record, _settled(record, settings, settle, record.in_force)
@@ -220,15 +225,6 @@ def check_continues(name: str, *, is_simulated: bool) -> None:
     """Raise UsageError for a simulated study, which has no trials that can continue."""
     if is_simulated:
         raise UsageError(f"study {name} was simulated, and cannot continue; simulate it for longer instead")
-
-
-def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -> None:
-    """Raise StudyError if another version has described the study's space, so that the spaces cannot be compared."""
-    if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
-        raise StudyError(
-            f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
-            "--resume), or resume it with the version that began it"
-        )
 
 
 def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None, store: str) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.actions import Action
 from shadho_celery.core.arguments import repair
-from shadho_celery.core.attempts import Attempts, Sent
+from shadho_celery.core.attempts import Attempts, Sent, Transition
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.code import Digest
@@ -73,6 +73,7 @@ _S = TrialState
 _STOPPED = Outcome(state=_S.PRUNED)
 #: outcome of a cancelled trial that no worker has ended
 _UNWANTED = Outcome(state=_S.CANCELLED)
+_UNCHANGED = Transition()
 _T = TypeVar("_T")
 _number = attrgetter("number")
 
@@ -122,10 +123,9 @@ class StudyState(StudyTrials):
         self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
-        #: by number of an unfinished trial: its latest attempts in a row that ended with vanished machines
-        self._vanished: Counter[int] = Counter()
-        #: by its number: the time at which the last one of them was lost
-        self._vanished_at: dict[int, float] = {}
+        #: by number of an unfinished trial: how many of its latest attempts in a row ended with vanished machines, and
+        #: the time at which the last one of them was lost
+        self._vanished: dict[int, tuple[int, float]] = {}
         #: by number of an unfinished trial: how often a worker has given it back while it ran
         self.given_back: Counter[int] = Counter()
         #: function: return the trial with this number if it has not finished, otherwise None
@@ -405,14 +405,14 @@ class StudyState(StudyTrials):
         self._show(trial)
         return attempt
 
-    def tell(self, event: Event) -> Trial | None:
-        """Apply `event`. Return the trial as it is now, or None if the event changes nothing.
+    def tell(self, event: Event) -> Transition:
+        """Apply `event`, and return what it changes.
 
         Events may arrive late, twice, or for attempts that were given up. A finished trial does not change.
         """
         trial = self._open.get(event.number)
         if trial is None:
-            return None
+            return _UNCHANGED
         if isinstance(event, Result):
             return self._end(trial, event)
         if isinstance(event, Lost):
@@ -420,14 +420,14 @@ class StudyState(StudyTrials):
         if isinstance(event, Started):
             return self._start(trial, event)
         if not self.is_current(event.number, event.attempt):
-            return None
+            return _UNCHANGED
         self._reports.append(event)
         if (sent := self.live.find(event.number, event.attempt)) is not None:
             sent.report = event
         last = self._last_reports.get(event.number)
         if last is None or event.step > last.step:
             self._last_reports[event.number] = event
-        return trial
+        return Transition(trial=trial)
 
     def prune(self, number: int) -> None:
         """Mark a trial that has reported as pruned, by its `step`. It ends once its attempts are cancelled or lost."""
@@ -450,12 +450,12 @@ class StudyState(StudyTrials):
     @property
     def vanishing(self) -> list[int]:
         """Numbers of the waiting trials whose last attempts ended with vanished machines, VANISHING or more."""
-        found = [number for number, count in self._vanished.items() if count >= VANISHING]
+        found = [number for number, (count, _) in self._vanished.items() if count >= VANISHING]
         return [number for number in found if self._open[number].state is _S.WAITING]
 
     def vanishing_since(self, moment: float) -> list[int]:
         """Return those of the `vanishing` trials whose last machine has vanished after this moment."""
-        return [number for number in self.vanishing if self._vanished_at.get(number, -math.inf) > moment]
+        return [number for number in self.vanishing if self._vanished[number][1] > moment]
 
     def give_up(self, number: int, error: str) -> Trial:
         """Fail a waiting trial for this reason. Return it."""
@@ -571,33 +571,34 @@ class StudyState(StudyTrials):
                 self.commit()
                 yield block
 
-    def _start(self, trial: Trial, event: Started) -> Trial | None:
+    def _start(self, trial: Trial, event: Started) -> Transition:
         sent = self.live.find(event.number, event.attempt)
         if sent is None or sent.is_claimed:
-            return None
+            return _UNCHANGED
         self._count_attempt(sent.attempt, -1)
         facts = {"started_at": event.at, "host": event.host, "worker": event.worker}
         sent.attempt, sent.began = sent.attempt.evolve(state=_S.RUNNING, **facts), self.clock.now()
         self._count_attempt(sent.attempt, +1)
         self.recorder.start(sent.attempt, event)
-        return self._show(trial)
+        return Transition(trial=self._show(trial))
 
-    def _end(self, trial: Trial, result: Result) -> Trial | None:
+    def _end(self, trial: Trial, result: Result) -> Transition:
         """Decide whether a result ends its trial or only its attempt. Only this function decides that."""
         if not result.is_of(trial.params):
             self.refused += 1
-            return None
+            return _UNCHANGED
         if result.retry is not None:
             return self._lose(trial, result, result.retry.reason, result.retry)
         live = dict(self.live.of(trial.number))
         own = live.get(result.attempt)
         if not self.live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
-            self._leave(result, [] if own is None else [own], is_over=False)
             if own is None:
-                return None
+                return Transition(ended=())
+            self._leave(result, [own])
             self._suspects.add(trial.number)
-            return self._show(trial)
-        self._leave(result, [*live.values()], is_over=True)
+            return Transition(trial=self._show(trial), ended=[own])
+        ended = [*live.values()]
+        self._leave(result, ended)
         if own is None:
             # The attempt was thought to be lost.
             late = trial.attempted(attempt=result.attempt, compute_class=None, host=None, started_at=None)
@@ -616,17 +617,13 @@ class StudyState(StudyTrials):
             started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
             finished_at=result.at,
         )
-        return self._note(finished)
+        return Transition(trial=self._note(finished), ended=ended, is_over=True)
 
-    def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Trial | None:
-        """Remove an attempt that will not end its trial.
-
-        After the last live attempt, the trial is WAITING again, or PRUNED if it was being pruned, or FAILED if it has
-        had too many attempts.
-        """
+    def _lose(self, trial: Trial, event: Lost | Result, reason: str, retry: Retry | None = None) -> Transition:
+        """Remove an attempt that will not end its trial."""
         sent = self.live.find(trial.number, event.attempt)
         if sent is None:
-            return None
+            return _UNCHANGED
         is_loss = retry is None or retry.is_loss
         if sent.is_claimed and is_loss and trial.step is None:
             is_given_back = isinstance(event, Lost) and event.given_back
@@ -634,11 +631,10 @@ class StudyState(StudyTrials):
             self.given_back[trial.number] += is_given_back
         is_counted = event.claimed if isinstance(event, Lost) else is_loss
         if isinstance(event, Lost) and event.vanished:
-            self._vanished[trial.number] += 1
-            self._vanished_at[trial.number] = self.clock.now()
+            before, _ = self._vanished.get(trial.number, (0, 0.0))
+            self._vanished[trial.number] = before + 1, self.clock.now()
         elif sent.is_claimed:
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
         if isinstance(event, Lost) and event.vanished and (trial.vanished or 0) < MAX_VANISHED:
             trial = replace(trial, vanished=(trial.vanished or 0) + 1)
         else:
@@ -652,9 +648,15 @@ class StudyState(StudyTrials):
                 outcome=replace(trial.outcome, code=self.code or None),
             )
         is_over = self.live.lose(trial.number, event.attempt)
-        self._leave(event, [sent], is_over=is_over)
-        if not is_over:
-            return self._show(trial)
+        self._leave(event, [sent])
+        trial = self._without_attempts(trial, reason) if is_over else self._show(trial)
+        return Transition(trial=trial, ended=[sent], is_over=is_over)
+
+    def _without_attempts(self, trial: Trial, reason: str) -> Trial:
+        """Return a trial after its last live attempt was lost for this `reason`.
+
+        It is WAITING again, or PRUNED if it was being pruned, or CANCELLED, or FAILED if it has had too many attempts.
+        """
         trial = trial.evolve(state=_S.LOST)
         if trial.step is not None:
             facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
@@ -713,7 +715,6 @@ class StudyState(StudyTrials):
             self._last_reports.pop(trial.number, None)
             self._cancelled.discard(trial.number)
             self._vanished.pop(trial.number, None)
-            self._vanished_at.pop(trial.number, None)
             self.given_back.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
@@ -731,13 +732,12 @@ class StudyState(StudyTrials):
         self.live.put(attempt.number, attempt.attempt, sent)
         self._count_attempt(attempt, +1)
 
-    def _leave(self, event: Lost | Result, gone: Sequence[Sent], *, is_over: bool) -> None:
-        """Count and record the attempts that an event has ended. `is_over`: their trial has no other live attempt."""
+    def _leave(self, event: Lost | Result, gone: Sequence[Sent]) -> None:
+        """Count and record the attempts that an event has ended."""
         is_pruned, now = self._open[event.number].step is not None, self.clock.wall()
         for sent in gone:
             self._count_attempt(sent.attempt, -1)
             self.recorder.end(sent.attempt, event, now, is_pruned=is_pruned)
-        self.live.on_end(event, gone, is_over)
 
     def _count_attempt(self, attempt: Attempt, by: int) -> None:
         self._counts.add_placed(attempt, by)
@@ -757,7 +757,7 @@ class StudyState(StudyTrials):
             self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         if trial.vanished:
             # Whether they were the latest attempts was not recorded.
-            self._vanished[trial.number] = trial.vanished
+            self._vanished[trial.number] = trial.vanished, -math.inf
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)

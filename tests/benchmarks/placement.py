@@ -267,9 +267,9 @@ def main() -> None:
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
     if given.pictures:
-        from placement_pictures import chart, gantt, over_time
+        from picture import gantt, over_time, shares_of_the_bound
 
-        chart(results, given.pictures / "placement.svg")
+        shares_of_the_bound(results, given.pictures / "placement.svg")
         gantt(next(iter(wanted.values())), given.pictures / "gantt.png")
         over_time(flat.flat_cases(given.hours)["two numbers"], given.pictures / "flat.svg", given.seeds)
     figures = {

@@ -354,9 +354,9 @@ def main() -> None:
         f"\nmedian relative error of the seconds of runs not learned from: cost model {ours:.3f}, medians {theirs:.3f}"
     )
     if given.picture:
-        from svm_pictures import chart
+        from picture import shadho
 
-        chart(found, given.picture)
+        shadho(found, given.picture)
     finish(
         {
             "schedulers": figures,

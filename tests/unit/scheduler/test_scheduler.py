@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from services.cases import cases
 from services.searching import SimulatedSearch
 
+from shadho_celery.core.attempts import Sent
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
@@ -424,6 +425,9 @@ class Recording:
 
     def keep(self) -> None:
         pass
+
+    def note_end(self, event: Event, ended: Sequence[Sent], *, is_over: bool) -> None:
+        self.inner.note_end(event, ended, is_over=is_over)
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         self.inner.cancel(numbers, running=running, pruned=pruned)
