@@ -19,6 +19,7 @@ from shadho_celery.charts.chart import (
 )
 from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.explained import groups, interval_names
+from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED, TrialState
 from shadho_celery.core.units import counted
 
@@ -27,6 +28,7 @@ CHANCE = 0.05
 _NONE = "No trial has failed."
 
 
+@StudyChart(section="Failures", place=1, is_shown=lambda trials, chart: not chart.empty)
 def failures(trials: TrialColumns) -> Chart:
     """Return the number of failed trials by kind of failure, the most frequent first, as `study.failures` counts them.
 
@@ -60,6 +62,7 @@ def _words(trials: TrialColumns, kind: int) -> str:
     return trials.failure.names[failures[0]] if len(failures) == 1 else trials.failure_kind.names[kind]
 
 
+@StudyChart(section="Failures", place=2, is_shown=lambda trials, chart: not chart.empty)
 def failures_by_label(trials: TrialColumns) -> Chart:
     """Return the share of failed trials over the values of the label that best tells failed trials from others.
 

@@ -112,11 +112,12 @@ def show(name: str, store: str, as_json: bool) -> None:
 
 def _explain(found: StudyResults, *, has_workers: bool) -> None:
     """Print which params matter, and what one more worker would add if trials run on workers."""
+    from shadho_celery.charts.study import CHARTS
     from shadho_celery.pages.reading import StudyData
 
-    charts = StudyData(found).charts
-    for chart in (charts.importance(), *([charts.one_more_worker()] if has_workers else [])):
-        if not chart.empty:
+    data = StudyData(found)
+    for name in ["importance"] + ["one_more_worker"] * has_workers:
+        if not (chart := CHARTS[name].draw(data)).empty:
             say(f"{chart.title}.")
 
 

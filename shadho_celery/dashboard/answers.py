@@ -132,7 +132,7 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
     if "label" in texts and texts["label"] not in cached.study.space:
         keys = {label_key(label): label for label in cached.study.space}
         texts["label"] = keys.get(texts["label"], texts["label"])
-    return packed(chart_by_name(cached.charts, name, texts))
+    return packed(chart_by_name(cached, name, texts))
 
 
 def _with_text(trial: TrialResult) -> Json:
