@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Cell, Indices, Mark, Series, cells
 from shadho_celery.core.trial import TrialState
 
+#: some places of a column: True for each of them, or their indices
+Within = NDArray[np.bool_] | Indices | slice
 #: what the names of series of infeasible trials end with
 INFEASIBLE = ", infeasible"
 
@@ -64,11 +66,11 @@ class Codes:
         """Return the texts at some places, "" for a missing one."""
         return [self.names[code] if code >= 0 else "" for code in self.codes[places].tolist()]
 
-    def places(self, within: NDArray[np.bool_] | None = None) -> Iterator[tuple[str, Indices]]:
+    def places(self, within: Within = slice(None)) -> Iterator[tuple[str, Indices]]:
         """Yield each name that occurs, with its places, of those that are `within`."""
+        among, codes = np.arange(len(self))[within], self.codes[within]
         for code, name in enumerate(self.names):
-            is_here = self.codes == code
-            places = np.flatnonzero(is_here if within is None else is_here & within)
+            places = among[codes == code]
             if len(places):
                 yield name, places
 
@@ -143,11 +145,12 @@ class TrialColumns:
         """True for trials that violate a constraint, shape (n,)."""
         return np.asarray(self.violation > 0, bool)
 
-    def by_class(self, within: NDArray[np.bool_]) -> Iterator[tuple[str, bool, Indices]]:
+    def by_class(self, within: Within) -> Iterator[tuple[str, bool, Indices]]:
         """Yield places of trials `within` by class, first of feasible trials, then of infeasible ones (True)."""
-        for is_infeasible in (False, True):
-            for name, places in self.compute_class.places(within & (self.is_infeasible == is_infeasible)):
-                yield name, is_infeasible, places
+        among, is_infeasible = np.arange(len(self))[within], self.is_infeasible[within]
+        for group in (False, True):
+            for name, places in self.compute_class.places(among[is_infeasible == group]):
+                yield name, group, places
 
     @cached_property
     def slot_seconds(self) -> Array:
@@ -197,7 +200,7 @@ class TrialColumns:
 def points_by_class(
     trials: TrialColumns,
     x: Array,
-    within: NDArray[np.bool_],
+    within: Within,
     more: Mapping[str, Callable[[Indices], list[Cell]]] = MappingProxyType({}),
     *,
     state: str = "",

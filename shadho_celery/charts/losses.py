@@ -62,13 +62,12 @@ def history(trials: TrialColumns, along: str = Along.TRIALS.value) -> Chart:
         said = f"{counted(len(failed), 'trial has', 'trials have')} failed, and none has a loss yet."
         empty = said if len(failed) else "No trial has ended yet."
         return empty_chart("history", "The loss of each trial", empty, axis, loss)
-    shown, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
-    is_shown = np.zeros(len(trials), bool)
-    is_shown[np.flatnonzero(has_loss)[shown]] = True
+    drawn, note = thin_points(x[has_loss], trials.loss[has_loss], _POINTS)
+    shown = np.flatnonzero(has_loss)[drawn]
     series: list[Series] = []
     more: Mapping[str, Callable[[Indices], list[Cell]]] = {"sampler": lambda own: [*trials.sampler.texts(own)]}
     for state, form in FORMS.items():
-        within = is_shown & trials.state.is_in(state)
+        within = shown[trials.state.is_in(state)[shown]]
         series += points_by_class(trials, x, within, more, state=f", {state.lower()}", form=form)
     if len(failed):
         drawn = failed[thin_rows(len(failed), _FAILED)[0]]

@@ -162,10 +162,8 @@ def predictions(trials: TrialColumns, attempts: AttemptColumns) -> Chart:
         return empty_chart(name, "Predicted and actual seconds", empty, *axes)
     places = np.flatnonzero(is_known)
     drawn, note = thin_points(predicted[places], seconds[places], MOST - 2)
-    is_drawn = np.zeros(len(attempts), bool)
-    is_drawn[places[drawn]] = True
     series = []
-    for class_name, own in attempts.compute_class.places(is_drawn):
+    for class_name, own in attempts.compute_class.places(places[drawn]):
         columns = {"x": cells(predicted[own]), "y": cells(seconds[own]), "number": cells(attempts.number[own])}
         series.append(Series(name=class_name, mark=Mark.POINTS, colour=f"class {class_name}", columns=columns))
     ends: list[Cell] = [float(predicted[places].min()), float(predicted[places].max())]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from shadho_celery.charts import additive, param_seconds
 from shadho_celery.charts.additive import Shares, loss_shares
@@ -16,7 +15,6 @@ from shadho_celery.charts.chart import (
     Axis,
     Cell,
     Chart,
-    Indices,
     Mark,
     Scale,
     Series,
@@ -79,7 +77,7 @@ def parallel(trials: TrialColumns) -> Chart:
     drawn, note = thin_rows(len(places), MOST // len(axes), is_best)
     places = places[drawn]
     series = []
-    for name, is_infeasible, own in trials.by_class(_mask(places, len(trials))):
+    for name, is_infeasible, own in trials.by_class(places):
         # Named by the place of the axis, because a label may have any name.
         values = [*(trials.labels[label].values for label in shown), trials.loss]
         columns: dict[str, list[Cell]] = {f"axis {index}": cells(each[own]) for index, each in enumerate(values)}
@@ -116,7 +114,7 @@ def slice_of(trials: TrialColumns, study: StudyResults, label: str) -> Chart:
     )
     places = np.flatnonzero(trials.is_complete & found.is_active)
     drawn, note = thin_points(found.values[places], trials.loss[places])
-    series = [*points_by_class(trials, found.values, _mask(places[drawn], len(trials)))]
+    series = [*points_by_class(trials, found.values, places[drawn])]
     return Chart(name=name, title=f"{title}{_where(trials, found)}", axes=axes, series=series, note=note)
 
 
@@ -234,9 +232,3 @@ def _for_seconds(rated: Sequence[Importance]) -> tuple[str, ...]:
 
 def _named(labels: Sequence[str]) -> str:
     return " and ".join(labels) if len(labels) <= 2 else listed(labels, MOST_NAMED)
-
-
-def _mask(places: Indices, count: int) -> NDArray[np.bool_]:
-    found = np.zeros(count, bool)
-    found[places] = True
-    return found

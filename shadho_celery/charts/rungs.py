@@ -40,10 +40,8 @@ def rungs(trials: TrialColumns) -> Chart:
         return empty_chart("rungs", "The losses by budget", "This study has no budgets.", *axes)
     places = np.flatnonzero(trials.is_complete & (trials.rung >= 0))
     drawn, note = thin_points(trials.budget[places], trials.loss[places])
-    is_drawn = np.zeros(len(trials), bool)
-    is_drawn[places[drawn]] = True
     origin = np.where(trials.origin >= 0, trials.origin, np.nan)
-    series = [*points_by_class(trials, trials.budget, is_drawn, {"origin": lambda own: cells(origin[own])})]
+    series = [*points_by_class(trials, trials.budget, places[drawn], {"origin": lambda own: cells(origin[own])})]
     known = [f"{agreed:.2f} above {budget:g}" for _, budget, agreed in found if agreed is not None]
     said = f"the order of trials agrees by {', '.join(known)}" if known else "too few trials to compare their order"
     return Chart(

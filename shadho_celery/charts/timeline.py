@@ -347,12 +347,8 @@ def _part(part: object) -> str:
 
 def _bars(attempts: AttemptColumns, rows: Rows, bars: Indices, before: Mapping[int, int]) -> Iterator[Series]:
     """Yield the bars of single attempts, a series for each class, end and copies. `before` is from `continued`."""
-    within = np.zeros(len(attempts), bool)
-    within[bars] = True
-    ends: NDArray[np.bool_] = attempts.end.codes < 0
-    groups = [("running", within & ends), *((end, within & attempts.end.is_in(end)) for end in attempts.end.names)]
-    for end, is_so in groups:
-        for name, places in attempts.compute_class.places(is_so):
+    for end, ended in [("running", bars[attempts.end.codes[bars] < 0]), *attempts.end.places(bars)]:
+        for name, places in attempts.compute_class.places(ended):
             for is_copy in (False, True):
                 own = places[attempts.is_copy[places] == is_copy]
                 if not len(own):
