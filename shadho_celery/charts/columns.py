@@ -29,7 +29,7 @@ class Depth(IntEnum):
     LOSSES = 0
     #: also times, subspace, machine, rung and origin
     FACTS = 1
-    #: also params, failures, and losses by name
+    #: also params, failures, versions of the code, and losses by name
     PARAMS = 2
 
 
@@ -113,6 +113,8 @@ class TrialColumns:
     compute_class: Codes
     host: Codes
     sampler: Codes
+    #: version of the code that ran
+    code: Codes
     #: a failure as `core.failures` shows it, and its kind, which is equal for failures of one line of code
     failure: Codes
     failure_kind: Codes
@@ -163,6 +165,13 @@ class TrialColumns:
         rated = self.is_complete & np.isfinite(self.loss) & ~self.is_infeasible
         budget = np.where(np.isnan(self.budget), math.inf, self.budget)
         return np.asarray(rated & (budget == budget[rated].max(initial=-math.inf)), bool)
+
+    @cached_property
+    def is_current(self) -> NDArray[np.bool_]:
+        """True for trials under the code of the trial that ended last, and for those of unknown code, shape (n,)."""
+        codes, known = self.code.codes, np.flatnonzero((self.code.codes >= 0) & np.isfinite(self.finished_at))
+        latest = codes[known[self.finished_at[known].argmax()]] if len(known) else -1
+        return np.asarray((codes < 0) | (codes == latest), bool)
 
     @cached_property
     def merit(self) -> Array:

@@ -11,6 +11,8 @@ from shadho_celery.charts.registry import CHARTS, SECTIONS, Source
 from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
 
+__all__ = ["CHARTS", "ON_PAGES", "chart_by_name"]
+
 #: the charts that pages show, in their order
 ON_PAGES = sorted(
     (chart for chart in CHARTS.values() if chart.section), key=lambda each: (SECTIONS.index(each.section), each.place)

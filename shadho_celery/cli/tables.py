@@ -174,7 +174,8 @@ def action_lines(actions: Sequence[Action]) -> list[str]:
         f"{one_line(each.answer.text)}"
         for each in actions[-ACTIONS:]
     ]
-    return lines + [f"and {len(actions) - ACTIONS} earlier requests; all: show --json"] * (len(actions) > ACTIONS)
+    earlier = len(actions) - ACTIONS
+    return lines + [f"and {counted(earlier, 'earlier request')}; all: show --json"] * (earlier > 0)
 
 
 def wrong_lines(report: StudyReport, run: Run | None) -> tuple[Sequence[FailureCount], list[str]]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shadho_celery.charts.columns import Label, TrialColumns
+from shadho_celery.charts.columns import Label
 from shadho_celery.charts.failures import failures, failures_by_label
 from shadho_celery.charts.machines import are_telling, one_more_worker
+from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import digits
 from shadho_celery.pages.reading import StudyData
 
@@ -30,9 +31,10 @@ def advice(data: StudyData) -> list[str]:
 
 
 def many_failures(data: StudyData) -> Iterator[str]:
-    """If many trials fail, say with what and where in the space."""
+    """If many trials fail, say with what and where in the space. Trials under earlier code do not count."""
     trials = data.trials()
-    failed, ended = len(np.flatnonzero(trials.failure.codes >= 0)), _ended(trials)
+    failed = int(((trials.failure.codes >= 0) & trials.is_current).sum())
+    ended = int((trials.state.is_in(*COUNTED) & trials.is_current).sum())
     if failed and failed >= MANY_FAILED * ended:
         where = failures_by_label(trials)
         yield f"{failures(trials).title}."
@@ -101,10 +103,6 @@ RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
     progress,
     another_worker,
 )
-
-
-def _ended(trials: TrialColumns) -> int:
-    return int(trials.state.is_in("COMPLETE", "PRUNED", "FAILED").sum())
 
 
 def _within_range(label: Label) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

@@ -307,6 +307,27 @@ def test_failures_are_counted_by_kind_and_shown_where_they_occur() -> None:
     assert failures_by_label(trials(searched(3))).empty
 
 
+def test_failures_under_earlier_code_do_not_count() -> None:
+    """Neither for their kinds nor for where they occur: they may be fixed."""
+    rows = searched(60)
+    for place, row in enumerate(rows):
+        row["code"] = "old" if place < 30 else "new"
+        if place < 30 and row["params"]["x"] > 0.5:  # type: ignore[index]
+            row |= {"state": "FAILED", "failure": "OSError: disk"}
+    earlier = sum("failure" in row for row in rows)
+    none = "No trial has failed under the present code."
+    assert failures(trials(rows)).empty == f"{none} {earlier} trials failed under earlier code."
+    assert failures_by_label(trials(rows)).empty == none
+    rows[40] |= {"state": "FAILED", "failure": "ValueError: no"}
+    next(row for row in rows if "failure" not in row)["code"] = None
+    chart = failures(trials(rows))
+    assert chart.title == "1 of 31 trials failed: ValueError: no", "unknown code may be that of now"
+    assert chart.note == f"{earlier} trials failed under earlier code."
+    assert failures_by_label(trials(rows)).empty == "No param clearly explains the failures so far."
+    rows[5]["finished_at"] = 1e3
+    assert failures(trials(rows)).title.endswith("OSError: disk"), "the code of the trial that ended last"
+
+
 def test_a_few_failures_are_blamed_on_no_label() -> None:
     """Two failures of 90 trials may well have a value in common by chance."""
     rng = np.random.default_rng(0)

@@ -26,6 +26,7 @@ from shadho_celery.cli.live import (
     class_table,
     progress_line,
 )
+from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.failures import Failure
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
@@ -646,3 +647,13 @@ def test_the_time_in_which_trials_ran_leaves_out_the_pauses_between_runs() -> No
         clock.sleep(pause + 2.0)
         end(study, study.add("model=net", {}, 1), S.COMPLETE)
     assert study.trials.active_seconds() == pytest.approx(2.0 + 5.0 + 2.0 + 2.0)
+
+
+def test_requests_beyond_those_that_are_listed_are_counted() -> None:
+    request = Action(
+        id="0" * 32, at=0.0, by="me@one", action="pause", arguments={}, answer=Answer(is_done=True, text="paused")
+    )
+    for count, line in ((5, None), (6, "and 1 earlier request;"), (7, "and 2 earlier requests;")):
+        lines = tables.action_lines([request] * count)
+        assert lines[0] == "pause, asked by me@one: paused"
+        assert lines[5:] == ([] if line is None else [f"{line} all: show --json"])
