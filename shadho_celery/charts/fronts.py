@@ -22,8 +22,7 @@ from shadho_celery.charts.columns import TrialColumns
 from shadho_celery.charts.registry import StudyChart
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.core.units import counted, digits
-from shadho_celery.results.coverage import Coverage, coverage_of
-from shadho_celery.study.front import first_front
+from shadho_celery.study.front import Coverage, coverage_of, first_front
 
 _NO_FRONT = "A study with several objectives has a front once a feasible trial has completed."
 _ONE_LOSS = "This study has one loss. A study with several objectives has a front."
