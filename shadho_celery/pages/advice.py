@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shadho_celery.charts.columns import Label
+from shadho_celery.charts.explained import scaled
 from shadho_celery.charts.failures import failures, failures_by_label
 from shadho_celery.charts.machines import are_telling, one_more_worker
 from shadho_celery.core.trial import COUNTED
@@ -58,7 +58,10 @@ def best_at_an_end(data: StudyData) -> Iterator[str]:
         best = order[label.is_active[order]][:BEST]
         if label.options or len(best) < BEST or best[0] != order[0] or space.get(label.name, "").startswith(_ENDLESS):
             continue
-        places = _within_range(label)[best]
+        # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
+        if len(np.unique(label.values[label.is_active])) <= LEAST_TRIALS / 2:
+            continue
+        places = scaled(label, label.values)[best]
         for is_near, end in ((places <= END, "lower"), (places >= 1 - END, "upper")):
             if is_near.all():
                 value = digits(float(label.values[order[0]]))
@@ -103,13 +106,3 @@ RULES: tuple[Callable[[StudyData], Iterator[str]], ...] = (
     progress,
     another_worker,
 )
-
-
-def _within_range(label: Label) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return the places of a label's values between the least drawn value (0) and the greatest (1)."""
-    values = np.log(label.values) if label.is_log else label.values
-    least, most = np.nanmin(values), np.nanmax(values)
-    # A label with few values, such as the number of layers, has its ends drawn often: that says nothing.
-    if len(np.unique(values[np.isfinite(values)])) <= LEAST_TRIALS / 2 or most <= least:
-        return np.full(len(values), 0.5)
-    return np.asarray((values - least) / (most - least), float)
