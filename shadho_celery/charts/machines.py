@@ -318,9 +318,8 @@ def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, di
     others (`predictors.durations`), and a class without any counts as a mean class.
     """
     subspaces, classes = trials.subspace, trials.compute_class
-    is_known = np.isfinite(trials.seconds) & (subspaces.codes >= 0) & (classes.codes >= 0)
-    ended = is_known & trials.state.is_in(*COUNTED)
-    done = is_known & trials.is_complete & (trials.seconds > 0)
+    is_timed = np.isfinite(trials.seconds) & (trials.seconds > 0) & (subspaces.codes >= 0) & (classes.codes >= 0)
+    ended, done = is_timed & trials.state.is_in(*COUNTED), is_timed & trials.is_complete
     pairs = subspaces.codes * len(classes.names) + classes.codes
     seconds, counts = np.bincount(pairs[ended], trials.slot_seconds[ended]), np.bincount(pairs[done])
     means = {}

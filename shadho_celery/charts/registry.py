@@ -68,14 +68,11 @@ class StudyChart:
         return found.replace(parameters=[each for name, each in found.parameters.items() if name not in _COLUMNS])
 
     def draw(self, source: Source, *given: object, **named: object) -> Chart:
-        """Return the chart as the source has the study now. Raises UsageError for a bad argument."""
+        """Return the chart as the source has the study now."""
         arguments = self.signature.bind(*given, **named).arguments
         depth = self.depth if isinstance(self.depth, Depth) else self.depth(source.study, **arguments)
         needed = inspect.signature(self.make).parameters.keys() & _COLUMNS
-        try:
-            return self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
-        except ValueError as error:
-            raise UsageError(f"chart {self.name}: {error}") from None
+        return self.make(**{name: _COLUMNS[name](source, depth) for name in needed}, **arguments)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, object]:
         """Return arguments that are given as texts. Raises UsageError for an unknown, bad or missing one."""

@@ -23,4 +23,8 @@ def chart_by_name(source: Source, name: str, texts: Mapping[str, str]) -> Chart:
     """Return a chart by its name, with arguments as texts. Raises UsageError for an unknown or bad one."""
     if name not in CHARTS:
         raise UsageError(f"there is no chart {short(name)}; charts: {', '.join(sorted(CHARTS))}")
-    return CHARTS[name].draw(source, **CHARTS[name].read(texts))
+    arguments = CHARTS[name].read(texts)
+    try:
+        return CHARTS[name].draw(source, **arguments)
+    except ValueError as error:
+        raise UsageError(f"chart {name}: {error}") from None
