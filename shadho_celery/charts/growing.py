@@ -27,7 +27,11 @@ NUMBERS = {
     Depth.LOSSES: ("loss", "budget", "violation"),
     Depth.FACTS: ("seconds", "started_at", "finished_at", "rung", "origin", "slots"),
 }
-TEXTS = {Depth.LOSSES: ("state", "compute_class", "sampler"), Depth.FACTS: ("subspace", "host")}
+TEXTS = {
+    Depth.LOSSES: ("state", "compute_class", "sampler"),
+    Depth.FACTS: ("subspace", "host"),
+    Depth.PARAMS: ("code",),
+}
 LATE = ("error", "losses", "params")
 #: columns of attempts
 ATTEMPTS = (
@@ -167,6 +171,7 @@ class GrowingTrials:
             compute_class=codes["compute_class"],
             host=codes["host"],
             sampler=codes["sampler"],
+            code=codes["code"],
             failure=_of_failed(codes["failure"], codes["state"]),
             failure_kind=_of_failed(codes["failure_kind"], codes["state"]),
             budget=real["budget"],

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shadho_celery.charts.chart import Array, Indices
 from shadho_celery.charts.columns import Codes, Depth, TrialColumns
 from shadho_celery.charts.fronts import on_front
-from shadho_celery.charts.study import chart_by_name
+from shadho_celery.charts.study import ON_PAGES, chart_by_name
 from shadho_celery.core.checks import one_line, printable, short
 from shadho_celery.core.settings import CHANGEABLE, SETTINGS
 from shadho_celery.core.trial import COUNTED, TrialState
@@ -101,6 +101,7 @@ def summary(cached: CachedStudy) -> Json:
         "labels": [{"key": label_key(label), "text": one_line(label, MOST_CHARACTERS)} for label in study.space],
         "has_samplers": len(trials.sampler.names) > 1,
         "has_budgets": bool(np.isfinite(trials.budget).any()),
+        "of_machines": [each.name for each in ON_PAGES if each.section == "Machines"],
         "classes": in_order_of_colours({*trials.compute_class.names}),
         "ran_on": [*trials.compute_class.names],
         "sampler": study.in_force.get("sampler"),
@@ -132,7 +133,7 @@ def chart(cached: CachedStudy, name: str, asked: Mapping[str, str]) -> Json:
     if "label" in texts and texts["label"] not in cached.study.space:
         keys = {label_key(label): label for label in cached.study.space}
         texts["label"] = keys.get(texts["label"], texts["label"])
-    return packed(chart_by_name(cached.charts, name, texts))
+    return packed(chart_by_name(cached, name, texts))
 
 
 def _with_text(trial: TrialResult) -> Json:

@@ -15,7 +15,6 @@ from shadho_celery.charts.arrays import reals
 from shadho_celery.charts.chart import Array
 from shadho_celery.charts.columns import AttemptColumns, Depth, TrialColumns
 from shadho_celery.charts.growing import ATTEMPTS, MOST_MOMENT, GrowingAttempts, GrowingTrials, names_of
-from shadho_celery.charts.study import StudyCharts
 from shadho_celery.core.clock import Clock
 from shadho_celery.errors import StudyNotFound
 from shadho_celery.results.study import StudyResults
@@ -155,11 +154,6 @@ class CachedStudy:
         blocks = self.study.rows_of_trials(names, max(1, (self.change or 0) - LATEST))
         ends = reals([row[1] for block in blocks for row in block], most=MOST_MOMENT)
         return ends[~np.isnan(ends)]
-
-    @property
-    def charts(self) -> StudyCharts:
-        """The charts of the study."""
-        return StudyCharts(self)
 
     @property
     def asked(self) -> int | None:

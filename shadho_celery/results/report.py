@@ -22,12 +22,12 @@ from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.settings import words
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.core.units import counted, duration, money
-from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.trial import TrialResult, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import FailureCount, Failures
+from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.rungs import OnClass, RungSummary
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.trials import FinishedTrials, StudyTrials
@@ -288,7 +288,7 @@ def report_of(
         state=state,
         best_few=[_result(trial, known, values) for trial in trials.best_few(BEST)],
         front=[_result(trial, known, values) for trial in trials.front],
-        coverage=coverage(trials, known.record.objectives),
+        coverage=coverage(trials.losses(), known.record.objectives),
         classes={name: Ended(**_counts(trials, compute_class=name)) for name in sorted(trials.compute_classes)},
         subspaces={
             name: OfSubspace(

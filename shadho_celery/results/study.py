@@ -16,7 +16,6 @@ from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOC
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
-from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
@@ -26,6 +25,7 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import Failures
+from shadho_celery.study.front import Coverage, coverage
 from shadho_celery.study.rungs import RungSummary
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class StudyResults:
         worst value of each loss so far, by a tenth of the loss's range. Raises UsageError unless it has a finite number
         for each loss.
         """
-        return coverage(self._recorded.trials, self.objectives, reference)
+        return coverage(self._recorded.trials.losses(), self.objectives, reference)
 
     def read_report(self) -> StudyReport:
         """Return the results of the study so far in one record."""

@@ -17,6 +17,7 @@ from acceptance.commands import ROOT, Desk, until
 from acceptance.commands import desk as make_desk
 
 from shadho_celery.charts.chart import Chart
+from shadho_celery.charts.study import CHARTS
 from shadho_celery.pages.reading import StudyData
 from shadho_celery.results.study import StudyResults
 from shadho_celery.store.sql import SqlStore
@@ -135,7 +136,7 @@ def test_the_timeline_of_real_workers_is_what_the_table_of_attempts_says(desk: D
     command.wait(120)
     assert command.code == 0, desk.said()
     data = read(desk)
-    chart = data.charts.timeline()
+    chart = CHARTS["timeline"].draw(data)
     assert "are joined" not in chart.note, "no attempt is so short"
     table = {(row["number"], row["attempt"]): row for row in attempts_of(data)}
     drawn = {(bar["number"], bar["attempt"]): (form, bar) for form, bar in bars_of(chart)}
@@ -185,11 +186,11 @@ def test_the_pictures_of_a_simulated_fleet_agree_with_its_table_and_with_the_ben
     benchmark = desk.start(sys.executable, str(ROOT / "tests" / "benchmarks" / "placement.py"), *words)
     told = desk.told("simulate", "cluster.toml", "--seed", "0", "--store", "sqlite:///kept.db", "--json")
     data = read(desk, "kept.db")
-    check_strips(data, data.charts.timeline())
+    check_strips(data, CHARTS["timeline"].draw(data))
     benchmark.wait(180)
     figures = json.loads(benchmark.out.splitlines()[-1])["figures"]["cluster, cost"]
     assert figures["count"] == [sum(told.json()["complete"].values())] * 3, "it is the same run"
-    [percent] = re.findall(r"^(\d+) % of the trials", data.charts.throughput().title)
+    [percent] = re.findall(r"^(\d+) % of the trials", CHARTS["throughput"].draw(data).title)
     print(f"share of the bound: {percent} % in the picture, {figures['share'][1]:.3f} in the benchmark")
     assert int(percent) / 100 == pytest.approx(figures["share"][1], abs=0.03)
 

@@ -25,7 +25,7 @@ import shadho_celery
 from shadho_celery.charts import machines
 from shadho_celery.cli.group import commands
 from shadho_celery.cli.results import _why_here
-from shadho_celery.cli.status import _ago, _state, _worker
+from shadho_celery.cli.status import _ago, _worker
 from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import Placed
@@ -731,7 +731,7 @@ def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: 
     ],
 )
 def test_a_worker_has_one_state(facts: dict[str, Any], state: str) -> None:
-    assert _state(Worker(**facts)) == state
+    assert Worker(**facts).state == state
 
 
 def test_what_a_worker_runs_is_told_with_its_age_and_as_of_then() -> None:

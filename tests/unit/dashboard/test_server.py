@@ -167,6 +167,11 @@ def test_the_summary_has_the_best_trial_with_its_values(rig: Rig) -> None:
     )
 
 
+def test_the_page_of_placement_has_the_charts_of_machines_in_their_order(rig: Rig) -> None:
+    names = rig.get("/api/study/first")["of_machines"]
+    assert names == ["timeline", "throughput", "one_more_worker", "predictions", "waiting"]
+
+
 def test_a_study_whose_name_is_no_word_is_found(rig: Rig) -> None:
     assert rig.get("/api/study/second%20study%20%7C%202")["name"] == "second study | 2"
 
@@ -318,7 +323,8 @@ def test_if_no_row_of_a_table_can_be_read_each_page_and_command_still_answers(
         database.execute(f"ALTER TABLE damaged RENAME TO {table}")
         database.execute(f"UPDATE {table} SET {column} = {value}")
     damaged = Rig(rig.path)
-    plain = [name for name, known in CHARTS.items() if all(each.default is not each.empty for each in known.values())]
+    needed = {name: each.signature.parameters.values() for name, each in CHARTS.items()}
+    plain = [name for name, known in needed.items() if all(each.default is not each.empty for each in known)]
     pages = ["", "/trials?sort=number&size=5", "/trial/0", *(f"/chart/{name}" for name in plain)]
     for page in ["/api/studies", *(f"/api/study/first{page}" for page in pages)]:
         found = damaged.client.get(page)
@@ -596,7 +602,7 @@ def test_only_what_a_page_needs_is_read_and_only_once(rig: Rig, monkeypatch: pyt
     for path in ("/chart/parallel", "/chart/failures", "/chart/slice?label=rate", "/trials?search=x"):
         rig.get(f"/api/study/first{path}")
     assert len(reads.found) == 4
-    assert reads.found[-1][0] == {"number", "params", "losses", "error"}
+    assert reads.found[-1][0] == {"number", "params", "losses", "error", "code"}
 
 
 def test_what_changes_while_deeper_facts_are_read_is_not_missed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
