@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,16 +170,15 @@ def test_a_shorter_step_is_not_recorded(tmp_path: Path) -> None:
         assert drop.deadline is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"keep": 0}, "keep is 0; give the share"),
-        ({"keep": 1.5}, "keep is 1.5"),
-        ({"record": 0}, "record is 0; give a whole number from 1 up"),
-        ({"deadline": 0}, "deadline is 0; give a number of seconds above 0"),
-        ({"deadline": math.nan}, "deadline is nan"),
-    ],
-)
-def test_bad_arguments_are_one_line(tmp_path: Path, arguments: dict[str, float], says: str) -> None:
-    with process_group(LocalContext(checkpoints=tmp_path)) as pg, pytest.raises(UsageError, match=says):
-        DropCompute(pg, nn.Linear(1, 1), **arguments)  # type: ignore[arg-type]
+def test_bad_arguments_are_one_line(tmp_path: Path) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "keep is 0; give the share": {"keep": 0},
+        "keep is 1.5": {"keep": 1.5},
+        "record is 0; give a whole number from 1 up": {"record": 0},
+        "deadline is 0; give a number of seconds above 0": {"deadline": 0},
+        "deadline is nan": {"deadline": math.nan},
+    }
+    with process_group(LocalContext(checkpoints=tmp_path)) as pg:
+        for says, arguments in wrong.items():
+            with pytest.raises(UsageError, match=says):
+                DropCompute(pg, nn.Linear(1, 1), **arguments)
