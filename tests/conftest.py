@@ -220,6 +220,8 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.fixture
 def forked_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the ranks of `context.launch`, which start at once."""
+    # An optimizer imports it, which takes seconds, and each fork would do so again.
+    import torch._dynamo  # noqa: F401
     from services.ranks import Forking
 
     from shadho_celery.ranks import launch
