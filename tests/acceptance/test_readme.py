@@ -82,9 +82,9 @@ RUN_BY = {
     "-m tasks.": "test_a_task_alone_compares_methods",
     "--trials 2": "test_the_other_tasks",
     "backup_sgd.py": "test_every_goal_of_played_gangs_is_reached",
-    "modes.py": "test_the_benchmarks_of_training",
-    "adsaga.py": "test_the_benchmarks_of_training",
-    "drop_compute.py": "test_the_benchmarks_of_training",
+    "--only modes": "test_the_other_benchmarks_of_training",
+    "--only adsaga": "test_the_other_benchmarks_of_training",
+    "--only drop": "test_the_other_benchmarks_of_training",
 }
 
 
