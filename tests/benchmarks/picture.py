@@ -24,7 +24,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
-from shadho_celery.simulation.executor import Change, SimulatedExecutor
+from shadho_celery.simulation.executor import Change, Fleet, SimulatedClass, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
@@ -91,8 +91,9 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     )
     # A worker comes later than the others, and another one dies and comes back.
     given_changes = ((150, "cpu", 1), (300, "gpu_small", -1), (390, "gpu_small", 1))
-    changes = [Change(at=start + at, compute_class=name, slots=slots) for at, name, slots in given_changes]
-    executor = SimulatedExecutor(SLOTS, play, clock, changes=changes, recorder=study.recorder)
+    changes = [Change(at=start + at, compute_class=name, workers=workers) for at, name, workers in given_changes]
+    fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in SLOTS.items()}, changes=changes)
+    executor = SimulatedExecutor(fleet, play, clock, recorder=study.recorder)
     scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor.
     scheduler.turn_seconds = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import flat
 import matplotlib.pyplot as plt
 import numpy as np
 from msgspec.structs import replace
+from services.families import with_settings
 
 from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import family_of, simulate
+from shadho_celery.simulation.simulation import simulate
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 
 COLOURS = {"cost": "#1b7f5c", "fifo": "#4c78a8", "paper": "#e08b3a", "push": "#9d9d9d"}
 WORDS = {"cost": "cost (default)", "fifo": "fifo", "paper": "paper", "push": "queue per class, no spill-over"}
@@ -53,14 +57,14 @@ WAYS = {"cost": "cost (default)", "hand-split": "cost, split by hand", "fifo": "
 STEPS_PER_HOUR = 12
 
 
-def over_time(cluster: Cluster, target: Path, seeds: int) -> None:
+def over_time(case: flat.Case, target: Path, seeds: int) -> None:
     """Share of the bound that a flat space reaches in each part of an hour; the bands span the seeds."""
-    assert cluster.seconds is not None
-    rate = flat.best(cluster) / cluster.seconds
-    steps = np.linspace(0.0, cluster.seconds, max(2, round(cluster.seconds / 3600 * STEPS_PER_HOUR)) + 1)
+    seconds = case.hours * 3600
+    rate = case.best() / seconds
+    steps = np.linspace(0.0, seconds, max(2, round(case.hours * STEPS_PER_HOUR)) + 1)
     figure, axes = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
     for how, colour in zip(WAYS, (COLOURS["cost"], COLOURS["paper"], COLOURS["fifo"]), strict=True):
-        split, policy = flat.cut(cluster) if how == "hand-split" else cluster, "fifo" if how == "fifo" else "cost"
+        split, policy = case.cut() if how == "hand-split" else case.cluster(), "fifo" if how == "fifo" else "cost"
         played = [simulate(split, policy=policy, seed=seed) for seed in range(seeds)]
         ended = [[trial.finished_at for trial in each.study.trials if trial.finished_at is not None] for each in played]
         shares = np.array([np.histogram(each, steps)[0] for each in ended]) / (rate * np.diff(steps))
@@ -68,7 +72,7 @@ def over_time(cluster: Cluster, target: Path, seeds: int) -> None:
         axes.plot(middles, shares.mean(axis=0), color=colour, label=WAYS[how])
         axes.fill_between(middles, shares.min(axis=0), shares.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xlim(0, cluster.seconds / 3600)
+    axes.set_xlim(0, case.hours)
     axes.set_xlabel("hours of a search that knows nothing at its start")
     axes.set_ylabel("trials, share of the bound")
     axes.spines[["top", "right"]].set_visible(False)
@@ -78,10 +82,12 @@ def over_time(cluster: Cluster, target: Path, seeds: int) -> None:
 
 def gantt(cluster: Cluster, target: Path) -> None:
     """The first hour of a small fleet under each policy: a row a slot, a colour a family."""
-    small = replace(cluster, slots=dict.fromkeys(cluster.slots, GANTT_WORKERS), seconds=GANTT_MINUTES * 60, changes=())
+    classes = {name: replace(each, workers=GANTT_WORKERS) for name, each in cluster.fleet.classes.items()}
+    fleet = replace(cluster.fleet, classes=classes, changes=())
+    small = dataclasses.replace(with_settings(cluster, seconds=GANTT_MINUTES * 60), fleet=fleet)
     policies = ("cost", "paper", "fifo")
     figure, all_axes = plt.subplots(len(policies), 1, figsize=(9.5, 7.5), sharex=True, layout="constrained")
-    families = list(small.families)
+    families = [subspace.name.removeprefix("family=") for subspace in split(compile_space(small.space))]
     colours = dict(zip(families, plt.get_cmap("Set2").colors, strict=False))
     for axes, policy in zip(all_axes, policies, strict=True):
         spans = _spans(small, policy)
@@ -90,7 +96,7 @@ def gantt(cluster: Cluster, target: Path) -> None:
             rows, begins, ends = (np.array(column) for column in zip(*mine, strict=True))
             label = f"{family}" if policy == "cost" else None
             axes.barh(rows, ends - begins, 0.9, begins, color=colours[family], edgecolor="white", lw=0.4, label=label)
-        for place, name in enumerate(small.slots):
+        for place, name in enumerate(small.fleet.classes):
             axes.text(-0.4, (place + 0.5) * GANTT_WORKERS - 0.5, name, ha="right", va="center")
             if place:
                 axes.axhline(place * GANTT_WORKERS - 0.5, color="black", linewidth=0.8)
@@ -108,13 +114,13 @@ def gantt(cluster: Cluster, target: Path) -> None:
 def _spans(cluster: Cluster, policy: str) -> list[tuple[int, float, float, str]]:
     """Row, begin and end in minutes, and family of every trial that was begun."""
     played = simulate(cluster, policy=policy, seed=0)
-    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.slots)}
+    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.fleet.classes)}
     spans = []
     for trial in played.study:
         if trial.started_at is not None and trial.host is not None:
             row = first[str(trial.compute_class)] + int(trial.host.rpartition(".")[2])
             ends = trial.finished_at if trial.finished_at is not None else played.seconds
-            spans.append((row, trial.started_at / 60, ends / 60, family_of(trial)))
+            spans.append((row, trial.started_at / 60, ends / 60, trial.subspace.removeprefix("family=")))
     return spans
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
+from shadho_celery.simulation.params import Choice, Expression
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
@@ -35,7 +36,6 @@ from shadho_celery.simulation.cluster_file import (
 )
 from shadho_celery.simulation.example import example
 from shadho_celery.simulation.executor import Change, Stay
-from shadho_celery.simulation.params import Choice, Expression
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import MAX_LOST, StudyState
