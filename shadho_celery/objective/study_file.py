@@ -78,7 +78,7 @@ def load(module: str) -> StudyFile:
 
 
 def import_file(module: str, needed: Sequence[str], kind: str, remedy: str) -> ImportedFile:
-    """Import a user's `module`, a file of this kind. Raises UsageError if that fails, or if it lacks a `needed` name."""
+    """Import a user's `module`, a file of this kind. Raises UsageError if it fails, or if it lacks a `needed` name."""
     name = module_name(module)
     _refuse_no_module(name)
     refuse_libraries([name])

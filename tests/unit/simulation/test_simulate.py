@@ -243,10 +243,7 @@ def test_a_trial_whose_workers_die_again_and_again_fails_and_the_search_goes_on(
     changes = []
     for turn in range(MAX_LOST):
         at = 10.0 + 100 * turn
-        changes += [
-            Change(at=at, compute_class="only", workers=-1),
-            Change(at=at + 40, compute_class="only", workers=1),
-        ]
+        changes += [Change(at=at + 40 * by, compute_class="only", workers=2 * by - 1) for by in (0, 1)]
     families = {"net": Family(seconds={"only": 70})}
     found = play(cluster({"only": 1}, families, factors=ALIKE, changes=changes, seconds=None, trials=3), policy=policy)
     assert (found.lost, found.failed, found.complete) == (MAX_LOST, {"family=net": 1}, {"family=net": 2})
@@ -691,7 +688,7 @@ def long_on_spot(**preempted: Any) -> float:
         "long": Family(seconds={"spot": 1200, "own": 1200}),
         "short": Family(seconds={"spot": 60, "own": 60}, share=20.0),
     }
-    described = cluster(classes, families, factors=ALIKE, seconds=None, trials=1000)
+    described = cluster(classes, families, factors=ALIKE, seconds=None, trials=400)
     placed = play(described, speculate=False).placed["family=long"]
     return placed["spot"] / sum(placed.values())
 
@@ -753,7 +750,7 @@ def test_each_family_gets_the_number_of_slots_that_costs_least() -> None:
         "small": Family(seconds={"big": 60.0}),
         "large": Family(seconds=lambda params, machine: 480 / machine.slots**1.5),
     }
-    described = cluster({"big": {"workers": 4, "slots": 4}}, families, seconds=3 * 3600.0)
+    described = cluster({"big": {"workers": 2, "slots": 4}}, families, seconds=3 * 3600.0)
     trials = play(described, gpus=[1, 2, 4]).study.trials
     late = [t for t in trials if t.state is S.COMPLETE and (t.started_at or 0.0) > 7200.0]
     chosen = Counter((t.subspace, t.slots) for t in late)
@@ -764,7 +761,7 @@ def test_each_family_gets_the_number_of_slots_that_costs_least() -> None:
 def test_numbers_of_slots_are_searched_with_budgets_on_machines_that_are_preempted() -> None:
     stay = {"preemption_seconds": 1200.0, "return_seconds": 120.0}
     classes = {name: {**facts, **stay} for name, facts in WIDE.items()}
-    described = cluster(classes, {"net": Family(seconds=by_slots)}, seconds=2 * 3600.0)
+    described = cluster(classes, {"net": Family(seconds=by_slots)}, seconds=3600.0)
     found = play(described, gpus=[1, 2, 4], fidelity={"least": 1, "most": 9, "eta": 3})
     complete = [trial for trial in found.study.trials if trial.state is S.COMPLETE]
     assert {trial.budget for trial in complete} == {1.0, 3.0, 9.0}
