@@ -110,7 +110,7 @@ def main(
     from shadho_celery.simulation.simulation import simulate
 
     described = load(cluster_file)
-    settings = described.settings | {name: value for name, value in given.items() if value is not None}
+    settings = {**described.settings, **{name: value for name, value in given.items() if value is not None}}
     described = replace(described, settings=settings)
     policies = policy or (settings.get("policy", SETTINGS["policy"].default),)
     if out is not None and len(policies) > 1:

@@ -155,6 +155,7 @@ def read_fleet(described: object) -> Fleet:
         if change.compute_class not in classes:
             name, known = short(change.compute_class, 60), ", ".join(classes)
             raise UsageError(f"changes.{place}.class: there is no class {name}; there are {known}")
-    if not any(each.workers > 0 for each in (*classes.values(), *fleet.changes)):
+    workers = [each.workers for each in classes.values()] + [change.workers for change in fleet.changes]
+    if max(workers) <= 0:
         raise UsageError("classes: there are no workers; give a class workers of 1 or more")
     return replace(fleet, classes=classes)

@@ -168,7 +168,7 @@ def simulate(
 def make_plan(cluster: Cluster, given: Mapping[str, Any]) -> Plan:
     """Return the plan of the study. Raises UsageError for invalid settings, which `given` replaces."""
     slots = max(each.slots for each in cluster.fleet.classes.values())
-    own = {"gpus": 1} if slots > 1 else {}
+    own: dict[str, Any] = {"gpus": 1} if slots > 1 else {}
     own |= {"sampler": "random", **cluster.settings, **given, "classes": [*cluster.fleet.classes]}
     settings = read_settings(own)
     if settings.seconds is None and settings.trials is None:
@@ -177,7 +177,7 @@ def make_plan(cluster: Cluster, given: Mapping[str, Any]) -> Plan:
     plan = Plan.of(compile_space(cluster.space), settings, limits)
     needed = max(settings.widths or [widest(plan.width, plan.subspaces)])
     if needed > slots:
-        raise UsageError(f"a trial takes {needed} slots, but the largest worker has {slots}; see %s", words("gpus"))
+        raise UsageError("a trial takes %s slots, but the largest worker has %s; see %s", needed, slots, words("gpus"))
     return plan
 
 
