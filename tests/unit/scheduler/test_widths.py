@@ -106,6 +106,7 @@ def search(
     trials: int,
     play: Play = lasting,
     turns: int = 10_000,
+    ahead: int = 0,
     **facts: Any,
 ) -> tuple[StudyState, list[dict[str, int]]]:
     """A study on simulated classes, and the slots that its trials held on each after every turn, up to so many turns.
@@ -116,7 +117,7 @@ def search(
     clock = ManualClock()
     study = StudyState(MemoryStore(), record, 1, clock=clock)
 
-    executor = SimulatedExecutor(fleet_of(slots, **facts), play, clock)
+    executor = SimulatedExecutor(fleet_of(slots, **facts), play, clock, ahead)
     settings = StudySettings(sampler="random", slots=width, policy="fifo")
     scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
     held: list[dict[str, int]] = []
