@@ -359,7 +359,7 @@ def test_planning_a_fleet(desk: Desk) -> None:
     shell(desk, out)
     shell(desk, keep)
     assert "simulated-cluster-cost-" in shell(desk, "shadho-celery studies")
-    assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
+    assert (desk.folder / "trials.csv").read_text().startswith("number,subspace,class,slot,start,end,state\n")
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if re.search("run my_study --(policy|sampler)", line)])

@@ -8,6 +8,7 @@ taken.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import numpy as np
 from hyperopt import hp
 from msgspec.structs import replace
 from PIL import Image
+from services.families import with_settings
 from svm_record import KERNELS
 
 from shadho_celery.core.clock import ManualClock
@@ -35,9 +37,10 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.executor import Change, SimulatedExecutor
-from shadho_celery.simulation.simulation import family_of, simulate
+from shadho_celery.simulation.executor import Change, Fleet, SimulatedClass, SimulatedExecutor
+from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -103,8 +106,9 @@ def played(url: str, trials: int, start: float) -> Iterator[tuple[StudyState, fl
     )
     # A worker comes later than the others, and another one dies and comes back.
     given_changes = ((150, "cpu", 1), (300, "gpu_small", -1), (390, "gpu_small", 1))
-    changes = [Change(at=start + at, compute_class=name, slots=slots) for at, name, slots in given_changes]
-    executor = SimulatedExecutor(SLOTS, play, clock, changes=changes, recorder=study.recorder)
+    changes = [Change(at=start + at, compute_class=name, workers=workers) for at, name, workers in given_changes]
+    fleet = Fleet(classes={name: SimulatedClass(workers=number) for name, number in SLOTS.items()}, changes=changes)
+    executor = SimulatedExecutor(fleet, play, clock, recorder=study.recorder)
     scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor.
     scheduler.turn_seconds = math.inf
@@ -259,36 +263,37 @@ WAYS = {"cost": "cost (default)", "hand-split": "cost, split by hand", "fifo": "
 STEPS_PER_HOUR = 12
 
 
-def over_time(cluster: Cluster, target: Path, seeds: int) -> None:
+def over_time(case: flat.Case, target: Path, seeds: int) -> None:
     """Share of the bound that a flat space reaches in each part of an hour; the bands span the seeds."""
-    assert cluster.seconds is not None
-    rate = flat.best(cluster) / cluster.seconds
-    steps = np.linspace(0.0, cluster.seconds, max(2, round(cluster.seconds / 3600 * STEPS_PER_HOUR)) + 1)
+    seconds = case.hours * 3600
+    rate = case.best() / seconds
+    steps = np.linspace(0.0, seconds, max(2, round(case.hours * STEPS_PER_HOUR)) + 1)
     figure, axes = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
-    for how, colour in zip(
-        WAYS, (POLICY_COLOURS["cost"], POLICY_COLOURS["paper"], POLICY_COLOURS["fifo"]), strict=True
-    ):
-        split, policy = flat.cut(cluster) if how == "hand-split" else cluster, "fifo" if how == "fifo" else "cost"
-        played = [simulate(split, policy=policy, seed=seed) for seed in range(seeds)]
+    for how, colour in zip(WAYS, (COLOURS["cost"], COLOURS["paper"], COLOURS["fifo"]), strict=True):
+        cluster, policy = case.cut() if how == "hand-split" else case.cluster(), "fifo" if how == "fifo" else "cost"
+        played = [simulate(cluster, policy=policy, seed=seed) for seed in range(seeds)]
         ended = [[trial.finished_at for trial in each.study.trials if trial.finished_at is not None] for each in played]
         shares = np.array([np.histogram(each, steps)[0] for each in ended]) / (rate * np.diff(steps))
         middles = (steps[1:] + steps[:-1]) / 7200
         axes.plot(middles, shares.mean(axis=0), color=colour, label=WAYS[how])
         axes.fill_between(middles, shares.min(axis=0), shares.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xlim(0, cluster.seconds / 3600)
+    axes.set_xlim(0, case.hours)
     axes.set_xlabel("hours of a search that knows nothing at its start")
     axes.set_ylabel("trials, share of the bound")
+    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=len(WAYS), frameon=False)
     _save(figure, target)
 
 
 def gantt(cluster: Cluster, target: Path) -> None:
     """The first hour of a small fleet under each policy: a row a slot, a colour a family."""
-    small = replace(cluster, slots=dict.fromkeys(cluster.slots, GANTT_WORKERS), seconds=GANTT_MINUTES * 60, changes=())
+    classes = {name: replace(each, workers=GANTT_WORKERS) for name, each in cluster.fleet.classes.items()}
+    fleet = replace(cluster.fleet, classes=classes, changes=())
+    small = dataclasses.replace(with_settings(cluster, seconds=GANTT_MINUTES * 60), fleet=fleet)
     policies = ("cost", "paper", "fifo")
     figure, all_axes = plt.subplots(len(policies), 1, figsize=(9.5, 7.5), sharex=True, layout="constrained")
-    families = list(small.families)
+    families = [subspace.name.removeprefix("family=") for subspace in split(compile_space(small.space))]
     colours = dict(zip(families, plt.get_cmap("Set2").colors, strict=False))
     for axes, policy in zip(all_axes, policies, strict=True):
         spans = _spans(small, policy)
@@ -297,7 +302,7 @@ def gantt(cluster: Cluster, target: Path) -> None:
             rows, begins, ends = (np.array(column) for column in zip(*mine, strict=True))
             label = f"{family}" if policy == "cost" else None
             axes.barh(rows, ends - begins, 0.9, begins, color=colours[family], edgecolor="white", lw=0.4, label=label)
-        for place, name in enumerate(small.slots):
+        for place, name in enumerate(small.fleet.classes):
             axes.text(-0.4, (place + 0.5) * GANTT_WORKERS - 0.5, name, ha="right", va="center")
             if place:
                 axes.axhline(place * GANTT_WORKERS - 0.5, color="black", linewidth=0.8)
@@ -315,17 +320,14 @@ def gantt(cluster: Cluster, target: Path) -> None:
 def _spans(cluster: Cluster, policy: str) -> list[tuple[int, float, float, str]]:
     """Row, begin and end in minutes, and family of every trial that was begun."""
     played = simulate(cluster, policy=policy, seed=0)
-    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.slots)}
+    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.fleet.classes)}
     spans = []
     for trial in played.study:
         if trial.started_at is not None and trial.host is not None:
             row = first[str(trial.compute_class)] + int(trial.host.rpartition(".")[2])
             ends = trial.finished_at if trial.finished_at is not None else played.seconds
-            spans.append((row, trial.started_at / 60, ends / 60, family_of(trial)))
+            spans.append((row, trial.started_at / 60, ends / 60, trial.subspace.removeprefix("family=")))
     return spans
-
-
-# SHADHO's experiment: models an hour by kernel, and hours to a loss
 
 
 def shadho(found: Mapping[str, Sequence[Any]], target: Path) -> None:

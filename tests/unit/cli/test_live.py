@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.style import Style
+from services.families import fleet_of
 from services.played import S, console, searched, two_models
 
 from shadho_celery.cli.live import (
@@ -56,7 +57,7 @@ def told(law: Seconds, slots: Mapping[str, int], *, trials: int, seed: int) -> l
 
     space = two_models()
     study = open_study(SqlStore("sqlite://"), space.describe(), name="s", seed=1, clock=clock)
-    executor = SimulatedExecutor(slots, play, clock)
+    executor = SimulatedExecutor(fleet_of(slots), play, clock)
     scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     pace = Pace(study, lambda: scheduler.limits)
     # Workers take their time to start.

@@ -24,7 +24,7 @@ TABLES = (names.SAMPLERS, names.POLICIES, names.SHARES, names.FIDELITIES, names.
 
 ALL = pytest.mark.parametrize("setting", [pytest.param(each, id=name) for name, each in SETTINGS.items()])
 #: commands that have options of settings, with the argument that they need
-COMMANDS = {"run": (launch.main, "my_study"), "simulate": (simulate.main, "cluster.toml")}
+COMMANDS = {"run": (launch.main, "my_study"), "simulate": (simulate.main, "cluster.py")}
 WITH_OPTION = pytest.mark.parametrize(
     ("command", "setting"),
     [

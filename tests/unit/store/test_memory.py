@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hyperopt import hp
 from msgspec.structs import replace
+from services.families import fleet_of
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
@@ -91,8 +92,8 @@ def played(study: StudyState, policy: str = "cost", shares: str = "uniform", tri
     space = hp.choice(
         "model", [{"x": hp.uniform("x", 0, 1)}, {"y": hp.loguniform("y", -9, 0), "n": hp.randint("n", 9)}]
     )
-    changes = [Change(at=20, compute_class="cpu", slots=-2), Change(at=60, compute_class="cpu", slots=2)]
-    executor = SimulatedExecutor({"gpu": 2, "cpu": 3}, play, study.clock, 1, changes=changes)
+    changes = [Change(at=20, compute_class="cpu", workers=-2), Change(at=60, compute_class="cpu", workers=2)]
+    executor = SimulatedExecutor(fleet_of({"gpu": 2, "cpu": 3}, changes=changes), play, study.clock, 1)
     limits = Limits(trials=trials)
     settings = StudySettings(sampler="random", policy=policy, shares=shares)
     make_scheduler(Plan.of(compile_space(space), settings, limits), study, executor).run()
