@@ -322,13 +322,13 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         raise StoreError("the store %s cannot be opened: %s; check %s", path, error.strerror, STORE) from None
     _refuse_pipes(path)
 
-    def check_file(connection: sa.Connection) -> None:
+    def check_file(_: sa.Connection) -> None:
         # SQLite would continue to write to a file that has been deleted.
         try:
             now = path.stat()
         except FileNotFoundError:
             raise StoreError(
-                "the store %s was moved or deleted; %s, and carry on with %s", path, _rescue(connection, path), RESUME
+                "the store %s was moved or deleted; put it back, and carry on with %s", path, RESUME
             ) from None
         if not os.path.samestat(now, opened):
             raise StoreError(
@@ -450,27 +450,10 @@ def folder_of(url: str) -> Path | None:
     return file_of(parsed).parent if is_file else None
 
 
-def copy_file(connection: sa.Connection, path: Path) -> None:
-    """Copy an SQLite database to a new file. Raises OSError or sqlite3.Error."""
-    _create(path)
-    with closing(sqlite3.connect(path)) as copy:
-        connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
-
-
 def _create(path: Path) -> os.stat_result:
     """Create a file that only its owner can read, unless it exists. Return its status, which identifies it."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         return os.fstat(file.fileno())
-
-
-def _rescue(connection: sa.Connection, path: Path) -> str:
-    """Copy the content of a deleted database to a new file beside it. Return the remedy for the user."""
-    rescued = path.with_name(f"{path.name}.rescued")
-    try:
-        copy_file(connection, rescued)
-    except (OSError, sqlite3.Error):
-        return "put it back"
-    return f"put it back, or replace it with {rescued.name}, which has all its contents"
 
 
 def _distrust(connection: sqlite3.Connection) -> None:

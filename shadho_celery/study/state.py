@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import repair
+from shadho_celery.core.arguments import resume
 from shadho_celery.core.attempts import Attempts, Sent
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
@@ -88,11 +88,10 @@ class StudyState(StudyTrials):
         trials: Iterable[Trial | Summary] = (),
         clock: Clock | None = None,
         *,
-        first_number: int = 0,
         warm_start: Sequence[Trial] = (),
         given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
+        """`trials` are those of earlier runs, by number. New trials get the next numbers.
 
         `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
         """
@@ -157,8 +156,8 @@ class StudyState(StudyTrials):
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
         #: number of trials that count towards the limit on trials
         self.counted = self.count(*COUNTED)
-        #: number of the next trial; it may exceed the count of trials, because a repair may have moved trials away
-        self._next = max(first_number, self.trials.last_number + 1)
+        #: number of the next trial; it may exceed the count of trials, because rows may have been deleted
+        self._next = self.trials.last_number + 1
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)
@@ -538,9 +537,9 @@ class StudyState(StudyTrials):
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
             yield Message(
-                "results were deleted from the store while the study ran: %s; restore the store from a copy, or %s to "
-                "continue without them",
-                (named(gone), repair(self.name)),
+                "results were deleted from the store while the study ran: %s; restore the store from a copy, or "
+                "continue without them: %s",
+                (named(gone), resume(self.name)),
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:

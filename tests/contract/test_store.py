@@ -462,10 +462,11 @@ def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: Sq
 def test_earlier_trials_are_whole_while_they_run_and_summaries_once_they_have_ended(store: SqlStore) -> None:
     fence = begun(store)
     failed = trial(9, state=TrialState.FAILED, outcome=Outcome(state=TrialState.FAILED, error="no"), lost=1)
-    store.write("k1", fence, NOW, new=[FULL, replace(ENDED, number=8), failed])
+    store.write("k1", fence, NOW, new=[trial(3), FULL, replace(ENDED, number=8), failed])
     whole = {each.number: each for each in store.trials("k1")}
-    running, *summaries = store.earlier("k1")
-    assert running == whole[7]
+    *running, first, last = store.earlier("k1")
+    assert running == [whole[3], whole[7]]
+    summaries = [first, last]
     assert [each.number for each in summaries] == [8, 9]
     for summary in summaries:
         assert isinstance(summary, Summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import sys
@@ -134,16 +133,14 @@ def test_a_store_that_is_locked_for_long_is_an_outage_and_can_be_used_later(
     assert numbers(url) == [0, 1]
 
 
-def test_a_deleted_store_is_noticed_and_what_it_held_is_saved_beside_it(url: str, path: Path) -> None:
+def test_a_moved_store_is_noticed_and_used_again_once_it_is_put_back(url: str, path: Path) -> None:
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, new=[trial(0), trial(1)])
-        path.unlink()
-        with refusal("deleted", "shadho.db.rescued", "--resume"):
+        path.rename(path.with_name("moved.db"))
+        with refusal("moved or deleted", "put it back", "--resume"):
             store.write(KEY, fence, NOW, new=[trial(2)])
     assert not path.exists()
-    rescued = path.with_name("shadho.db.rescued")
-    assert rescued.stat().st_mode & 0o077 == 0
-    rescued.rename(path)
+    path.with_name("moved.db").rename(path)
     assert numbers(url) == [0, 1]
 
 
@@ -538,14 +535,14 @@ def test_a_study_whose_store_is_locked_for_long_waits_for_it_and_can_be_ended(de
         ended_with_one_line(command, "locked", "another program")
 
 
-def test_a_study_whose_store_is_deleted_ends_with_one_line_and_is_resumed_from_what_was_saved(desk: Desk) -> None:
+def test_a_study_whose_store_is_moved_ends_with_one_line_and_is_resumed_once_it_is_back(desk: Desk) -> None:
     desk.study(seconds=0.1)
     command = launch(desk, "--trials", "1000", "--json")
     desk.await_runs(3, "ended")
-    (desk.folder / "shadho.db").unlink()
-    ended_with_one_line(command, "deleted", "shadho.db.rescued")
+    (desk.folder / "shadho.db").rename(desk.folder / "moved.db")
+    ended_with_one_line(command, "moved or deleted", "put it back")
     assert not (desk.folder / "shadho.db").exists()
-    os.replace(desk.folder / "shadho.db.rescued", desk.folder / "shadho.db")  # noqa: PTH105
+    (desk.folder / "moved.db").rename(desk.folder / "shadho.db")
     before = finished(desk)
     assert before
     resumed(desk, before, len(before) + 8)
