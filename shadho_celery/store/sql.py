@@ -26,10 +26,10 @@ from shadho_celery.core.arguments import RESUME, STUDY, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
-from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, MoneyPlan, SessionRecord
+from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.engine import LOCKED, allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.rows import (
@@ -314,23 +314,7 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, holder=None, lock_expires=None)
 
-    def write(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        new: Sequence[Trial] = (),
-        changed: Sequence[Trial] = (),
-        reported: Iterable[Report] = (),
-        choices: Mapping[str, str] | None = None,
-        decade: float | None = None,
-        money_plan: MoneyPlan | None = None,
-        attempted: Sequence[AttemptRecord] = (),
-        seen: Sequence[SessionRecord | MachineRecord] = (),
-        classes: Sequence[str] | None = None,
-        asked: Sequence[Action] = (),
-    ) -> Collection[int]:
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
         """Record one turn of the loop and renew the lock. If `fence` is old, raise LockLost and write nothing.
 
         After a StoreOutage the same turn may be written again, whether it was recorded or not. Trials of `changed`
@@ -338,13 +322,12 @@ class SqlStore:
         """
         # Of several reports of one step, the first one counts, as in a pruner. It may already be in the table.
         first: dict[tuple[int, int, int], Report] = {}
-        for report in reported:
+        for report in turn.reported:
             first.setdefault((report.number, report.attempt, report.step), report)
         rows = [record_row(key, report) for report in first.values()]
-        plan = None if money_plan is None else to_builtins(money_plan)
-        noted = {"choices": choices, "decade": decade, "money_plan": plan, "classes": classes}
+        noted = {name: to_builtins(getattr(turn, name)) for name in ("choices", "decade", "money_plan", "classes")}
         facts = {"lock_expires": now + LOCK_SECONDS, **{name: fact for name, fact in noted.items() if fact is not None}}
-        has_changed = bool(new or changed or attempted or asked)
+        has_changed = bool(turn.new or turn.changed or turn.attempted or turn.asked)
 
         def write() -> list[int]:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
@@ -354,10 +337,10 @@ class SqlStore:
                 change = self._change[key] = self._last_change(connection, key) + has_changed
                 if not _set(connection, key, fence, **facts, change=change):
                     raise LockLost
-                if new:
-                    _execute_many(connection, insert, [trial_row(key, trial, change) for trial in new])
+                if turn.new:
+                    _execute_many(connection, insert, [trial_row(key, trial, change) for trial in turn.new])
                 # A new trial that was recorded before an outage may have changed since.
-                if updated := [*new, *changed] if self._is_unsure else changed:
+                if updated := [*turn.new, *turn.changed] if self._is_unsure else turn.changed:
                     changes = []
                     for row in [trial_row(key, trial, change) for trial in updated]:
                         now_is = {name: row[name] for name in _UPDATED}
@@ -368,9 +351,9 @@ class SqlStore:
                         _execute_many(connection, insert, [trial_row(key, trial, change) for trial in deleted])
                 if rows:
                     connection.execute(self._insert_ignoring(reports), rows)
-                self._write_records(connection, [record_row(key, each, change=change) for each in attempted], key, seen)
-                if asked:
-                    connection.execute(self._insert_ignoring(actions), [action_row(key, each) for each in asked])
+                self._write_records(connection, key, turn, change)
+                if turn.asked:
+                    connection.execute(self._insert_ignoring(actions), [action_row(key, each) for each in turn.asked])
             return [trial.number for trial in deleted]
 
         try:
@@ -387,18 +370,12 @@ class SqlStore:
         self._is_unsure = False
         return rewritten
 
-    def _write_records(
-        self,
-        connection: sa.Connection,
-        attempted: list[dict[str, object]],
-        key: str,
-        seen: Sequence[SessionRecord | MachineRecord],
-    ) -> None:
-        """Write the rows of attempts, and the sessions and machines of the study with this key."""
-        if attempted:
+    def _write_records(self, connection: sa.Connection, key: str, turn: Turn, change: int) -> None:
+        """Write the rows of attempts, sessions and machines."""
+        if attempted := [record_row(key, each, change=change) for each in turn.attempted]:
             _execute_many(connection, _upsert(attempts, connection.dialect.name), attempted, of_json=())
-        for table, kind in ((sessions, SessionRecord), (machines, MachineRecord)) if seen else ():
-            if rows := [record_row(key, each) for each in seen if isinstance(each, kind)]:
+        for table, kind in ((sessions, SessionRecord), (machines, MachineRecord)) if turn.seen else ():
+            if rows := [record_row(key, each) for each in turn.seen if isinstance(each, kind)]:
                 connection.execute(_upsert(table, connection.dialect.name), rows)
 
     def _last_change(self, connection: sa.Connection, key: str) -> int:

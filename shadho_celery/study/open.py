@@ -28,7 +28,7 @@ from shadho_celery.errors import (
     UsageError,
     Words,
 )
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
@@ -155,7 +155,7 @@ def _earlier_trials(store: SqlStore, key: str, fence: int, clock: Clock) -> Iter
     for trial in store.earlier(key):
         if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:
             renewed_at = clock.now()
-            store.write(key, fence, clock.wall())
+            store.write(key, fence, clock.wall(), Turn())
         yield trial
 
 

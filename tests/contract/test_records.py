@@ -20,7 +20,7 @@ from shadho_celery.errors import StoreError
 from shadho_celery.program.recorded import load_study
 from shadho_celery.results.records import Records
 from shadho_celery.store import sql
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
@@ -441,14 +441,14 @@ def test_an_attempt_takes_at_most_250_bytes_and_12_for_each_class(tmp_path: Path
                 )
                 for n in places
             ]
-            store.write(key, fence, NOW, attempted=each)
+            store.write(key, fence, NOW, Turn(attempted=each))
             claimed = {"host": "node-0123.cluster.local", "worker": worker, "slot": 3}
             each = [AttemptRecord(number=1_000_000 + n, attempt=1, started_at=NOW + n / 7, **claimed) for n in places]
-            store.write(key, fence, NOW, attempted=each)
+            store.write(key, fence, NOW, Turn(attempted=each))
             each = [
                 AttemptRecord(number=1_000_000 + n, attempt=1, ended_at=NOW + n / 3, end="complete") for n in places
             ]  # type: ignore[arg-type]
-            store.write(key, fence, NOW, attempted=each)
+            store.write(key, fence, NOW, Turn(attempted=each))
         taken = (size() - before) / count
         print(taken - 12 * len(classes))
     assert taken <= 250 + 12 * len(classes)

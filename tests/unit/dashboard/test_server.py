@@ -40,6 +40,7 @@ from shadho_celery.dashboard.trial_logs import LogEnds
 from shadho_celery.errors import ServiceError, StoreOutage, StudyNotFound
 from shadho_celery.pages.payload import MOST_CHARACTERS
 from shadho_celery.results.trial import given
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 HOST = "http://127.0.0.1:8420"
@@ -273,7 +274,7 @@ def test_what_is_written_meanwhile_is_seen_after_half_a_second(rig: Rig) -> None
         record = store.find("first")
         fence = store.lock(record.key, "test", time.time())
         [last] = store.trials(record.key, [29])
-        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+        store.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=30)], changed=[], reported=[]))
         store.unlock(record.key, fence)
     rig.clock.sleep(FRESH_SECONDS)
     assert rig.get("/api/study/first")["ended"] == 31
@@ -609,7 +610,7 @@ def test_what_changes_while_deeper_facts_are_read_is_not_missed(rig: Rig, monkey
             with closing(SqlStore(f"sqlite:///{rig.path}")) as store:
                 fence = store.lock(key, "test", time.time())
                 [last] = store.trials(key, [29])
-                store.write(key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+                store.write(key, fence, time.time(), Turn(new=[last.evolve(number=30)], changed=[], reported=[]))
                 store.unlock(key, fence)
             rig.clock.sleep(FRESH_SECONDS)
             assert len(study.trials(Depth.LOSSES)) == 31, "brief facts are there meanwhile"
@@ -632,7 +633,7 @@ def test_trials_and_attempts_that_were_known_are_not_read_again(rig: Rig, monkey
         [last] = store.trials(record.key, [29])
         times = {"started_at": last.started_at, "ended_at": last.finished_at}
         attempts = [AttemptRecord(number=30, attempt=1, compute_class="cpu", **times)]
-        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], attempted=attempts)
+        store.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=30)], attempted=attempts))
         store.unlock(record.key, fence)
     rig.clock.sleep(FRESH_SECONDS)
     assert rig.get("/api/study/first/chart/parallel")["title"].startswith("The params of 2")
@@ -724,7 +725,7 @@ def test_answers_are_kept_until_the_study_changes_or_for_two_seconds_while_it_ru
         assert found(FRESH_ANSWERS) == [2, 2]
         fence = store.lock(record.key, "test", time.time())
         [last] = store.trials(record.key, [29])
-        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)], changed=[], reported=[])
+        store.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=30)], changed=[], reported=[]))
         store.unlock(record.key, fence)
     assert found(0.1) == [3, 3]
 
@@ -754,7 +755,7 @@ def test_the_list_of_studies_has_what_is_written_meanwhile(rig: Rig, monkeypatch
         record = store.find("first")
         fence = store.lock(record.key, "test", time.time())
         [last] = store.trials(record.key, [29])
-        store.write(record.key, fence, time.time(), new=[last.evolve(number=30)])
+        store.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=30)]))
         now = rig.get("/api/studies")["studies"][1]
         store.unlock(record.key, fence)
     assert sum(now["counts"].values()) == sum(first["counts"].values()) + 1

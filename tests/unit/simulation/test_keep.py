@@ -17,6 +17,7 @@ from shadho_celery.simulation.cluster_file import parse
 from shadho_celery.simulation.keep import MOMENTS, keep
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.stored import read_given
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
@@ -109,10 +110,10 @@ def test_a_study_that_cannot_be_written_whole_is_not_there(
 ) -> None:
     write = store.write
 
-    def refuse(*words: Any, **facts: Any) -> Any:
-        if facts.get("attempted"):
+    def refuse(key: str, fence: int, now: float, turn: Turn) -> Any:
+        if turn.attempted:
             raise StoreError("the disk is full")
-        return write(*words, **facts)
+        return write(key, fence, now, turn)
 
     monkeypatch.setattr(store, "write", refuse)
     with pytest.raises(StoreError, match="disk is full"):
