@@ -37,9 +37,9 @@ K = TypeVar("K", bound=msgspec.Struct)
 #: names of a trial's columns
 COLUMNS = [*FACTS]
 #: columns with text from outside this package
-_TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
+_TEXTS = ("host", "error", "warning", "log")
 #: columns with JSON
-JSON = [name for name, fact in FACTS.items() if fact.sql.kind == "json"]
+JSON = [name for name in FACTS if isinstance(trials.c[name].type, sa.JSON)]
 #: columns with JSON that are read with every row: mappings of names to numbers
 _NUMBERS = [name for name in JSON if name in KEPT]
 #: columns that a study does not need of earlier trials, and that have most bytes of a row
@@ -190,11 +190,10 @@ class TrialReader(Reader[R]):
 
     def __init__(self, columns: Sequence[str], make: Callable[[TrialReader[R], sa.Row[Any]], R]) -> None:
         super().__init__(trials, columns, partial(make, self))
-        self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
+        self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "live")]
         self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
-        # An earlier version did not write slots, so null is allowed.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
-        hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
+        hints = {**HINTS, **texts}
         fields = [(name, hints[name]) for name in self.columns if name not in Summary.__struct_fields__]
         self._row = msgspec.defstruct("Row", fields, bases=(Summary,), array_like=True, kw_only=True)
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
@@ -204,7 +203,7 @@ class TrialReader(Reader[R]):
         found = self._converted(row)
         outcome = self._outcome(found) if found.state.is_finished else replace(NO_OUTCOME, code=found.code)
         own = {name: getattr(found, name) for name in self._own}
-        trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **own)
+        trial = Trial(params=_params(found.params), outcome=outcome, **own)
         if not found.live:
             return trial
         live = [{**each, "state": TrialState(each["state"])} for each in json.loads(found.live)]

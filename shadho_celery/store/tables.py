@@ -7,7 +7,7 @@ the next number of its study.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, get_type_hints
 
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from msgspec import inspect
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.columns import FACTS, Sql
+from shadho_celery.core.columns import FACTS, HINTS
 from shadho_celery.core.records import AttemptRecord, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report
 from shadho_celery.store.base import StudyRecord
@@ -31,7 +31,6 @@ VERSION = 2
 json = sa.JSON(none_as_null=True)
 schema = sa.MetaData()
 
-_TYPES = {"integer": sa.Integer, "biginteger": sa.BigInteger, "float": sa.Float, "boolean": sa.Boolean}
 #: types of the columns for fields of records; anything else is JSON
 _OF_RECORDS: dict[type, Any] = {
     inspect.FloatType: sa.Float,
@@ -41,35 +40,25 @@ _OF_RECORDS: dict[type, Any] = {
 }
 
 
-def _column(name: str, sql: Sql) -> sa.Column[Any]:
-    """Return the column for one fact of a trial."""
-    kind: Any = _TYPES.get(sql.kind)
-    if sql.kind == "json":
-        kind = json
-    elif sql.kind == "text":
-        kind = sa.Text if sql.length is None else sa.String(sql.length)
-    is_key = name == "number"
-    return sa.Column(name, kind, primary_key=is_key, autoincrement=False, nullable=not sql.is_needed)
+def _columns(hints: Mapping[str, Any], *keys: str, optional: Collection[str] = ()) -> Iterator[sa.Column[Any]]:
+    """Yield a column for each fact, by the types of the facts.
 
-
-def _columns(kind: type, *keys: str, omitted: Collection[str] = ()) -> Iterator[sa.Column[Any]]:
-    """Yield a column for each field of a record. `keys` are the fields that identify a row."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if name in omitted:
-            continue
+    `keys` are the facts that identify a row. Facts of optional types may be null, and those that `optional` names.
+    """
+    for name, hint in hints.items():
         found = inspect.type_info(hint)
-        of_value, is_optional = found, False
+        of_value, is_optional = found, name in optional
         if isinstance(found, inspect.UnionType):
             of_value, is_optional = found.types[0], found.includes_none
         # A float without bounds may be NaN, which SQLite stores as null.
         is_optional |= isinstance(of_value, inspect.FloatType) and of_value.le is None
-        yield sa.Column(
-            name,
-            _sql_type(of_value),
-            primary_key=name in keys,
-            autoincrement=False,
-            nullable=is_optional,
-        )
+        is_key = name in keys
+        yield sa.Column(name, _sql_type(of_value), primary_key=is_key, autoincrement=False, nullable=is_optional)
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a record."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _sql_type(found: inspect.Type) -> Any:
@@ -82,7 +71,7 @@ def _sql_type(found: inspect.Type) -> Any:
 
 def _of_study(name: str, kind: type, *keys: str, **options: Any) -> sa.Table:
     """Return the table of the records of this kind that belong to a study."""
-    return sa.Table(name, schema, _study(), *_columns(kind, *keys), **options)
+    return sa.Table(name, schema, _study(), *_columns(_fields(kind), *keys), **options)
 
 
 def _study() -> sa.Column[Any]:
@@ -92,7 +81,7 @@ def _study() -> sa.Column[Any]:
 studies = sa.Table(
     "studies",
     schema,
-    *_columns(StudyRecord, "key"),
+    *_columns(_fields(StudyRecord), "key"),
     #: change number of its latest transaction; null before the first
     sa.Column("change", sa.BigInteger),
     sa.Column("holder", sa.String(255)),
@@ -106,7 +95,8 @@ trials = sa.Table(
     "trials",
     schema,
     _study(),
-    *(_column(name, fact.sql) for name, fact in FACTS.items()),
+    # Null stands for no losses and no constraints.
+    *_columns({name: HINTS[name] for name in FACTS}, "number", optional=["losses", "constraints"]),
     sa.Column("change", sa.BigInteger),
     sa.Index("trials_by_change", "study", "change"),
 )
@@ -116,7 +106,7 @@ attempts = sa.Table(
     "attempts",
     schema,
     _study(),
-    *_columns(AttemptRecord, "number", "attempt"),
+    *_columns(_fields(AttemptRecord), "number", "attempt"),
     sa.Column("change", sa.BigInteger),
     sa.Index("attempts_by_change", "study", "change"),
     # Rows in the order of their keys need no index beside them, which would repeat the study's key.
@@ -147,7 +137,7 @@ actions = sa.Table(
     "actions",
     schema,
     _study(),
-    *_columns(Action, "id", omitted=["answer"]),
+    *_columns({name: hint for name, hint in _fields(Action).items() if name != "answer"}, "id"),
     sa.Column("is_done", sa.Boolean, nullable=False),
     sa.Column("answer", sa.Text, nullable=False),
 )

@@ -665,7 +665,7 @@ def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url
     begun(store)
     engine = database.make_engine(shared_url)
     values = {"study": "k1", "number": 0, "subspace": "all", "params": "{}", "seed": 0, "state": "WAITING"}
-    values |= {"attempt": 0, "lost": 0, "metrics": "{}"}
+    values |= {"attempt": 0, "lost": 0, "slots": 1, "metrics": "{}"}
     names = ", ".join(values)
     with engine.begin() as connection:
         places = ", ".join(f":{name}" for name in values)
