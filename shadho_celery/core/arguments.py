@@ -50,11 +50,6 @@ def resume(name: str) -> Words:
     return Words(f"--resume {name}", "resume=True")
 
 
-def repair(name: str) -> Words:
-    """Return what a user writes to resume the damaged study called `name`. Python has no argument for that."""
-    return Words(f"give --resume {name} --repair", f"run shadho-celery run with --resume {name} --repair")
-
-
 def workers(compute_class: str, slots: int) -> Words:
     """Return what a user writes to start embedded workers with this number of slots of a class."""
     return Words(f"--workers {compute_class}={slots}", f'workers={{"{compute_class}": {slots}}}')

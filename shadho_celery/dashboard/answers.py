@@ -148,10 +148,7 @@ def _best(cached: CachedStudy, trials: TrialColumns) -> TrialResult | None:
     """Return the best trial, or None. It is computed from the columns: a database would sort all trials."""
     best = (on_front(cached.trials()) if len(cached.study.objectives) > 1 else [])[:1]
     best = best or ([] if trials.best is None else [trials.best])
-    if found := cached.numbered(best):
-        return found[0]
-    # The best trial cannot be read.
-    return cached.study.best_or_none if best else None
+    return next(iter(cached.numbered(best)), None)
 
 
 def rate_a_minute(ends: Array) -> float | None:

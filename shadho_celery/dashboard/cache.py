@@ -144,7 +144,7 @@ class CachedStudy:
         return made
 
     def numbered(self, numbers: Sequence[int]) -> list[TrialResult]:
-        """Return the trials with these numbers, in this order. Trials that cannot be read are left out."""
+        """Return the trials with these numbers, in this order. Raises StoreError if one cannot be read."""
         found = {trial.number: trial for trial in map(self.study.result_of, self._store.trials(self._key, numbers))}
         return [found[number] for number in numbers if number in found]
 

@@ -15,7 +15,7 @@ from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
-from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.records import Records
 from shadho_celery.results.report import Recorded, StudyReport, report_of, state_at_rest
@@ -181,8 +181,6 @@ class StudyResults:
         for trial in self._store.trials(self.key, [number] if 0 <= number <= MAX_COUNT else []):
             return self.result_of(trial)
         numbers = [*self._store.numbers(self.key)]
-        if number in numbers:
-            raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
         known = f"its trials go from {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
 
@@ -232,7 +230,7 @@ class StudyResults:
         return self._numbered(self._store.on_rung(self.key, origin, trial.rung + 1))
 
     def _numbered(self, number: int | None) -> TrialResult | None:
-        """Return the trial with a number, or None if there is none or it cannot be read."""
+        """Return the trial with a number, or None if there is none."""
         return next(map(self.result_of, () if number is None else self._store.trials(self.key, [number])), None)
 
     @property

@@ -80,8 +80,6 @@ class Request(Given):
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: limits of the run; None for those of the settings
     limits: Limits | None = None
-    #: called with a line about the repair of a study with trials that cannot be read; None to refuse such a study
-    repaired: Callable[[str], None] | None = None
     #: key of a new study, if its servers were started before it
     key: str | None = None
 
@@ -141,7 +139,6 @@ class Opening:
                 settle=self._settle,
                 tree=to_json(space),
                 given=ValuesRecord(space).of,
-                repaired=request.repaired,
                 warm_start=() if warm_start is None else warm_start.trials,
             )
             opened.pop_all()

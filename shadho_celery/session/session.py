@@ -84,8 +84,6 @@ class Options(Given):
 
     #: module or path of the study file
     study: str
-    #: True if the study is to be repaired: trials that cannot be read are moved away
-    repair: bool = False
     #: number of slots of the embedded workers, by class; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
     #: True if embedded workers are to play all default classes, one slot each
@@ -138,13 +136,10 @@ class Session:
         self.began = time.monotonic()
         self._say = say
         given = {each.name: getattr(options, each.name) for each in fields(Given)}
-        repaired = say if options.repair else None
         key = None if options.early is None else options.early.directory.name
         #: classes that are started on demand, by the option --class-spec
         self.class_spec = {} if options.class_spec is None else read_class_spec(options.class_spec)
-        self._opening = Opening(
-            Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, key=key, **given)
-        )
+        self._opening = Opening(Request(space=file.space, module=file.module, stated=file.stated, key=key, **given))
         self._on_trial = options.on_trial or file.on_trial
         check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         plan = self._opening.plan

@@ -16,7 +16,7 @@ from shadho_celery.core.trial import Trial
 from shadho_celery.errors import StoreError
 from shadho_celery.simulation.simulation import Simulation
 from shadho_celery.space.stored import ValuesRecord
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 
@@ -54,11 +54,11 @@ def keep(found: Simulation, store: SqlStore, title: str, ended_at: float) -> Stu
     fence = store.lock(key, holder_name(), ended_at)
     try:
         sessions = [_shifted(each, began_at) for each in found.store.sessions()]
-        store.write(key, fence, ended_at, seen=[*sessions, *found.store.machines()])
+        store.write(key, fence, ended_at, Turn(seen=[*sessions, *found.store.machines()]))
         for trials in _pages(found.store.trials()):
-            store.write(key, fence, ended_at, new=[_shifted_trial(given, each, began_at) for each in trials])
+            store.write(key, fence, ended_at, Turn(new=[_shifted_trial(given, each, began_at) for each in trials]))
         for attempts in _pages(found.store.attempts()):
-            store.write(key, fence, ended_at, attempted=[_shifted(each, began_at) for each in attempts])
+            store.write(key, fence, ended_at, Turn(attempted=[_shifted(each, began_at) for each in attempts]))
     except BaseException:
         # A part of a study would look like all of it.
         with suppress(StoreError):

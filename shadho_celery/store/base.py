@@ -57,6 +57,25 @@ class StudyRecord:
         return self.in_force.get("objectives") or {}
 
 
+@dataclass(kw_only=True)
+class Turn:
+    """The changes of one turn of the loop. Facts of the study are None if they have not changed."""
+
+    new: Sequence[Trial] = ()
+    changed: Sequence[Trial] = ()
+    reported: list[Report] = field(default_factory=list)
+    choices: Mapping[str, str] | None = None
+    decade: float | None = None
+    money_plan: MoneyPlan | None = None
+    #: one record for each attempt that has changed
+    attempted: Sequence[AttemptRecord] = ()
+    #: new or ended sessions, and machines
+    seen: Sequence[SessionRecord | MachineRecord] = ()
+    classes: Sequence[str] | None = None
+    #: requests to the study that were answered
+    asked: list[Action] = field(default_factory=list)
+
+
 class Store(Protocol):
     """Keeps the trials and reports of studies, and the lock that a running study holds."""
 
@@ -76,27 +95,8 @@ class Store(Protocol):
     def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
 
-    def write(
-        self,
-        key: str,
-        fence: int,
-        now: float,
-        *,
-        new: Sequence[Trial],
-        changed: Sequence[Trial],
-        reported: Iterable[Report],
-        choices: Mapping[str, str] | None = None,
-        decade: float | None = None,
-        money_plan: MoneyPlan | None = None,
-        attempted: Sequence[AttemptRecord] = (),
-        seen: Sequence[SessionRecord | MachineRecord] = (),
-        classes: Sequence[str] | None = None,
-        asked: Sequence[Action] = (),
-    ) -> Collection[int]:
-        """Record one turn of the loop in one transaction. Facts of the study are None if they have not changed.
-
-        `attempted` has one record for each attempt that has changed. `seen` are new or ended sessions, and machines.
-        `asked` are requests to the study that were answered.
+    def write(self, key: str, fence: int, now: float, turn: Turn) -> Collection[int]:
+        """Record one turn of the loop in one transaction.
 
         Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
         LockLost if `fence` is old: another scheduler has locked the study since.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from shadho_celery.errors import (
     UsageError,
     Words,
 )
-from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.state import RENEW_SECONDS, StudyState
@@ -58,7 +58,6 @@ def open_study(
     tree: Mapping[str, Any] | None = None,
     given: Callable[[Params], str | None] | None = None,
     clock: Clock | None = None,
-    repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
     """Start a new study, or resume one, and lock it.
@@ -69,9 +68,7 @@ def open_study(
     study, from `new_key`; by default one is drawn. `settings` (JSON values) are added to those of earlier runs in the
     study's record. `settle` decides which settings are in force; these are recorded, too.
 
-    If `repaired` is given, trials that are missing or cannot be read are moved away, and it is called with a text that
-    says so; otherwise such trials raise StoreError. The trials of a `warm_start` are recorded with a new study, and its
-    samplers learn from them in every run.
+    The trials of a `warm_start` are recorded with a new study, and its samplers learn from them in every run.
 
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another version), UsageError (another
     seed, or a new limit on trials that has been passed) or StoreError.
@@ -98,19 +95,13 @@ def open_study(
         before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
-        if repaired is not None:
-            repaired(store.repair(record.key, fence, clock.wall()))
         if is_resumed:
             _refuse_fewer_trials(store, before, record)
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
-        moved = store.moved(record.key) if is_resumed else set()
-        earlier = _whole(store, record.key, fence, moved, clock) if is_resumed else ()
+        earlier = _earlier_trials(store, record.key, fence, clock) if is_resumed else ()
         taught = store.warm_start(record.key) if is_resumed else warm_start
-        first_number = max(moved, default=-1) + 1
-        study = StudyState(
-            store, record, fence, earlier, clock, first_number=first_number, warm_start=taught, given=given
-        )
+        study = StudyState(store, record, fence, earlier, clock, warm_start=taught, given=given)
         if is_resumed:
             study.recorder.spent.update(store.spent(record.key))
             study.recorder.recall(store.sessions(record.key))
@@ -163,18 +154,13 @@ def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord)
         )
 
 
-def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
-    """Yield the trials of earlier runs, renewing the lock meanwhile. Raises StoreError for a missing trial."""
-    renewed_at, expected = clock.now(), 0
+def _earlier_trials(store: SqlStore, key: str, fence: int, clock: Clock) -> Iterator[Trial | Summary]:
+    """Yield the trials of earlier runs, renewing the lock meanwhile."""
+    renewed_at = clock.now()
     for trial in store.earlier(key):
-        while expected in moved:
-            expected += 1
-        if trial.number != expected:
-            raise store.missing(key, expected)
-        expected += 1
         if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:
             renewed_at = clock.now()
-            store.write(key, fence, clock.wall())
+            store.write(key, fence, clock.wall(), Turn())
         yield trial
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import repair
+from shadho_celery.core.arguments import resume
 from shadho_celery.core.attempts import Attempts, Sent, Transition
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
@@ -43,7 +43,7 @@ from shadho_celery.core.trial import (
     TrialState,
 )
 from shadho_celery.errors import Message, StoreOutage
-from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
 
@@ -89,11 +89,10 @@ class StudyState(StudyTrials):
         trials: Iterable[Trial | Summary] = (),
         clock: Clock | None = None,
         *,
-        first_number: int = 0,
         warm_start: Sequence[Trial] = (),
         given: Callable[[Params], str | None] | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, by number. New trials get the next numbers, at least `first_number`.
+        """`trials` are those of earlier runs, by number. New trials get the next numbers.
 
         `given` makes the record of the values that the objective gets for these params, see `Trial.given`.
         """
@@ -109,18 +108,14 @@ class StudyState(StudyTrials):
         self.refused = 0
         #: records of attempts, workers and machines that `commit` must write
         self.recorder = Recorder(record.classes)
-        #: True if `choices` has changed, so that `commit` must write it
-        self._has_chosen = self.choices != record.choices
-        #: recorded decade of the first trials' seconds, or None; and True if `commit` must write it
-        self.decade, self._has_decade = record.decade, False
-        #: latest plan of a study that is placed by money, which `commit` has not written yet
-        self._money_plan: MoneyPlan | None = None
+        #: what `commit` must write
+        self._turn = Turn(choices=self.choices if self.choices != record.choices else None)
+        #: recorded decade of the first trials' seconds, or None
+        self.decade = record.decade
         #: the only record of live attempts, which the executor uses, too
         self.live: Attempts[Sent] = Attempts()
         #: numbers of trials in flight that somebody has cancelled
         self._cancelled: set[int] = set()
-        #: actions that `commit` must write
-        self._actions: list[Action] = []
         #: numbers of trials of which one attempt has failed while another was live
         self._suspects: set[int] = set()
         #: by number of an unfinished trial: how many of its latest attempts in a row ended with vanished machines, and
@@ -146,7 +141,6 @@ class StudyState(StudyTrials):
         self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         #: numbers of the trials that `commit` must write; True for a new trial
         self._unwritten: dict[int, bool] = {}
-        self._reports: list[Report] = []
         #: by number of an unfinished trial: its report with the greatest step
         self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
@@ -157,8 +151,8 @@ class StudyState(StudyTrials):
         self._pause, self._retry_at = FIRST_PAUSE, -math.inf
         #: number of trials that count towards the limit on trials
         self.counted = self.count(*COUNTED)
-        #: number of the next trial; it may exceed the count of trials, because a repair may have moved trials away
-        self._next = max(first_number, self.trials.last_number + 1)
+        #: number of the next trial; it may exceed the count of trials, because rows may have been deleted
+        self._next = self.trials.last_number + 1
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in self._open.values():
             self._reopen(trial)
@@ -351,17 +345,17 @@ class StudyState(StudyTrials):
         """Record what the sampler `auto` chose for a subspace, and why."""
         if self.choices.get(subspace) != choice:
             self.choices[subspace] = choice
-            self._has_chosen = True
+            self._turn.choices = self.choices
 
     def note_decade(self, seconds: float) -> None:
         """Record the decade of the first trials' seconds, unless one is recorded."""
         if self.decade is None:
-            self.decade, self._has_decade = seconds, True
+            self.decade = self._turn.decade = seconds
 
     def note_money_plan(self, plan: MoneyPlan) -> None:
         """Record the latest plan of a study that is placed by money."""
         if plan != self.record.money_plan:
-            self._money_plan = plan
+            self._turn.money_plan = plan
             self.record = dataclasses.replace(self.record, money_plan=plan)
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
@@ -421,7 +415,7 @@ class StudyState(StudyTrials):
             return self._start(trial, event)
         if not self.is_current(event.number, event.attempt):
             return _UNCHANGED
-        self._reports.append(event)
+        self._turn.reported.append(event)
         if (sent := self.live.find(event.number, event.attempt)) is not None:
             sent.report = event
         last = self._last_reports.get(event.number)
@@ -464,7 +458,7 @@ class StudyState(StudyTrials):
 
     def note_action(self, action: Action) -> None:
         """Keep an action for the next `commit`. Its answer is sent after that, so that no answered action is lost."""
-        self._actions.append(action)
+        self._turn.asked.append(action)
 
     @property
     def to_stop(self) -> list[int]:
@@ -485,38 +479,25 @@ class StudyState(StudyTrials):
         now = self.clock.now()
         if self.trouble is not None and now < self._retry_at:
             return False
-        recorder = self.recorder
-        is_new = self._unwritten or self._reports or recorder.is_urgent or self._actions or self.trouble
+        recorder, turn = self.recorder, self._turn
+        is_new = self._unwritten or turn.reported or recorder.is_urgent or turn.asked or self.trouble
         if not is_new and now - self._written_at < RENEW_SECONDS:
             return True
         unwritten = sorted(self._unwritten.items())
+        turn.new = [self.trial(number) for number, is_new in unwritten if is_new]
+        turn.changed = [self.trial(number) for number, is_new in unwritten if not is_new]
+        turn.attempted, turn.seen, turn.classes = recorder.attempted(self.clock.wall()), recorder.seen, recorder.classes
         try:
-            rewritten = self.store.write(
-                self.record.key,
-                self.fence,
-                self.clock.wall(),
-                new=[self.trial(number) for number, is_new in unwritten if is_new],
-                changed=[self.trial(number) for number, is_new in unwritten if not is_new],
-                reported=self._reports,
-                choices=self.choices if self._has_chosen else None,
-                decade=self.decade if self._has_decade else None,
-                money_plan=self._money_plan,
-                attempted=recorder.attempted(self.clock.wall()),
-                seen=recorder.seen,
-                classes=recorder.classes,
-                asked=self._actions,
-            )
+            rewritten = self.store.write(self.record.key, self.fence, self.clock.wall(), turn)
         except StoreOutage as error:
             self.wait_for_store(error)
             return False
         self.rewritten.update(rewritten)
-        self._has_chosen, self._has_decade, self._money_plan = False, False, None
+        self._turn = Turn()
         self._unwritten.clear()
-        self._reports.clear()
-        if (classes := recorder.classes) is not None:
-            self.record = dataclasses.replace(self.record, classes=(*classes,))
+        if turn.classes is not None:
+            self.record = dataclasses.replace(self.record, classes=(*turn.classes,))
         recorder.clear()
-        self._actions.clear()
         self.trials.release()
         self._written_at = now
         self.trouble, self._pause = None, FIRST_PAUSE
@@ -538,9 +519,9 @@ class StudyState(StudyTrials):
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
             yield Message(
-                "results were deleted from the store while the study ran: %s; restore the store from a copy, or %s to "
-                "continue without them",
-                (named(gone), repair(self.name)),
+                "results were deleted from the store while the study ran: %s; restore the store from a copy, or "
+                "continue without them: %s",
+                (named(gone), resume(self.name)),
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:

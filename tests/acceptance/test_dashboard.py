@@ -23,6 +23,7 @@ from services.browser import SCHEMES, WIDTHS, Opened
 from shadho_celery.core.checks import printable
 from shadho_celery.dashboard.cache import FRESH_SECONDS
 from shadho_celery.pages.payload import MOST_CHARACTERS
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 pytestmark = pytest.mark.timeout(240)
@@ -459,7 +460,7 @@ def add_trial(store: str, number: int) -> None:
         record = opened.find("shown")
         fence = opened.lock(record.key, "test", time.time())
         [last] = opened.trials(record.key, [9])
-        opened.write(record.key, fence, time.time(), new=[last.evolve(number=number)], changed=[], reported=[])
+        opened.write(record.key, fence, time.time(), Turn(new=[last.evolve(number=number)], changed=[], reported=[]))
         opened.unlock(record.key, fence)
 
 

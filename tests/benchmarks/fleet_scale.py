@@ -53,6 +53,7 @@ from shadho_celery.node.slots import BEAT_SECONDS
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
@@ -334,7 +335,7 @@ def preload(store: SqlStore, key: str, trials: int) -> None:
         )
 
     for first in range(0, trials, 10_000):
-        store.write(key, 1, time.time(), new=[trial(n) for n in range(first, min(first + 10_000, trials))])
+        store.write(key, 1, time.time(), Turn(new=[trial(n) for n in range(first, min(first + 10_000, trials))]))
     store.unlock(key, 1)
 
 

@@ -18,6 +18,7 @@ from shadho_celery.simulation.executor import Change
 from shadho_celery.simulation.keep import MOMENTS, keep
 from shadho_celery.simulation.simulation import Simulation, simulate
 from shadho_celery.space.stored import read_given
+from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
 
@@ -105,10 +106,10 @@ def test_a_study_that_cannot_be_written_whole_is_not_there(
 ) -> None:
     write = store.write
 
-    def refuse(*words: Any, **facts: Any) -> Any:
-        if facts.get("attempted"):
+    def refuse(key: str, fence: int, now: float, turn: Turn) -> Any:
+        if turn.attempted:
             raise StoreError("the disk is full")
-        return write(*words, **facts)
+        return write(key, fence, now, turn)
 
     monkeypatch.setattr(store, "write", refuse)
     with pytest.raises(StoreError, match="disk is full"):

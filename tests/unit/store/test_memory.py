@@ -18,7 +18,7 @@ from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.plan import Plan, make_scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import StudyRecord, Turn
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -46,23 +46,23 @@ def store() -> MemoryStore:
 
 
 def test_trials_come_back_as_they_were_last_written_in_the_order_of_their_numbers(store: MemoryStore) -> None:
-    store.write("k", 1, 0.0, new=[trial(10), trial(2)])
+    store.write("k", 1, 0.0, Turn(new=[trial(10), trial(2)]))
     ended = trial(10, outcome=Outcome(state=S.COMPLETE, loss=0.5, metrics={"a": [1, {"b": None}]}))
-    store.write("k", 1, 1.0, new=[trial(0)], changed=[ended])
+    store.write("k", 1, 1.0, Turn(new=[trial(0)], changed=[ended]))
     assert store.trials() == [trial(0), trial(2), ended]
 
 
 def test_the_returned_list_is_a_copy(store: MemoryStore) -> None:
-    store.write("k", 1, 0.0, new=[trial(0)], reported=[report(1)])
+    store.write("k", 1, 0.0, Turn(new=[trial(0)], reported=[report(1)]))
     store.trials().clear()
     assert store.trials() == [trial(0)]
 
 
 def test_an_old_fence_writes_nothing() -> None:
     store = MemoryStore(fence=2)
-    store.write("k", 2, 0.0, new=[trial(0)])
+    store.write("k", 2, 0.0, Turn(new=[trial(0)]))
     with pytest.raises(LockLost):
-        store.write("k", 1, 0.0, new=[trial(1)], changed=[trial(0, lost=1)], reported=[report(1)])
+        store.write("k", 1, 0.0, Turn(new=[trial(1)], changed=[trial(0, lost=1)], reported=[report(1)]))
     assert store.trials() == [trial(0)]
 
 
