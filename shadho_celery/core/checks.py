@@ -173,6 +173,15 @@ def guess(name: object, known: Collection[str]) -> str:
     return f"here it is {here}; " if here else similar(name, known)
 
 
+def unknown(how: object, known: Collection[str], others: Collection[str], are: str) -> str:
+    """Return why `how` is not a `known` name. `are` tells what the names in `others`, of another kind, stand for."""
+    if how is None:
+        return "it has no name, `how`"
+    if here := elsewhere(str(how), known):
+        return f"write {here} for {short(how, 60)}"
+    return f"{short(how, 60)} {are}" if elsewhere(str(how), others) else f"there is no {short(how, 60)}"
+
+
 def similar(name: object, known: Iterable[str]) -> str:
     """Return the question whether a known name was meant, with a space after it; "" if none is similar."""
     near = get_close_matches(name, known, n=1) if isinstance(name, str) else []

@@ -479,9 +479,9 @@ def test_a_loss_that_should_be_large_is_maximised() -> None:
     named: dict[str, Any] = {"store": STORE, "study": "large", "seed": 0, "direction": "maximize"}
     study = minimize(lambda values: values["x"], SPACE, trials=10, **named)
     largest = max(trial.values["x"] for trial in study.trials)
-    assert (study.best_value, study.best_params["x"]) == (largest, largest)
+    assert (study.best_loss, study.best_params["x"]) == (largest, largest)
     resumed = minimize(lambda values: values["x"], SPACE, trials=12, resume=True, target=2, **named)
-    assert (len(resumed.trials), resumed.best_value) == (12, max(trial.values["x"] for trial in resumed.trials))
+    assert (len(resumed.trials), resumed.best_loss) == (12, max(trial.values["x"] for trial in resumed.trials))
 
 
 def missing_key(values: dict[str, float]) -> float:
