@@ -26,7 +26,7 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.base import MakeSampler, called, spans_space
+from shadho_celery.samplers.base import MakeSampler, name_of, spans_space
 from shadho_celery.scheduler.cheapest_slots import CheapestSlots
 from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -103,8 +103,7 @@ class Plan:
     def sampler_name(self) -> str:
         """Name of the sampler, or of a user's own class."""
         sampler = self.settings.sampler
-        own = called(self.make_sampler)
-        return sampler if isinstance(sampler, str) else getattr(own, "__name__", type(own).__name__)
+        return sampler if isinstance(sampler, str) else name_of(sampler)
 
     @property
     def whole(self) -> Subspace:
