@@ -11,8 +11,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, short, unknown
 from shadho_celery.core.names import FIDELITIES, PRUNERS
-from shadho_celery.core.settings import words
-from shadho_celery.errors import UsageError, Words
+from shadho_celery.errors import UsageError
 
 #: maximum number of rungs above the lowest one
 HIGHEST = 40
@@ -43,19 +42,18 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     how: Annotated[str, Meta(description=f"one of {_NAMES}")] = "auto"
 
     @classmethod
-    def of(cls, settings: Mapping[str, object], name: str | Words | None = None) -> Ladder:
+    def of(cls, settings: Mapping[str, object], name: str = "fidelity") -> Ladder:
         """Return the ladder of plain settings. Raises UsageError if they are invalid.
 
-        `name` is the name of the settings in messages, by default that of fidelity.
+        `name` is the name of the settings in messages.
         """
-        name = name or words("fidelity")
         if not isinstance(settings, Mapping):
-            raise UsageError("%s: %s is not a dict of settings; %s", name, short(settings, 60), _FORM)
+            raise UsageError(f"{name}: {short(settings, 60)} is not a dict of settings; {_FORM}")
         if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
-            raise UsageError("%s: how: %s; %s", name, unknown(how, FIDELITIES, PRUNERS, _PRUNES), _FORM)
+            raise UsageError(f"{name}: how: {unknown(how, FIDELITIES, PRUNERS, _PRUNES)}; {_FORM}")
         ladder = as_record(settings, cls, "fidelity", _FORM)
         if problem := ladder._problem(settings):
-            raise UsageError("%s: %s", name, problem)
+            raise UsageError(f"{name}: {problem}")
         return ladder
 
     def _problem(self, settings: Mapping[str, object]) -> str | None:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short, unknown
 from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
@@ -144,13 +143,13 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
-        raise UsageError("%s: %s is not a pruner; %s", words("pruner"), short(given, 60), _FORM)
+        raise UsageError(f"pruner: {short(given, 60)} is not a pruner; {_FORM}")
     how = settings.get("how")
     if how == NO_PRUNER:
-        raise UsageError("%s: none takes no settings; %s", words("pruner"), _FORM)
+        raise UsageError(f"pruner: none takes no settings; {_FORM}")
     if not isinstance(how, str) or how not in PRUNERS:
         reason = unknown(how, (*PRUNERS, NO_PRUNER), FIDELITIES, _GIVES)
-        raise UsageError("%s: %s; %s", words("pruner"), reason, _FORM)
+        raise UsageError(f"pruner: {reason}; {_FORM}")
     kind: type[PrunerSettings] = named(PRUNERS[how])
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):

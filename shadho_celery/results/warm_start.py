@@ -21,7 +21,6 @@ import hyperopt
 import numpy as np
 from hyperopt import STATUS_OK, base
 
-from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import listed, one_line, short
 from shadho_celery.core.files import read_table
 from shadho_celery.core.objectives import turned
@@ -100,9 +99,7 @@ _Row = tuple[Lesson, str, Any]
 def refuse_if_resumed(given: object, *, resume: bool) -> None:
     """Raise UsageError for a warm start of a study that is resumed."""
     if given is not None and resume:
-        raise UsageError(
-            "a study gets its warm start when it begins, and keeps it; leave out %s or %s", WARM_START, RESUME
-        )
+        raise UsageError("a study gets its warm start when it begins, and keeps it; leave out warm_start or resume")
 
 
 def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:

@@ -16,7 +16,6 @@ from typing import Any
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, WHOLE_SAMPLERS, named
-from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import MakeSampler, Sampler, spans_space
 from shadho_celery.samplers.by_budget import ByBudget
@@ -73,7 +72,7 @@ def find_sampler(
     if name.startswith(OPTUNA):
         make = make_optuna_sampler(name.removeprefix(OPTUNA), objectives)
         return Maker(make, spans_space(make), budgets=budgets)
-    check_name(words("sampler"), name, (*SAMPLERS, f"{OPTUNA}NAME"))
+    check_name("sampler", name, (*SAMPLERS, f"{OPTUNA}NAME"))
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
     return Maker(make, spans_space(make), budgets=budgets if name in BY_BUDGET else (), is_whole=name in WHOLE_SAMPLERS)
