@@ -138,7 +138,7 @@ def test_a_deleted_store_is_noticed_and_what_it_held_is_saved_beside_it(url: str
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, new=[trial(0), trial(1)])
         path.unlink()
-        with refusal("deleted", "shadho.db.rescued", "--resume"):
+        with refusal("deleted", "shadho.db.rescued", "resume the study"):
             store.write(KEY, fence, NOW, new=[trial(2)])
     assert not path.exists()
     rescued = path.with_name("shadho.db.rescued")
