@@ -368,16 +368,14 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is not a dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
-        raise UsageError(f'{name}: STUDY["classes"]: a set has no order; {SETTINGS["classes"].meaning}')
+        raise UsageError(f"STUDY of {name}: classes: a set has no order; {SETTINGS['classes'].meaning}")
     try:
         settings = read_settings(stated)
     except UsageError as error:
-        refusal = UsageError("%s: %s", name, error)
-        refusal.stated = frozenset(SETTINGS)
-        raise refusal from None
+        raise UsageError(f"STUDY of {name}: {error}") from None
     if own := [library for library in settings.preload if not _is_library(library)]:
         raise UsageError(
-            f'{name}: STUDY["preload"]: {short(own[0], 60)} is not an installed library; name libraries that the study '
+            f"STUDY of {name}: preload: {short(own[0], 60)} is not an installed library; name libraries that the study "
             "imports, not its own modules"
         )
     # `read_settings` has replaced `direction` by `objectives`.

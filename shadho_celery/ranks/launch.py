@@ -109,8 +109,6 @@ class RankContext(LocalContext):
         self._reason = _REASONS[int(number.item())]
         return bool(self._reason)
 
-    should_prune = should_stop
-
     @property
     def stop_reason(self) -> str:
         """Reason that the last `should_stop` has found."""

@@ -19,7 +19,6 @@ from shadho_celery import __version__
 from shadho_celery.core.actions import Action
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import words
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
 from shadho_celery.core.units import counted, duration, money
 from shadho_celery.results.preferences import Preference, preferences
@@ -122,8 +121,7 @@ class Overview:
         """
         if self.best is None or self.ended < STILL or self.in_force.get("early_stop"):
             return ""
-        option = words("early_stop")
-        remedy = f"{option.command} {ENOUGH} ({option.python}{ENOUGH} in Python) ends a search that makes no progress"
+        remedy = f"--early-stop {ENOUGH} (early_stop={ENOUGH} in Python) ends a search that makes no progress"
         if 2 * self.without_complete >= self.ended:
             why = (
                 "all were pruned or failed, as when a search has converged" if self.counts[_S.PRUNED] else "all failed"

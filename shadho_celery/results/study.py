@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from shadho_celery.core.checks import guess, short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, LOCK_SECONDS, below, is_locked
-from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, MAX_COUNT, Report, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StudyLocked, UsageError
 from shadho_celery.results.frame import make_frame, write_csv
@@ -262,12 +261,6 @@ class StudyResults:
         return self._values.by_label(self.best.record)
 
     @property
-    def best_value(self) -> float | None:
-        """Loss of the best trial as the objective returned it, under the name that other tools have for it."""
-        loss = self.best.loss
-        return None if loss is None else turned_first(loss, self.objectives)
-
-    @property
     def best_loss(self) -> float | None:
         """Loss of the best trial as the objective returned it; the first one of several losses.
 
@@ -332,9 +325,6 @@ class StudyResults:
     def dataframe(self) -> pd.DataFrame:
         """Return the trials as a pandas table: one row per trial, one column per label (its value) and per metric."""
         return make_frame(self.trials, self._values)
-
-    #: Optuna's name for it
-    trials_dataframe = dataframe
 
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
         """Write the table of `dataframe` as CSV, without pandas.

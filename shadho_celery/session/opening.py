@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.arguments import ARGUMENTS, Resume
+from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
@@ -64,8 +64,7 @@ class Given:
         return [self.store, *([self.warm_start] if isinstance(self.warm_start, str) else [])]
 
     def __post_init__(self) -> None:
-        names = {"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}
-        as_record(names, Names, words=ARGUMENTS)
+        as_record({"store": self.store, "study": self.name, "resume": self.resume, "seed": self.seed}, Names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from shadho_celery.control.reach import requester
 from shadho_celery.core.actions import Action, Answer
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.settings import CHANGEABLE, read_settings, words
+from shadho_celery.core.settings import CHANGEABLE, read_settings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted
 from shadho_celery.errors import StoreOutage, UsageError
@@ -170,9 +170,8 @@ class Steering:
                 return _refused(f"{ended}; give a larger number, or end the study with shadho-celery stop")
             if refused := [name for name in given if name not in CHANGEABLE]:
                 raise UsageError(
-                    "%s cannot change while the study runs; stop it, and resume it with the new value; these can: %s",
-                    words(refused[0]),
-                    ", ".join(str(words(name)) for name in CHANGEABLE),
+                    f"{refused[0]} cannot change while the study runs; stop it, and resume it with the new value; "
+                    f"these can: {', '.join(CHANGEABLE)}"
                 )
             settings = replace(run.plan.settings, **{name: getattr(checked, name) for name in given})
             plan = run.plan.with_settings(settings)
@@ -183,7 +182,7 @@ class Steering:
         run.scheduler.change_limits(plan.limits)
         run.executor.set_trial_timeout(settings.trial_timeout)
         run.executor.set_weight(settings.weight)
-        changed = ", ".join(f"{words(name)} {short(getattr(settings, name))}" for name in given)
+        changed = ", ".join(f"{name} {short(getattr(settings, name))}" for name in given)
         return _done(f"set {changed}")
 
     def _running(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.settings import read_settings, words
+from shadho_celery.core.settings import read_settings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.results.records import Records
@@ -172,12 +172,12 @@ def make_plan(cluster: Cluster, given: Mapping[str, Any]) -> Plan:
     own |= {"sampler": "random", **cluster.settings, **given, "classes": [*cluster.fleet.classes]}
     settings = read_settings(own)
     if settings.seconds is None and settings.trials is None:
-        raise UsageError("a simulation needs an end; give %s or %s", words("seconds"), words("trials"))
+        raise UsageError("a simulation needs an end; give seconds or trials")
     limits = Limits(seconds=settings.seconds, trials=settings.trials, target=settings.target)
     plan = Plan.of(compile_space(cluster.space), settings, limits)
     needed = max(settings.widths or [widest(plan.width, plan.subspaces)])
     if needed > slots:
-        raise UsageError("a trial takes %s slots, but the largest worker has %s; see %s", needed, slots, words("gpus"))
+        raise UsageError(f"a trial takes {needed} slots, but the largest worker has {slots}; see gpus")
     return plan
 
 

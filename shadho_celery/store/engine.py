@@ -20,7 +20,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from shadho_celery.core.arguments import RESUME, STORE
 from shadho_celery.core.bounds import (
     DATABASE_CONNECT_SECONDS,
     GRACE_SECONDS,
@@ -141,15 +140,14 @@ def _parsed(url: str) -> sa.URL:
             raise ValueError(parsed.host)  # sqlite://FILE
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
         raise StoreError(
-            "%s: %r is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME", STORE, mask(url)
+            f"store: {mask(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:
         raise StoreError(
-            "%s: %r stores are not supported; write sqlite:///FILE or postgresql://USER@HOST/NAME",
-            STORE,
-            parsed.drivername,
+            f"store: {parsed.drivername!r} stores are not supported; write sqlite:///FILE or "
+            "postgresql://USER@HOST/NAME"
         )
     return parsed
 
@@ -308,7 +306,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     try:
         opened = _create(path)
     except OSError as error:
-        raise StoreError("the store %s cannot be opened: %s; check %s", path, error.strerror, STORE) from None
+        raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check its name (store)") from None
     _refuse_pipes(path)
 
     def check_file(_: sa.Connection) -> None:
@@ -316,13 +314,9 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         try:
             now = path.stat()
         except FileNotFoundError:
-            raise StoreError(
-                "the store %s was moved or deleted; put it back, and carry on with %s", path, RESUME
-            ) from None
+            raise StoreError(f"the store {path} was moved or deleted; put it back, and resume the study") from None
         if not os.path.samestat(now, opened):
-            raise StoreError(
-                "the store %s was replaced by another file; put it back, and carry on with %s", path, RESUME
-            )
+            raise StoreError(f"the store {path} was replaced by another file; put it back, and resume the study")
 
     engine = sa.create_engine(url, connect_args={"timeout": LOCKED_SECONDS}, hide_parameters=True)
     sa.event.listen(engine, "connect", _set_up_sqlite)
@@ -333,7 +327,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 def _refuse_network(path: Path) -> None:
     if (kind := file_system(path)) in NETWORK_FILE_SYSTEMS:
         raise StoreError(
-            "%s lies on a network file system (%s) where SQLite loses data; choose another disk: %s", path, kind, STORE
+            f"{path} lies on a network file system ({kind}) where SQLite loses data; give a store on another disk"
         )
 
 
@@ -356,7 +350,7 @@ def commit_seconds(url: str) -> float:
                     took.append(_timed(partial(os.fsync, file.fileno())))
         except OSError as error:
             said = error.strerror or str(error)
-            raise StoreError("the store %s cannot be written: %s; %s", path, said, remedy(said)) from error
+            raise StoreError(f"the store {path} cannot be written: {said}; {remedy(said)}") from error
         return median(took)
     engine = make_engine(url)
     try:
@@ -366,7 +360,7 @@ def commit_seconds(url: str) -> float:
                 took.append(_timed(connection.commit))
     except sa.exc.DBAPIError as error:
         said = one_line(error.orig)
-        raise StoreError("the store %s cannot be written: %s; %s", mask(url), said, remedy(said)) from error
+        raise StoreError(f"the store {mask(url)} cannot be written: {said}; {remedy(said)}") from error
     finally:
         engine.dispose()
     return median(took)
@@ -382,7 +376,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
     """Return the engine of an SQLite file that is only read."""
     path = _file_to_read(url)
     if not path.is_file():
-        raise StoreError("there is no store %s; check %s, and the folder you are in", path, STORE)
+        raise StoreError(f"there is no store {path}; check its name (store), and the folder you are in")
     _refuse_pipes(path)
     creator = partial(_connect_to_read, path)
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)

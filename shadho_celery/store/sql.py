@@ -22,13 +22,12 @@ from msgspec import to_builtins
 from sqlalchemy.dialects import sqlite
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import RESUME, STUDY, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import listed, mask, mask_in, one_line, short
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.records import AttemptRecord, Leaving, MachineRecord, SessionRecord
 from shadho_celery.core.trial import Report, Trial, TrialState
-from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.engine import LOCKED, allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
@@ -107,11 +106,7 @@ class SqlStore:
         self._engine = make_engine(url, read_only=read_only)
         self._is_read_only = read_only
         #: remedy in the error for a study that does not exist
-        self._instead = (
-            Message("shadho-celery studies lists its studies")
-            if read_only
-            else Message("leave out %s to begin one", (RESUME,))
-        )
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage, as the turn that failed may have been recorded all the same
         self._is_unsure = False
@@ -149,11 +144,8 @@ class SqlStore:
                     connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:
             raise StudyExists(
-                "a study named %r is in %s already; continue it with %s or choose another name, see %s",
-                record.name,
-                self.safe_url,
-                resume(record.name),
-                STUDY,
+                f"a study named {record.name!r} is in {self.safe_url} already; resume it, or choose another name "
+                "(study)"
             ) from None
 
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
@@ -284,11 +276,8 @@ class SqlStore:
             ).one()
             if _is_held(row, now):
                 raise StudyLocked(
-                    "this study is run by the scheduler on %s; stop it first, or begin another, see %s (the lock "
-                    "of one that died ends after %.0f s)",
-                    described(row.holder),
-                    STUDY,
-                    LOCK_SECONDS,
+                    f"this study is run by the scheduler on {described(row.holder)}; stop it first, or begin "
+                    f"another study (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
             if not _is_number(row.fence):
                 raise StoreError(f"the study's fence in {self.safe_url} is {short(row.fence)}; restore it from a copy")
@@ -526,7 +515,7 @@ class SqlStore:
         raise self._absent(which, instead)
 
     def _absent(self, which: str, instead: str | None) -> StudyNotFound:
-        return StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
+        return StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
         """Return the name of the study that `name` is short for, and the number of other studies that it matches.

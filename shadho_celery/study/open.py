@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.arguments import SEED, STUDY, Resume
+from shadho_celery.core.arguments import Resume
 from shadho_celery.core.checks import listed, short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.columns import Summary
 from shadho_celery.core.folders import new_key
-from shadho_celery.core.settings import as_options, words
+from shadho_celery.core.settings import as_options
 from shadho_celery.core.trial import COUNTED, Params, Trial
 from shadho_celery.core.units import counted
 from shadho_celery.errors import (
@@ -26,7 +26,6 @@ from shadho_celery.errors import (
     StudyExists,
     StudyNotFound,
     UsageError,
-    Words,
 )
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord, Turn
 from shadho_celery.store.lock import holder_name
@@ -145,12 +144,8 @@ def _refuse_fewer_trials(store: SqlStore, before: StudyRecord, now: StudyRecord)
     ended = sum(count for state, count in store.tally(now.key, "state").items() if state in COUNTED)
     if limit < ended:
         raise UsageError(
-            "%s: %s is too few, because %s of study %r have ended; give a number above %s to continue it",
-            words("trials"),
-            limit,
-            counted(ended, "trial", "trials"),
-            now.name,
-            ended,
+            f"trials: {limit} is too few, because {counted(ended, 'trial', 'trials')} of study {now.name!r} have "
+            f"ended; give a number above {ended} to continue it"
         )
 
 
@@ -170,7 +165,7 @@ def _new_record(
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     if not 0 <= seed < 2**63:
-        raise UsageError("%s: %s is not allowed; a whole number from 0 to 2**63 - 1", SEED, short(seed, 60))
+        raise UsageError(f"seed: {short(seed, 60)} is not allowed; a whole number from 0 to 2**63 - 1")
     if name is None:
         name = _short_name(module, key, SHORT)
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
@@ -200,10 +195,8 @@ def _check_name(name: str) -> None:
     is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
     if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            "%s: %a cannot name a study; use up to %s bytes of UTF-8, no slash, no dot or dash first",
-            STUDY,
-            name[:60],
-            MAX_NAME,
+            f"study: {name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8, no slash, no dot or "
+            "dash first"
         )
 
 
@@ -227,17 +220,15 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
     ]
     if changes:
         raise SpaceChanged(
-            "study %r searches another space: %s; restore the space, or begin a study that learns from this one: %s",
-            record.name,
-            listed(changes, 5),
-            _successor(record, store),
+            f"study {record.name!r} searches another space: {listed(changes, 5)}; restore the space, or begin a "
+            f"study that learns from this one: {_successor(record, store)}"
         )
     if seed is not None and seed != record.seed:
-        raise UsageError("study %r was begun with seed %s; leave out %s to resume it", record.name, record.seed, SEED)
+        raise UsageError(f"study {record.name!r} was begun with seed {record.seed}; leave out seed to resume it")
 
 
-def _successor(record: StudyRecord, store: str) -> Words:
+def _successor(record: StudyRecord, store: str) -> str:
     """Return what a user writes to begin a study with the same settings that learns from the trials of `record`."""
     where = [] if store == DEFAULT_STORE else ["--store", store]
     command = ["shadho-celery", "run", record.module, *where, *as_options(record.settings), "--warm-start", record.name]
-    return Words(shlex.join(command), f"minimize(..., store={store!r}, warm_start={record.name!r})")
+    return shlex.join(command)

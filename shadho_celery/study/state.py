@@ -19,7 +19,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.actions import Action
-from shadho_celery.core.arguments import resume
 from shadho_celery.core.attempts import Attempts, Sent, Transition
 from shadho_celery.core.checks import listed
 from shadho_celery.core.clock import Clock, SystemClock
@@ -42,7 +41,7 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
 )
-from shadho_celery.errors import Message, StoreOutage
+from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord, Turn
 from shadho_celery.study.recorder import Recorder
 from shadho_celery.study.trials import BLOCK, StudyTrials, collector_paused
@@ -503,25 +502,22 @@ class StudyState(StudyTrials):
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
 
-    def deletions(self, *, at_end: bool = False) -> Iterator[Message]:
+    def deletions(self, *, at_end: bool = False) -> Iterator[str]:
         """Yield warnings about trials that another program has deleted from the store in this run.
 
         Unfinished trials have been written again. Finished trials cannot be, and are checked only with `at_end`.
         """
         if self.rewritten:
-            yield Message(
-                "rows deleted from the store while the study ran are written again: %s", (named(self.rewritten),)
-            )
+            yield f"rows deleted from the store while the study ran are written again: {named(self.rewritten)}"
         if not at_end:
             return
         # Arrays: sets of a million numbers would take more memory than the study.
         stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
-            yield Message(
-                "results were deleted from the store while the study ran: %s; restore the store from a copy, or "
-                "continue without them: %s",
-                (named(gone), resume(self.name)),
+            yield (
+                f"results were deleted from the store while the study ran: {named(gone)}; restore the store from a "
+                f"copy, or resume study {self.name} to continue without them"
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:

@@ -43,7 +43,6 @@ from itertools import chain
 
 import redis
 
-from shadho_celery.core.arguments import STUDY
 from shadho_celery.core.code import MAX_SOURCES, Digest, Sources
 from shadho_celery.core.failures import cause_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
@@ -310,11 +309,9 @@ class SchedulerChannel:
             held = self._hold(dead=held)
         if held != self._holder:
             raise StudyLocked(
-                "this study is run on the same Redis by the scheduler on %s, from another copy of the store; stop it "
-                "first, or begin another, see %s (the lock of one that died ends after %.0f s)",
-                described(held),
-                STUDY,
-                HOLD_SECONDS,
+                f"this study is run on the same Redis by the scheduler on {described(held)}, from another copy of "
+                "the store; stop it first, or begin another study (the lock of one that died ends after "
+                f"{HOLD_SECONDS:.0f} s)"
             )
 
     def confirm(self) -> None:

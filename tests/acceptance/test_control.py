@@ -66,12 +66,12 @@ def test_a_running_study_gets_known_points_and_another_limit(desk: Desk) -> None
     assert told(desk, "enqueue", "mine", "points.jsonl").startswith("enqueued trials ")
     assert "point 0: there is no label 'y'" in told(desk, "enqueue", "mine", "bad.jsonl", code=2)
     assert "cannot be read" in told(desk, "enqueue", "mine", "none.jsonl", code=2)
-    assert "--sampler cannot change while the study runs" in told(desk, "set", "mine", "--sampler", "tpe", code=2)
+    assert "sampler cannot change while the study runs" in told(desk, "set", "mine", "--sampler", "tpe", code=2)
     assert "no setting is given" in told(desk, "set", "mine", code=2)
-    assert told(desk, "set", "mine", "--weight", "2.5") == "set --weight 2.5\n"
+    assert told(desk, "set", "mine", "--weight", "2.5") == "set weight 2.5\n"
     until(lambda: '"weight": 2.5' in desk.told("status", "--json").out, 20, desk.said)
     limit = len(desk.runs()) + 10
-    assert told(desk, "set", "mine", "--trials", str(limit)) == f"set --trials {limit}\n"
+    assert told(desk, "set", "mine", "--trials", str(limit)) == f"set trials {limit}\n"
     assert command.wait(60).code == 0, desk.said()
     assert desk.states() == {"COMPLETE": limit}
     values = [trial["params"].get("x") for trial in desk.trials()]

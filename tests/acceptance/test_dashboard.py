@@ -551,7 +551,7 @@ def set_limits(page: Any) -> None:
     dialog.get_by_label("weight").fill("2.5")
     trials.press("Enter")
     dialog.wait_for(state="detached")
-    until(lambda: "set --trials 50000, --weight 2.5" in said.inner_text(), 30, said.inner_text)
+    until(lambda: "set trials 50000, weight 2.5" in said.inner_text(), 30, said.inner_text)
     page.get_by_text("of 50,000 trials", exact=True).wait_for()
 
 

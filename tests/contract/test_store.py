@@ -270,7 +270,7 @@ def test_what_a_scheduler_was_asked_is_over_with_it(store: SqlStore) -> None:
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
     store.create(RECORD)
-    with pytest.raises(StudyExists, match=r"'first' .*--resume first"):
+    with pytest.raises(StudyExists, match=r"'first' .* resume it"):
         store.create(record("k2", name="first"))
     assert store.find("first") == RECORD
 
@@ -731,7 +731,7 @@ def test_what_is_no_database_url_is_refused_with_an_example(url: str) -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     message = refusal(f"sqlite:///{tmp_path}/missing/shadho.db")
     assert "missing/shadho.db" in message
-    assert "--store" in message
+    assert "(store)" in message
 
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
@@ -742,7 +742,7 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     """/proc is one that root cannot write either."""
     message = refusal("sqlite:////proc/shadho.db")
     assert "/proc/shadho.db" in message
-    assert "--store" in message
+    assert "(store)" in message
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
@@ -820,7 +820,7 @@ def test_a_network_file_system_is_refused_and_nothing_is_created_there(
     monkeypatch.setattr(database, "file_system", lambda path: kind)
     message = refusal(f"sqlite:///{tmp_path}/shadho.db")
     assert kind in message
-    assert "--store" in message
+    assert "give a store on another disk" in message
     assert not list(tmp_path.iterdir())
 
 

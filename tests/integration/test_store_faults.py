@@ -137,7 +137,7 @@ def test_a_moved_store_is_noticed_and_used_again_once_it_is_put_back(url: str, p
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, Turn(new=[trial(0), trial(1)]))
         path.rename(path.with_name("moved.db"))
-        with refusal("moved or deleted", "put it back", "--resume"):
+        with refusal("moved or deleted", "put it back", "resume the study"):
             store.write(KEY, fence, NOW, Turn(new=[trial(2)]))
     assert not path.exists()
     path.with_name("moved.db").rename(path)

@@ -436,8 +436,8 @@ def test_an_action_that_is_none_is_refused(rig: Rig, asked: dict[str, object]) -
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"action": "set", "settings": {"trials": "many"}}, "--trials: 'many' is not a whole number"),
-        ({"action": "set", "settings": {"seconds": "nan"}}, "--seconds: 'nan' is not a number"),
+        ({"action": "set", "settings": {"trials": "many"}}, "trials: 'many' is not a whole number"),
+        ({"action": "set", "settings": {"seconds": "nan"}}, "seconds: 'nan' is not a number"),
         ({"action": "set", "settings": {"colour": 1}}, 'STUDY["colour"] is not a setting'),
         ({"action": "set", "settings": {"study": "x", "self": 1}}, 'STUDY["study"] is not a setting'),
         ({"action": "enqueue", "points": '{"rate": 1}\n{rate}'}, "line 2 of the points is not JSON ("),

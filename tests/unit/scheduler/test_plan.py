@@ -25,10 +25,10 @@ SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 UNKNOWN = [
     (
         StudySettings(sampler="lattice"),
-        "there is no --sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, optuna:NAME",
+        "there is no sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, optuna:NAME",
     ),
-    (StudySettings(policy="best"), "there is no --policy 'best'; choose one of cost, paper, fifo"),
-    (StudySettings(shares="fair"), "there is no --shares 'fair'; choose one of even, uniform, promise, paper"),
+    (StudySettings(policy="best"), "there is no policy 'best'; choose one of cost, paper, fifo"),
+    (StudySettings(shares="fair"), "there is no shares 'fair'; choose one of even, uniform, promise, paper"),
 ]
 
 

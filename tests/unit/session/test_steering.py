@@ -185,9 +185,9 @@ def test_points_that_the_limit_leaves_no_room_for_are_refused_with_the_limit_tha
 
 def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
     run = Run().until(3)
-    assert run.ask(Change({"trials": 15})) == Answer(is_done=True, text="set --trials 15")
+    assert run.ask(Change({"trials": 15})) == Answer(is_done=True, text="set trials 15")
     run.search.run(until=lambda search: search.study.counted >= 12)
-    assert run.ask(Change({"trials": 13, "trial_timeout": 60.0})).text == "set --trials 13, --trial-timeout 60.0"
+    assert run.ask(Change({"trials": 13, "trial_timeout": 60.0})).text == "set trials 13, trial_timeout 60.0"
     run.search.run()
     assert 12 <= run.search.study.counted < 15
     assert run.kept == [{"trials": 15}, {"trials": 13, "trial_timeout": 60.0}]
@@ -197,7 +197,7 @@ def test_a_limit_is_raised_and_lowered_while_the_study_runs() -> None:
 
 def test_the_weight_beside_other_studies_changes_and_lasts() -> None:
     run = Run().until(3)
-    assert run.ask(Change({"weight": 2.5})) == Answer(is_done=True, text="set --weight 2.5")
+    assert run.ask(Change({"weight": 2.5})) == Answer(is_done=True, text="set weight 2.5")
     assert (run.weights, run.kept, run.plan.settings.weight) == ([2.5], [{"weight": 2.5}], 2.5)
 
 
@@ -211,12 +211,12 @@ def test_a_study_ends_after_trials_without_a_gain_once_it_is_told_to() -> None:
 @cases(
     "settings, reason",
     [
-        ({"sampler": "tpe"}, "--sampler cannot change while the study runs"),
-        ({"policy": "fifo"}, "--policy cannot change while the study runs"),
-        ({"weight": 0}, "--weight: 0 is not allowed"),
-        ({"trials": 0}, "--trials: 0 is not allowed"),
+        ({"sampler": "tpe"}, "sampler cannot change while the study runs"),
+        ({"policy": "fifo"}, "policy cannot change while the study runs"),
+        ({"weight": 0}, "weight: 0 is not allowed"),
+        ({"trials": 0}, "trials: 0 is not allowed"),
         ({"trials": 1}, " have ended; give a larger number, or end the study with shadho-celery stop"),
-        ({"trials": "many"}, "--trials: "),
+        ({"trials": "many"}, "trials: "),
         ({"trials": None}, "a study needs an end"),
         ({"nothing": 1}, "is not a setting"),
     ],
