@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.actions import Answer
+from shadho_celery.core.actions import Answer, OfStudy
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Int64, Name, Number
@@ -28,9 +28,6 @@ from shadho_celery.transport.signing import Sealed, Signer
 
 #: maximum number of requests in an inbox, and of characters of a sealed request and of a sealed answer
 MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
-
-#: maximum number of known points in a request
-MAX_POINTS = 1000
 
 #: seconds for which a request is valid, and the longest time that a scheduler accepts
 VALID_SECONDS, MOST_VALID_SECONDS = 10.0, 60.0
@@ -41,39 +38,6 @@ KEPT_SECONDS = 120
 #: seconds after the end of a request's validity for which its answer is waited for, because the scheduler may have read
 #: it just before; and seconds between two checks
 GRACE_SECONDS, LOOK_SECONDS = 5.0, 0.05
-
-
-class Stop(Struct, frozen=True, tag_field="action", tag="stop"):
-    """Send no more trials, and end once the running ones have ended."""
-
-
-class Pause(Struct, frozen=True, tag_field="action", tag="pause"):
-    """Send no more trials for now."""
-
-
-class Unpause(Struct, frozen=True, tag_field="action", tag="unpause"):
-    """Send trials again."""
-
-
-class Cancel(Struct, frozen=True, tag_field="action", tag="cancel"):
-    """Stop a trial, which ends CANCELLED."""
-
-    number: Number
-
-
-class Enqueue(Struct, frozen=True, tag_field="action", tag="enqueue"):
-    """Run known points before other trials."""
-
-    points: Annotated[list[Any], Meta(min_length=1, max_length=MAX_POINTS)]
-
-
-class Change(Struct, frozen=True, tag_field="action", tag="set"):
-    """Change settings of the study."""
-
-    settings: dict[str, Any]
-
-
-Deed = Stop | Pause | Unpause | Cancel | Enqueue | Change
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -87,7 +51,7 @@ class Request(Struct, frozen=True, kw_only=True):
     expires: Number
     #: user and host
     by: Name
-    deed: Deed
+    deed: OfStudy
 
 
 _REQUESTS, _ANSWERS = Sealed[Request](Request, MAX_REQUEST), Sealed[Answer](Answer, MAX_ANSWER)
@@ -168,7 +132,7 @@ class ControlClient:
         self._signer = signer
         self._clock = SystemClock()
 
-    def request(self, study: str, fence: int, by: str, deed: Deed) -> Request:
+    def request(self, study: str, fence: int, by: str, deed: OfStudy) -> Request:
         """Return a new request that is valid for VALID_SECONDS from now. Raises redis-py's errors."""
         seconds, micros = self._client.time()
         expires = 1000 * seconds + micros // 1000 + int(1000 * VALID_SECONDS)

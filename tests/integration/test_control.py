@@ -19,7 +19,7 @@ from services.controlled import SIGNER, client, control
 
 from shadho_celery.control import control as module
 from shadho_celery.control.control import Control
-from shadho_celery.core.actions import Answer
+from shadho_celery.core.actions import Answer, Cancel, Stop
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
@@ -31,11 +31,9 @@ from shadho_celery.transport.control import (
     MAX_REQUESTS,
     MOST_VALID_SECONDS,
     VALID_SECONDS,
-    Cancel,
     ControlClient,
     Inbox,
     Request,
-    Stop,
 )
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED, Signer

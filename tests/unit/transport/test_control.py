@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.core.actions import Answer
-from shadho_celery.transport.control import KEPT_SECONDS, VALID_SECONDS, Inbox, Request, Stop
+from shadho_celery.core.actions import Answer, Stop
+from shadho_celery.transport.control import KEPT_SECONDS, VALID_SECONDS, Inbox, Request
 from shadho_celery.transport.signing import Signer
 
 STUDY, SIGNER = "a" * 32, Signer(b"k" * 32)
