@@ -20,10 +20,11 @@ from shadho_celery.errors import ServiceError, ShadhoError, UsageError
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.transport.control import (
+    CONTROL,
     GRACE_SECONDS,
     MAX_REQUESTS,
     VALID_SECONDS,
-    ControlClient,
+    Client,
     Request,
 )
 from shadho_celery.transport.drains import Drains
@@ -154,8 +155,8 @@ class Control:
             what = f"study {one_line(study.name or key, 80)}"
             if (reason := why_not(what, study.control, reach.control)) is not None:
                 return Answer(is_done=False, text=reason)
-            client = ControlClient(reach.client, reach.control)
-            request = client.request(key, study.fence, requester(), deed)
+            client = Client(reach.client, reach.control, CONTROL)
+            request = client.request(key, requester(), deed, study.fence)
             try:
                 entry = client.send(request)
             except ValueError as error:
@@ -283,11 +284,11 @@ def _place(found: Sequence[Reach], worker: str, *, with_gone: bool = False) -> t
     return matches[0]
 
 
-def _awaited(reach: Reach, client: ControlClient, request: Request, entry: str, what: str) -> Answer:
+def _awaited(reach: Reach, client: Client[OfStudy, Answer], request: Request, entry: str, what: str) -> Answer:
     """Return the answer to a request. Raises ServiceError if there is none while it is valid, or if the study ends."""
     registry, deadline = Registry(reach.client, StudyWants, reach.signer), time.monotonic() + VALID_SECONDS
     while (answer := client.wait(request, STUDY_SECONDS)) is None and time.monotonic() < deadline + GRACE_SECONDS:
-        if request.study not in registry.living():
+        if request.to not in registry.living():
             raise ServiceError(f"{what} ended before its scheduler answered")
         if time.monotonic() >= deadline and client.take_back(request, entry):
             raise ServiceError(

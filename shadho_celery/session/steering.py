@@ -70,7 +70,7 @@ class Steering:
     def note_signal(self, number: int) -> None:
         """Record that a signal has stopped the study, as a request does."""
         study, by = self._run.study, requester()
-        request = Request(study=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
+        request = Request(to=study.record.key, fence=study.fence, id=uuid4().hex, expires=0, by=by, deed=Stop())
         self._record(request, _done(f"stopped by {Signals(number).name}"))
 
     def note_drains(self) -> None:

@@ -85,7 +85,7 @@ class Run:
 
     def put(self, deed: OfStudy) -> None:
         number = f"{len(self.answers) + len(self.asked):032x}"
-        self.asked.append(Request(study="k", fence=1, id=number, expires=1, by="me@here", deed=deed))
+        self.asked.append(Request(to="k", fence=1, id=number, expires=1, by="me@here", deed=deed))
 
     def until(self, counted: int) -> Run:
         """Go on until so many trials have ended, and both slots run a trial."""
@@ -238,7 +238,7 @@ def test_a_stopping_study_takes_neither_points_nor_settings() -> None:
 
 def test_what_was_refused_on_arrival_is_recorded_once_and_not_answered_again() -> None:
     run = Run().until(3)
-    request = Request(study="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
+    request = Request(to="k", fence=0, id="a" * 32, expires=1, by="me@here", deed=Cancel(3))
     answer = Answer(is_done=False, text="the request has expired")
     for _ in range(2):
         run.refused = [(request, answer)] * 2

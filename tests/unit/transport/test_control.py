@@ -14,29 +14,15 @@ STUDY, SIGNER = "a" * 32, Signer(b"k" * 32)
 
 
 class Server:
-    """The commands of Redis that an inbox uses, at a time `now` in seconds; it is its own pipeline."""
+    """The commands of Redis that an inbox uses, at a time `now` in seconds. What is in the inbox stays there."""
 
     def __init__(self) -> None:
         self.now = 1000
         self.values: dict[str, str] = {}
+        self.inbox: list[str] = []
 
-    def pipeline(self, *, transaction: bool) -> Server:
-        return self
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def xdel(self, *_: object) -> Server:
-        return self
-
-    def time(self) -> None:
-        pass
-
-    def execute(self) -> list[Any]:
-        return [1, (self.now, 0)]
+    def evalsha(self, *_: object) -> list[Any]:
+        return [1000 * self.now, *self.inbox]
 
     def set(self, key: str, value: str, ex: int) -> None:
         self.values[key] = value
@@ -47,13 +33,13 @@ def test_a_request_that_arrives_again_gets_its_first_answer_even_if_it_has_expir
     server = Server()
     inbox = Inbox(server, STUDY, 1, SIGNER)
     expires = int(1000 * (server.now + VALID_SECONDS))
-    request = Request(study=STUDY, fence=1, id="0" * 32, expires=expires, by="me@here", deed=Stop())
-    entries = [("1-0", {"r": SIGNER.seal(inbox.key, request)})]
-    inbox.read(entries)
+    request = Request(to=STUDY, fence=1, id="0" * 32, expires=expires, by="me@here", deed=Stop())
+    server.inbox = [SIGNER.seal(inbox.key, request)]
+    inbox.read()
     [waiting] = inbox.waiting
     inbox.answer(waiting, Answer(is_done=True, text="stopping"))
     [first] = server.values.values()
     server.now += int(later)
-    inbox.read(entries)
+    inbox.read()
     assert inbox.waiting == [request], "it is not carried out again"
     assert [*server.values.values()] == [first]
