@@ -51,7 +51,7 @@ class TrialLogs:
 
         Redis is used once a log is not in this folder. Wait at most `seconds` for workers' answers.
         """
-        self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else None, seconds
+        self._url, self._seconds = urls.url(urls.REDIS) if is_fleet else "", seconds
         self._signer = Signer.configured() if is_fleet else UNSIGNED
         self._redis: Redis | None = None
         #: held while the connection is made
@@ -74,7 +74,7 @@ class TrialLogs:
             return LogPart(*found)
         if host == IN_PROCESS:
             return NoLog(f"trial {number} ran in the process of its search, whose output is not kept")
-        if self._url is not None:
+        if self._url:
             return self._from_workers(ReadLog(study=study, number=number, attempt=attempt, after=after), host, source)
         if host in {None, socket.gethostname()}:
             # An embedded study keeps its state in the folder in which all of its trials run.

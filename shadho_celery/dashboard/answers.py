@@ -50,7 +50,7 @@ def studies(cache: Cache) -> Json:
             "name": record.name,
             "module": record.module,
             "created_at": record.created_at,
-            "asked": record.in_force.get("trials") or record.settings.get("trials"),
+            "asked": record.asked,
             "loss": next(iter(record.objectives), "loss"),
             **read,
         }
@@ -94,7 +94,7 @@ def summary(cached: CachedStudy) -> Json:
         "seed": study.seed,
         "counts": counts,
         "ended": ended,
-        "asked": cached.asked,
+        "asked": study.asked,
         "actions": [] if state == "stopping" else buttons("study", is_held=state == "paused", study=study.name),
         "changeable": [*map(partial(_changeable, cached), CHANGEABLE)],
         "a_minute": None if running_on is None else rate_a_minute(cached.latest_ends()),
@@ -115,7 +115,7 @@ def summary(cached: CachedStudy) -> Json:
 def _changeable(cached: CachedStudy, name: str) -> Json:
     """Return a setting that may change while the study runs, with its value if that is a number."""
     setting, recorded = SETTINGS[name], cached.study.settings
-    value = cached.asked if name == "trials" else recorded.get(name, setting.default)
+    value = cached.study.asked if name == "trials" else recorded.get(name, setting.default)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {"name": name, "help": setting.help, "value": plain_json(value) if is_number else None}
 

@@ -97,6 +97,11 @@ class StudyResults:
         return self._record.in_force
 
     @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        return self._record.asked
+
+    @property
     def is_simulated(self) -> bool:
         """True if its trials were simulated (`shadho-celery simulate --store`), so that it cannot continue."""
         return self._record.is_simulated

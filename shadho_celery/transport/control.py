@@ -27,7 +27,8 @@ from shadho_celery.core.trial import Int64, Name, Number
 from shadho_celery.transport.redis import Redis, is_spoilt, keys, run
 from shadho_celery.transport.signing import Sealed, Signer
 
-D, A = TypeVar("D"), TypeVar("A")
+D = TypeVar("D")
+A = TypeVar("A")
 
 #: maximum number of requests in an inbox, and of characters of a sealed request and of a sealed answer
 MAX_REQUESTS, MAX_REQUEST, MAX_ANSWER = 20, 1_000_000, 100_000
