@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain
 
@@ -210,6 +210,17 @@ class WorkerChannel:
         The answer is that of `told`, or ``gone`` if this worker does not have the lease.
         """
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
+
+    def are_refused(
+        self, study: str, attempts: Collection[tuple[int, int]], *, replicas: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return those of the (number, attempt) pairs that no worker can claim any more.
+
+        With `replicas`, return the attempts that will not run any more, so that no worker can take a seat of their
+        gangs.
+        """
+        answers = run(self._client, "refusals", study, int(replicas), *chain.from_iterable(attempts))
+        return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
 
     def count_refused(self, study: str) -> None:
         """Count a late result that was refused before it was sent."""

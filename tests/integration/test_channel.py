@@ -599,7 +599,9 @@ def test_no_trial_of_a_removed_study_goes_on_and_one_that_is_run_from_another_st
     client.delete("shadho:k1:holder")
     assert scheduler.remove(11) == ""
     assert worker.renew("k1", [(3, 1)]) == ["gone"]
-    assert not any(worker.claim("k1", started(number, attempt)) for number in range(11) for attempt in (1, 2))
+    attempts = [(number, attempt) for number in range(13) for attempt in (1, 2)]
+    assert worker.are_refused("k1", attempts) == [each for each in attempts if each[0] < 11]
+    assert not worker.claim("k1", started(10))
     assert client.keys("shadho:k1:*") == ["shadho:k1:done"]
     assert client.ttl("shadho:k1:done") > 0
 
@@ -927,7 +929,7 @@ def test_a_trial_whose_end_is_recorded_does_not_run_again(
         assert not worker.claim("k1", started(number, attempt=2))
         assert not worker.finish("k1", result(number))
         assert worker.renew("k1", [(number, 1)]) == ["gone"]
-        assert not worker.claim("k1", started(number, attempt=7))
+        assert worker.are_refused("k1", [(number, 7)]) == [(number, 7)]
     settled.cancel([(0, 2)], running=True)
     settled.give_up([(0, 2)], "gone")
     assert settled.drain(0) == ([started(100)] if when == "now" else [])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import services
 from hyperopt import hp
 from msgspec.structs import replace
 from services.cases import cases
@@ -94,6 +95,19 @@ def test_a_request_that_arrives_again_gets_the_first_answer(client: Any) -> None
     asker.send(request)
     assert scheduler.read() == []
     scheduler.inbox.answer(request, DONE)
+    client.delete(f"shadho:{STUDY}:answer:{request.id}")
+    asker.send(request)
+    assert scheduler.read() == []
+    assert asker.wait(request) == DONE
+
+
+def test_a_request_that_has_expired_meanwhile_gets_the_first_answer_too(client: Any) -> None:
+    scheduler = Scheduler(client)
+    expires = later(client, 1.0)
+    asker, request = sent(client, expires=expires)
+    assert scheduler.read() == [request]
+    scheduler.inbox.answer(request, DONE)
+    services.wait_until(lambda: later(client, 0.0) > expires)
     client.delete(f"shadho:{STUDY}:answer:{request.id}")
     asker.send(request)
     assert scheduler.read() == []
