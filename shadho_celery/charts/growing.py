@@ -72,7 +72,7 @@ class GrowingTrials:
         self._choices = {label for label, text in self._space.items() if text.startswith(_CHOICES)}
         self._option = study.option
         #: limit on the number of trials in the latest run, or None
-        self.asked: int | None = study.in_force.get("trials") or study.settings.get("trials")
+        self.asked = study.asked
         self._keys = Keys()
         self._reals = {name: Grown(math.nan, np.float64) for names in NUMBERS.values() for name in names}
         self._names = {

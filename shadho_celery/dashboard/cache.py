@@ -92,7 +92,7 @@ class CachedStudy:
             self._growing.put(self.study.rows_of_trials(names, self._trials_until or 0), names)
             self._trials_until, self._trials = change, None
         if self._trials is None:
-            self._growing.asked = self.asked
+            self._growing.asked = self.study.asked
             self._trials = self._growing.columns()
         return self._trials
 
@@ -156,11 +156,6 @@ class CachedStudy:
         return ends[~np.isnan(ends)]
 
     @property
-    def asked(self) -> int | None:
-        """Limit on the number of trials in the latest run, or None."""
-        limit: int | None = self.study.in_force.get("trials") or self.study.settings.get("trials")
-        return limit
-
     @property
     def _version(self) -> str:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"

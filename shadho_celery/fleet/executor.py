@@ -21,17 +21,16 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.dispatch import Dispatch, queue_of
+from shadho_celery.fleet.dispatch import Dispatch
 from shadho_celery.fleet.gangs import Gangs, Seated
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Connection, FleetStudy, Workers
 from shadho_celery.study.recorder import Recorder
-from shadho_celery.transport import broker, urls
-from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping, WorkerChannel
+from shadho_celery.transport import urls
+from shadho_celery.transport.channel import HOLD_SECONDS, Quarantine, SchedulerChannel, Shipping
 from shadho_celery.transport.control import Inbox, Request
 from shadho_celery.transport.drains import Drain, Drains, DrainWatch
 from shadho_celery.transport.redis import connect, flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import Progress, Worker, obeyed_drains, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 
@@ -104,8 +103,6 @@ class QueueExecutor:
         #: pending calls that take attempts back; they are repeated until Redis answers
         self._unwanted: list[Callable[[], object]] = []
         #: queues that may contain messages of attempts that were taken back, and the function that finds these attempts
-        self._stale: set[str] = set()
-        self._are_refused = WorkerChannel(client).are_refused
         #: reason why Redis is unavailable, or None; meanwhile no trial can end
         self.silence: ServiceError | None = None
         self._take_over(quarantine)
@@ -317,9 +314,6 @@ class QueueExecutor:
                     self.channel.unlock()
                 else:
                     self.channel.erase()
-                # On one machine the broker ends with its study.
-                if self._stale and self._study.adopt:
-                    remove_refused(self._publisher.connection, sorted(self._stale), self._are_refused)
         finally:
             self._publisher.close()
 
@@ -351,8 +345,6 @@ class QueueExecutor:
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back (number, attempt) pairs now, or as soon as Redis answers again."""
-        sent = [self._in_flight.find(*each) for each in attempts]
-        self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
         self._unwanted.append(partial(self.channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 
@@ -393,16 +385,13 @@ class QueueExecutor:
             self._dispatch.reopened.append((event.number, event.attempt))
 
 
-def remove(study: str, numbers: int, classes: Sequence[str]) -> int:
-    """Stop the trials of a study that was deleted from the store, and delete its messages. Return the number of deleted
-    messages.
+def remove(study: str, numbers: int) -> None:
+    """Stop the trials of a study that was deleted from the store. Workers refuse its messages that are still in queues.
 
-    `study` is the study's key. It had `numbers` trials, whose messages are in the queues of `classes`. Raises
-    ServiceError if Redis cannot be used, or if a scheduler runs the study from another copy of the store.
+    `study` is the study's key. It had `numbers` trials. Raises ServiceError if Redis cannot be used, or if a scheduler
+    runs the study from another copy of the store.
     """
-    with connect(urls.url(urls.REDIS)) as client:
-        with refusals():
-            where = SchedulerChannel(client, study).remove(numbers)
-        if where:
-            raise ServiceError(f"the scheduler on {where} runs the study from another copy of the store")
-        return remove_refused(broker.configured(), classes, WorkerChannel(client).are_refused)
+    with connect(urls.url(urls.REDIS)) as client, refusals():
+        where = SchedulerChannel(client, study).remove(numbers)
+    if where:
+        raise ServiceError(f"the scheduler on {where} runs the study from another copy of the store")

@@ -59,7 +59,8 @@ from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.starting import ForkServers
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, Shipping, WorkerChannel
-from shadho_celery.transport.logs import WorkerLogs
+from shadho_celery.transport.control import Requests, of_worker
+from shadho_celery.transport.logs import LOGS
 from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
@@ -119,7 +120,7 @@ class Slots:
         self._checkpoints = checkpoints
         self._clock = SystemClock()
         self._lines = TrialLines()
-        self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
+        self._logs = LogServer(Requests(client, of_worker(self.name), signer, LOGS), checkpoints, self._clock)
         self._fork_servers = fork_servers or ForkServers()
         self._fork_servers.on_complaints = self._tell
         self._telling = threading.Lock()

@@ -106,7 +106,7 @@ class Overview:
     @property
     def asked(self) -> int | None:
         """Limit on the number of trials in the latest run, or None."""
-        return _limit(self.record)
+        return self.record.asked
 
     @property
     def ended(self) -> int:
@@ -254,14 +254,9 @@ def overview_of(known: StudyTrials, values: Values | None = None) -> Overview:
     return Overview(**_overview(known, values or Values(known.record)))
 
 
-def _limit(record: StudyRecord) -> int | None:
-    limit: int | None = (record.in_force or {}).get("trials") or record.settings.get("trials")
-    return limit
-
-
 def state_at_rest(record: StudyRecord, steered: Collection[str], ended: int) -> str:
     """Return "stopped" if an action (`Store.steered`) has ended the study before its limit on trials, else "ended"."""
-    return "stopped" if "stop" in steered and ended < (_limit(record) or math.inf) else "ended"
+    return "stopped" if "stop" in steered and ended < (record.asked or math.inf) else "ended"
 
 
 def report_of(

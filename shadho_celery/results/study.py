@@ -40,8 +40,6 @@ class Deleted(Struct, frozen=True, kw_only=True):
     trials: int
     #: least number that is greater than the numbers of all its trials
     numbers: int
-    #: compute classes to which its trials were sent
-    classes: Sequence[str]
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
@@ -94,6 +92,11 @@ class StudyResults:
     def in_force(self) -> Mapping[str, Any]:
         """Settings in force of its latest run, including defaults. The sampler is None if it was a user's own."""
         return self._record.in_force
+
+    @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        return self._record.asked
 
     @property
     def is_simulated(self) -> bool:
@@ -337,8 +340,8 @@ class StudyResults:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
         It waits for workers of this folder that are still ending. Raises StudyLocked if the study runs. The result
-        lists the folders on the disks of other machines. A fleet may still have messages of its trials, which
-        `fleet.executor` and `rm` remove.
+        lists the folders on the disks of other machines. A fleet may still have trials of it, which `fleet.executor`
+        and `rm` stop.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
@@ -348,7 +351,7 @@ class StudyResults:
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in a few seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, numbers = sum(store.counts(self.key).values()), max(store.numbers(self.key), default=-1) + 1
-            hosts, classes = store.tally(self.key, "host"), sorted(store.tally(self.key, "compute_class"))
+            hosts = store.tally(self.key, "host")
             store.delete(self.key, fence)
         # If this folder has no checkpoints of the study, workers of this machine have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
@@ -362,7 +365,6 @@ class StudyResults:
             key=self.key,
             trials=trials,
             numbers=numbers,
-            classes=classes,
             folders=[str(folder) for folder in found if not folder.exists()],
             left=[str(folder) for folder in found if folder.exists()],
             hosts=[host for host in hosts if host not in here],

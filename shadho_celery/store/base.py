@@ -47,6 +47,12 @@ class StudyRecord:
     classes: tuple[Name, ...] = ()
 
     @property
+    def asked(self) -> int | None:
+        """Limit on the number of trials in the latest run, or None."""
+        limit: int | None = self.in_force.get("trials") or self.settings.get("trials")
+        return limit
+
+    @property
     def is_simulated(self) -> bool:
         """True if its trials were simulated, so that it cannot continue."""
         return bool(self.in_force.get("simulated"))

@@ -288,9 +288,9 @@ class SchedulerChannel:
         answer = self._client.xread(streams, count=READ, block=wait_ms or None) or {}
         # The form of the answer depends on the version of the protocol that the connection speaks.
         found = {key: parts[0] for key, parts in answer.items()} if isinstance(answer, dict) else dict(answer)
-        if self._inbox is not None and (requests := found.get(self._inbox.key)):
+        if self._inbox is not None and found.get(self._inbox.key):
             forged = self._inbox.forged
-            self._inbox.read(requests)
+            self._inbox.read()
             self.forged += self._inbox.forged - forged
         entries = found.get(self._events, [])
         self.is_drained = len(entries) < READ

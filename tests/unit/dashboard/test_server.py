@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -27,13 +27,15 @@ from shadho_celery import load_study
 from shadho_celery.charts.columns import Depth
 from shadho_celery.charts.study import CHARTS
 from shadho_celery.cli.group import commands
+from shadho_celery.control.control import Control
 from shadho_celery.control.logs import TrialLogs
-from shadho_celery.core.actions import Answer
+from shadho_celery.core.actions import Answer, Cancel, Deed, Drain, Enqueue, Pause, Set, Stop, Unpause, name_of
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.records import AttemptRecord
 from shadho_celery.core.settings import CHANGEABLE
 from shadho_celery.dashboard import answers, server, shared
 from shadho_celery.dashboard.access import Access
+from shadho_celery.dashboard.actions import buttons
 from shadho_celery.dashboard.cache import FRESH_ANSWERS, FRESH_SECONDS, Cache, CachedStudy
 from shadho_celery.dashboard.server import Server
 from shadho_celery.dashboard.trial_logs import LogEnds
@@ -44,9 +46,6 @@ from shadho_celery.store.base import Turn
 from shadho_celery.store.sql import SqlStore
 
 HOST = "http://127.0.0.1:8420"
-if TYPE_CHECKING:
-    from shadho_celery.control.control import Control
-
 JSON = {"origin": HOST, "content-type": "application/json"}
 TOKEN = "t" * 32
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -71,20 +70,21 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Told:
-    """Control that notes what it is asked for."""
+class Told(Control):
+    """Control that notes what it would send."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[object] = []
 
-    def __getattr__(self, name: str) -> Callable[..., Answer]:
-        def ask(*values: object, **settings: object) -> Answer:
-            self.asked.append((name, *values, *settings.items()))
-            if name == "pause":
-                raise ServiceError("the scheduler does not answer")
-            return Answer(is_done=name != "stop", text=f"{name} it is")
+    def _ask(self, name: str, deed: Deed) -> Answer:
+        self.asked.append((name, deed))
+        if isinstance(deed, Pause):
+            raise ServiceError("the scheduler does not answer")
+        return Answer(is_done=not isinstance(deed, Stop), text=f"{name_of(deed)} it is")
 
-        return ask
+    def drain(self, worker: str) -> Answer:
+        return self._ask(worker, Drain(worker))
 
 
 class Rig:
@@ -99,9 +99,8 @@ class Rig:
         store = SqlStore(f"sqlite:///{path}", read_only=True)
         self.cache = Cache(store, self.clock)
         self.control = Told()
-        control = cast("Control", self.control)
         logs = LogEnds(TrialLogs(), self.clock)
-        parts = {"control": control, "logs": logs, "clock": self.clock, "say": self.said.append}
+        parts = {"control": self.control, "logs": logs, "clock": self.clock, "say": self.said.append}
         self.server = Server(self.cache, self.access, self.places, **parts)  # type: ignore[arg-type]
         self.client = TestClient(self.server.app, base_url=HOST)
         self.log_in(self.access.new_code())
@@ -397,13 +396,13 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
     assert act(study, action="enqueue", points='[{"rate": 0.5}]').status_code == 200
     assert act("/api/worker/action", action="drain", worker="cpu@node7").status_code == 200
     assert rig.control.asked == [
-        ("unpause", key),
-        ("stop", key),
-        ("cancel", key, 3),
-        ("set", key, ("trials", 200), ("weight", 2.5)),
-        ("enqueue", key, [{"rate": 0.5}, {"rate": 0.25}]),
-        ("enqueue", key, [{"rate": 0.5}]),
-        ("drain", "cpu@node7"),
+        (key, Unpause()),
+        (key, Stop()),
+        (key, Cancel(3)),
+        (key, Set({"trials": 200, "weight": 2.5})),
+        (key, Enqueue([{"rate": 0.5}, {"rate": 0.25}])),
+        (key, Enqueue([{"rate": 0.5}])),
+        ("cpu@node7", Drain("cpu@node7")),
     ]
     silent = act(study, action="pause")
     assert (silent.status_code, silent.json()) == (503, {"error": "the scheduler does not answer"})
@@ -419,8 +418,6 @@ def test_actions_are_asked_for_by_the_studys_key_and_answered(rig: Rig) -> None:
         {"action": "cancel", "number": -1},
         {"action": "stop", "more": 1},
         {"action": "set", "trials": 3},
-        {"action": "set", "settings": {"trials": [3]}},
-        {"action": "set", "settings": {str(number): 1 for number in range(1000)}},
         {"action": "enqueue", "points": [{}]},
         {"action": "drain", "worker": "w"},
     ],
@@ -437,6 +434,8 @@ def test_an_action_that_is_none_is_refused(rig: Rig, asked: dict[str, object]) -
     ("asked", "said"),
     [
         ({"action": "set", "settings": {"trials": "many"}}, "trials: 'many' is not a whole number"),
+        ({"action": "set", "settings": {"trials": [3]}}, "trials: "),
+        ({"action": "set", "settings": {str(number): 1 for number in range(1000)}}, "is not a setting"),
         ({"action": "set", "settings": {"seconds": "nan"}}, "seconds: 'nan' is not a number"),
         ({"action": "set", "settings": {"colour": 1}}, 'STUDY["colour"] is not a setting'),
         ({"action": "set", "settings": {"study": "x", "self": 1}}, 'STUDY["study"] is not a setting'),
@@ -459,6 +458,29 @@ def test_the_settings_that_can_change_have_their_help_and_values(rig: Rig) -> No
     assert {*found} == {*CHANGEABLE}
     assert (found["trials"]["value"], found["weight"]["value"], found["seconds"]["value"]) == (None, 1.0, None)
     assert all(each["help"] for each in found.values())
+
+
+def test_each_page_has_the_buttons_for_what_it_shows_in_its_state(rig: Rig) -> None:
+    def shown(found: dict[str, Any]) -> list[tuple[str, dict[str, Any], str | None]]:
+        return [(each["text"], each["request"], each["field"]) for each in found["actions"]]
+
+    assert {(text, request["action"], field) for text, request, field in shown(rig.get("/api/study/first"))} == {
+        ("pause", "pause", None),
+        ("stop", "stop", None),
+        ("set limits", "set", "settings"),
+        ("enqueue", "enqueue", "points"),
+    }
+    assert [each["text"] for each in buttons("study", is_held=True, study="s")][:2] == ["unpause", "stop"]
+    trial = rig.get("/api/study/first/trial/3")
+    assert shown(trial) == [("cancel", {"action": "cancel", "number": 3}, None)]
+    assert trial["actions"][0]["question"] == "Stop trial 3 of first?"
+    names = {"a": "drained", "b": "draining", "c": "free"}
+    workers = [{"name": name, "state": state} for name, state in names.items()]
+    found = answers.fleet([{"workers": workers}, {"trouble": "it does not answer"}])
+    assert [each for worker in found["places"][0]["workers"] for each in shown(worker)] == [
+        (action, {"action": action, "worker": name}, None)
+        for name, action in zip(names, ["undrain", "undrain", "drain"], strict=True)
+    ]
 
 
 def test_an_empty_store_has_no_studies(tmp_path: Path) -> None:

@@ -542,7 +542,7 @@ def test_what_the_command_says_comes_before_what_the_file_says(file: str) -> Non
 
 def test_an_end_may_be_given_in_the_command_alone(file: str) -> None:
     write(EXAMPLE.replace('"seconds": 10800,', ""))
-    assert "a simulation needs an end; give --seconds or --trials" in refused(file)
+    assert "a simulation needs an end; give seconds or trials" in refused(file)
     assert strictly(answer(file, "--json", "--trials", "5"))["trials"] == 5
 
 
