@@ -156,7 +156,6 @@ class CachedStudy:
         return ends[~np.isnan(ends)]
 
     @property
-    @property
     def _version(self) -> str:
         return f"{self.change or 0}{'' if self.running_on is None else ' running'}"
 
