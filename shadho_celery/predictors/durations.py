@@ -147,9 +147,10 @@ class Durations:
             self._open = supposed
             self._estimate = None
 
-    def measured(self, columns: Sequence[int]) -> Array:
-        """Return the number of ended and extrapolated trials of some columns, shape (subspaces, columns)."""
-        return np.asarray((self._told[0] + self._extrapolated)[:, columns])
+    @property
+    def measured(self) -> Array:
+        """Number of ended and extrapolated trials, shape (subspaces, columns)."""
+        return np.asarray(self._told[0] + self._extrapolated)
 
     def estimate(self) -> Estimate:
         """Return the current estimate. It is one second for all pairs before there are trials."""

@@ -41,6 +41,8 @@ MIN_TRIALS = 30
 LEAST_TELLING = -4.0
 #: a new fit is made when the trials have grown by this fraction, with a minimum and a maximum number
 GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
+#: number of labels and basis functions, in all sets of params together, that are kept of the latest sets
+KEPT = 2**18
 
 
 class Basis:
@@ -243,12 +245,18 @@ class Regression:
         """Coefficients of the functions by group, shape (groups, functions)."""
         return self._coefficients[:, 1:]
 
+    @property
+    def noise(self) -> float:
+        """Variance of the values of single trials about what is expected."""
+        return self._noise
+
     def predict(self, functions: Array) -> Array:
         """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
 
         A constant only shows how unusual the params are that a group happened to get.
         """
-        return np.asarray(functions @ self.coefficients.T)
+        # Not by BLAS, whose last bits depend on the number of rows.
+        return np.asarray((functions[:, None, :] * self.coefficients).sum(axis=2))
 
 
 class ParamEffects:
@@ -261,6 +269,13 @@ class ParamEffects:
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
+        #: values of the basis functions by params, the latest last
+        self._functions: dict[tuple[object, ...], Array] = {}
+
+    @property
+    def noise(self) -> float:
+        """Variance of the log seconds of single trials about what is expected."""
+        return self._regression.noise
 
     def tell(self, params: Params, column: int, log_seconds: float) -> bool:
         """Keep a trial with this duration, on the class of a column, for the next fit.
@@ -296,13 +311,21 @@ class ParamEffects:
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the basis functions for n sets of params, shape (n, functions).
 
-        The same params always have the same values.
+        The same params have the same values to the bit, as long as they are among the latest.
         """
         if self._basis is None:
             draws = self._rows(self._subspace.sample(np.random.default_rng(0), DRAWS))
             self._basis = Basis(draws, [domain.is_numeric for domain in self._subspace.domains.values()])
             self._regression = Regression(self._basis.size)
-        return self._basis.functions(self._rows(params_list))
+        keys = [tuple(params.items()) for params in params_list]
+        new = {key: params for key, params in zip(keys, params_list, strict=True) if key not in self._functions}
+        if new:
+            self._functions.update(zip(new, self._basis.functions(self._rows([*new.values()])), strict=True))
+        found = np.array([self._functions[key] for key in keys]).reshape(len(keys), self._basis.size)
+        most = max(len(keys), KEPT // (len(self._subspace.domains) + self._basis.size + 1))
+        while len(self._functions) > most:
+            del self._functions[next(iter(self._functions))]
+        return found
 
     @one_blas_thread()
     def read(self, centres: Array) -> None:
@@ -316,11 +339,11 @@ class ParamEffects:
         self._told += len(self._untold)
         self._untold.clear()
 
-    def departures(self, functions: Array, classes: int) -> Array:
-        """Return the expected departures of log seconds from the centres of the first `classes` classes.
-
-        `functions` are from the method of that name, and the result has shape (n, classes).
+    def departures(self, params_list: Sequence[Params], classes: int) -> Array:
+        """Return the expected departures of the log seconds of n sets of params from the centres of the first `classes`
+        classes, shape (n, classes).
         """
+        functions = self.functions(params_list)
         self._regression.add_groups(classes)
         return self._regression.predict(functions)
 

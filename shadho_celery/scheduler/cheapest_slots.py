@@ -91,12 +91,10 @@ class CheapestSlots:
             return True
         if trial.subspace not in self.model.row_of or not self.model.has_learned:
             return True
-        units = self._units(trial.budget, is_new=trial.origin is None)
-        key = (trial.subspace, units, *trial.params.items())
+        key = (trial.subspace, trial.budget, trial.origin, *trial.params.items())
         # Each free slot looks at the same trials again.
         if key not in self._expected:
-            found = self.model.mean_seconds(trial.subspace, [trial.params], self._classes, units=units)
-            self._expected[key] = found[0].tolist()
+            self._expected[key] = self.model.mean_seconds([trial], self._classes)[0].tolist()
         expected = self._expected[key]
         own = expected[self._classes.index(compute_class.name)]
         return MARGIN * own <= self._seconds_left or own <= SOONER * min(expected)
@@ -172,9 +170,9 @@ class CheapestSlots:
         # A subspace that is not expected to have more trials may still have some, which count for the longest.
         for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
-            params = [each.params for each in drawn]
             for budget, share in budgets:
-                expected = self.model.mean_seconds(subspace, params, names, OPTIMISM, units=self._units(budget))
+                asked = [each.evolve(budget=self._units(budget)) for each in drawn]
+                expected = self.model.mean_seconds(asked, names, OPTIMISM)
                 for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
                     one = trial.evolve(budget=budget)
                     each = zip(classes, row, strict=True)
@@ -211,9 +209,9 @@ class CheapestSlots:
         times = {name: left - MARGIN * found.seconds[name] for name in slots}
         return cheapest(in_time, trials, slots, prices, times, widths=widths) or found
 
-    def _units(self, budget: float | None, *, is_new: bool = False) -> float | None:
+    def _units(self, budget: float | None) -> float | None:
         """Return the part of its budget that a trial computes: a promoted one continues, if the latest ones did."""
-        if budget is None or is_new or not self.model.budgets.continues:
+        if budget is None or not self.model.budgets.continues:
             return budget
         return budget - max((each for each in self.proposals.budgets if each < budget), default=0.0)
 

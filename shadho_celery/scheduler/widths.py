@@ -195,8 +195,7 @@ class Widths:
         if not self._model.has_learned or attempt.subspace not in self._model.row_of:
             return math.inf
         if sent.key not in self._expected:
-            kind = self._model.kind(str(attempt.compute_class), attempt.slots)
-            found = self._model.seconds(attempt.subspace, kind, [attempt.params], budget=attempt.budget)
-            self._expected[sent.key] = float(found[0])
+            found = self._model.predict([attempt], [str(attempt.compute_class)])
+            self._expected[sent.key] = math.exp(found.mean[0, 0])
         ran = max(0.0, self._study.clock.now() - min(sent.began, self._study.clock.now()))
         return max(self._expected[sent.key] - ran, ran * OVERDUE)

@@ -351,12 +351,12 @@ def test_a_trial_whose_seconds_are_extrapolated_counts_like_an_ended_one_as_long
     other.tell(1, 0, -2.0)
     table.suppose([(1, 0, -2.0, 1.0, True)])
     assert table.estimate().mean == pytest.approx(other.estimate().mean, abs=0.1)
-    assert table.measured([0]).tolist() == [[1.0], [2.0]]
+    assert table.measured.tolist() == [[1.0], [2.0]]
     table.suppose([(1, 0, -2.0, 1.0, False)])
-    assert table.measured([0]).tolist() == [[1.0], [1.0]]
+    assert table.measured.tolist() == [[1.0], [1.0]]
     table.suppose([(1, 0, -2.0, 1.0, True)])
     table.forget()
-    assert table.measured([0]).tolist() == [[0.0], [0.0]]
+    assert table.measured.tolist() == [[0.0], [0.0]]
 
 
 def test_a_column_of_a_group_is_believed_to_be_like_the_others_before_it_is_tried() -> None:
