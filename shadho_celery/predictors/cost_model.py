@@ -424,20 +424,24 @@ class CostModel:
             return Costs(logs, np.zeros(logs.shape))
         logs, widths = np.empty((2, len(trials), len(classes)))
         for column, name in enumerate(classes):
-            by_width, evidence = self._slot_seconds(trials, name, optimism)
-            by_width[:, :-1][evidence[:, :-1] == 0] = np.inf
-            logs[:, column] = by_width.min(axis=1)
-            widths[:, column] = np.log(self.widths_on(name))[by_width.argmin(axis=1)]
+            seconds, evidence = self.slot_seconds(trials, name, optimism)
+            seconds[:, :-1][evidence[:, :-1] == 0] = np.inf
+            logs[:, column] = np.log(seconds.min(axis=1))
+            widths[:, column] = np.log(self.widths_on(name))[seconds.argmin(axis=1)]
         return Costs(logs, widths)
 
-    def _slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float) -> tuple[Array, Array]:
-        """Return the log slot seconds of trials for each of `widths_on` a class, and the evidence, (n, widths)."""
-        logs, evidence = np.empty((2, len(trials), len(self.widths_on(compute_class))))
-        for place, width in enumerate(self.widths_on(compute_class)):
+    def slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float = 0.0) -> tuple[Array, Array]:
+        """Return the slot seconds of new trials for each of `widths_on` a class, and the evidence of each prediction.
+
+        Both have the shape (trials, widths). `optimism` is as in `costs`.
+        """
+        widths = self.widths_on(compute_class)
+        seconds, evidence = np.empty((2, len(trials), len(widths)))
+        for place, width in enumerate(widths):
             found = self.predict(trials, [compute_class], width)
-            costs = self._charged(found.mean - optimism * found.spread, [compute_class]) + math.log(width)
-            logs[:, place], evidence[:, place] = costs[:, 0], found.evidence[:, 0]
-        return logs, evidence
+            logs = self._charged(found.mean - optimism * found.spread, [compute_class])
+            seconds[:, place], evidence[:, place] = np.exp(logs[:, 0]) * width, found.evidence[:, 0]
+        return seconds, evidence
 
     def _charged(self, log_seconds: Array, classes: Sequence[str]) -> Array:
         """Return the log seconds of whole trials, shape (n, classes), charged for preemption."""
@@ -478,21 +482,6 @@ class CostModel:
     def kind(self, compute_class: str, slots: int) -> str:
         """Return the name under which trials are learned that take this many slots of a class."""
         return f"{compute_class}*{slots}" if self.widths else compute_class
-
-    def slot_seconds(self, trials: Sequence[Trial], compute_class: str, optimism: float = 0.0) -> Array:
-        """Return the expected slot seconds of new trials for each of `widths_on` a class, shape (trials, widths).
-
-        `optimism` is as in `costs`.
-        """
-        return np.exp(self._slot_seconds(trials, compute_class, optimism)[0])
-
-    def measured(self, compute_class: str) -> Array:
-        """Return how many trials have ended or are extrapolated, by subspace and by each of `widths_on` a class.
-
-        The shape is (subspaces, widths).
-        """
-        columns = [self._column_of(self.kind(compute_class, each)) for each in self.widths_on(compute_class)]
-        return self.durations.measured[:, columns]
 
     def _kind_of(self, trial: Trial) -> str:
         return self.kind(str(trial.compute_class), trial.slots)

@@ -161,29 +161,25 @@ class CheapestSlots:
     ) -> Cheapest | None:
         names = [each.name for each in classes]
         slots = {each.name: each.share for each in classes}
-        seconds: dict[str, Mapping[str, float]] = {}
-        trials: dict[str, float] = {}
-        widths: dict[str, int] = {}
-        known: list[float] = []
         budgets: list[tuple[float | None, float]] = [*self.proposals.budget_mix().items()] or [(None, 1.0)]
         mix = self.proposals.mix(left)
+        kinds: list[tuple[Trial, float]] = []
         # A subspace that is not expected to have more trials may still have some, which count for the longest.
         for subspace in self.proposals.subspaces:
             drawn = self._draws(subspace)
-            for budget, share in budgets:
-                asked = [each.evolve(budget=self._units(budget)) for each in drawn]
-                expected = self.model.mean_seconds(asked, names, OPTIMISM)
-                for place, (trial, row) in enumerate(zip(drawn, expected.tolist(), strict=True)):
-                    one = trial.evolve(budget=budget)
-                    each = zip(classes, row, strict=True)
-                    by_class = {c.name: s if fits(one, c) else math.inf for c, s in each}
-                    known += [s for s in by_class.values() if s < math.inf]
-                    if number := mix.get(subspace, 0.0):
-                        kind = f"{subspace} {place} {budget}"
-                        seconds[kind], trials[kind] = by_class, number * share / len(drawn)
-                        widths[kind] = trial.slots
+            number = mix.get(subspace, 0.0) / len(drawn)
+            kinds += [(trial.evolve(budget=budget), number * share) for budget, share in budgets for trial in drawn]
+        asked = [trial.evolve(budget=self._units(trial.budget)) for trial, _ in kinds]
+        expected = self.model.mean_seconds(asked, names, OPTIMISM).tolist()
+        seconds = {
+            str(place): {c.name: s if fits(trial, c) else math.inf for c, s in zip(classes, row, strict=True)}
+            for place, ((trial, _), row) in enumerate(zip(kinds, expected, strict=True))
+        }
+        trials = {str(place): number for place, (_, number) in enumerate(kinds) if number}
+        widths = {kind: kinds[int(kind)][0].slots for kind in trials}
+        known = [each for by_class in seconds.values() for each in by_class.values() if each < math.inf]
         self._longest = max(known, default=math.inf)
-        return self._solved(seconds, trials, slots, prices, widths)
+        return self._solved({kind: seconds[kind] for kind in trials}, trials, slots, prices, widths)
 
     def _solved(
         self,

@@ -619,5 +619,6 @@ def test_with_searched_widths_a_class_costs_the_slot_seconds_of_its_best_width()
     assert logs == pytest.approx(math.log(200.0), abs=0.1)
     params = drawn(NET, generator, 3)
     waiting = [Trial(number=place, subspace=NET, params=each) for place, each in enumerate(params)]
-    assert costs.slot_seconds(waiting, "gpu") == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
-    assert costs.measured("gpu")[costs.row_of[NET]].tolist() == [30, 30, 30]
+    found, evidence = costs.slot_seconds(waiting, "gpu")
+    assert found == pytest.approx(np.tile([400.0, 200.0, 360.0], (3, 1)), rel=0.2)
+    assert evidence.tolist() == [[30, 30, 30]] * 3
