@@ -28,7 +28,7 @@ from shadho_celery.core.records import Placed
 from shadho_celery.core.trial import TrialState
 from shadho_celery.core.units import counted, digits, took
 from shadho_celery.placement.bound import throughput_bound
-from shadho_celery.predictors.durations import Durations
+from shadho_celery.predictors.durations import filled
 
 #: maximum number of intervals of time in charts over time, and mean number of marks of an interval if there are fewer
 INTERVALS, PER_INTERVAL = 60, 10
@@ -297,31 +297,19 @@ def _actual(trials: TrialColumns, attempts: AttemptColumns) -> Array:
 def mean_seconds(trials: TrialColumns, attempts: AttemptColumns) -> dict[str, dict[str, float]]:
     """Return the mean slot seconds of a trial by subspace and class: its seconds times its slots.
 
-    Pairs without trials are estimated from the others. The estimate is that of placement (`predictors.durations`). A
-    class without any trial counts as a mean class. What fails or is pruned counts as time without result: it lengthens
-    the seconds for each completed trial of its subspace.
+    Pairs without completed trials are estimated from the others. A class without any trial counts as a mean class. What
+    fails or is pruned counts as time without result: it lengthens the seconds for each completed trial.
     """
-    is_timed = trials.is_complete & (trials.seconds > 0) & (trials.compute_class.codes >= 0)
-    is_timed &= trials.subspace.codes >= 0
-    if not is_timed.any():
-        return {}
-    rows, columns = trials.subspace.codes[is_timed], trials.compute_class.codes[is_timed]
-    durations = Durations(len(trials.subspace.names))
-    classes = _classes(trials, attempts)
-    for _ in classes:
-        durations.add_column()
-    durations.tell_all(rows, columns, np.log(trials.slot_seconds[is_timed]))
-    estimate = durations.estimate()
-    # The model has the means of the logarithms. The ratio to the means of the seconds is that of the subspace's trials.
-    medians = np.exp(estimate.mean)
-    expected = np.bincount(rows, medians[rows, columns], len(trials.subspace.names))
-    actual = np.bincount(rows, trials.slot_seconds[is_timed], len(trials.subspace.names))
-    means = medians * np.divide(actual, expected, out=np.ones_like(actual), where=expected > 0)[:, None]
-    lost = _lost_factor(trials)
-    return {
-        trials.subspace.names[row]: {name: float(means[row, column] * lost[row]) for column, name in enumerate(classes)}
-        for row in np.flatnonzero(np.bincount(rows)).tolist()
-    }
+    names, classes = trials.subspace.names, _classes(trials, attempts)
+    rows, columns, seconds = trials.subspace.codes, trials.compute_class.codes, trials.slot_seconds
+    known = np.isfinite(seconds) & (rows >= 0) & (columns >= 0)
+    ended = known & trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED)
+    pairs, size = rows * len(classes) + columns, len(names) * len(classes)
+    total = np.bincount(pairs[ended], seconds[ended], size)
+    count = np.bincount(pairs[known & trials.is_complete & (seconds > 0)], minlength=size)
+    done = np.flatnonzero(count).tolist()
+    means = {(names[p // len(classes)], classes[p % len(classes)]): float(total[p] / count[p]) for p in done}
+    return filled(means, [*dict.fromkeys(subspace for subspace, _ in means)], classes)
 
 
 def _classes(trials: TrialColumns, attempts: AttemptColumns) -> list[str]:
@@ -350,17 +338,6 @@ def are_telling(trials: TrialColumns, attempts: AttemptColumns) -> bool:
     """
     is_enough = int(trials.is_complete.sum()) >= TELLING_TRIALS and not are_short(trials)
     return is_enough and _live_seconds(trials, attempts) >= TELLING_SECONDS
-
-
-def _lost_factor(trials: TrialColumns) -> Array:
-    """Return by subspace: all slot seconds that trials took, divided by those of completed trials."""
-    names = trials.subspace.names
-    known = np.isfinite(trials.seconds) & (trials.subspace.codes >= 0)
-    ended = known & trials.state.is_in(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED)
-    done = known & trials.is_complete
-    total = np.bincount(trials.subspace.codes[ended], trials.slot_seconds[ended], len(names))
-    useful = np.bincount(trials.subspace.codes[done], trials.slot_seconds[done], len(names))
-    return np.where(useful > 0, total / np.where(useful > 0, useful, 1.0), 1.0)
 
 
 def _mix(trials: TrialColumns) -> dict[str, float]:

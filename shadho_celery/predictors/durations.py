@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Integers = NDArray[np.integer[Any]]
 
 #: prior variance of log seconds within a pair; prior variance of u; and number of trials or pairs for which a prior
 #: counts
@@ -30,8 +28,6 @@ RIDGE = 0.02
 ROUNDS = 8
 #: a trial that is further from its estimate counts as this many standard deviations from it, because of stragglers
 FAR_OUT = 4.0
-#: number of estimates from many trials, each of which finds stragglers with the one before
-FITS = 3
 #: a new estimate is made when the trials have grown by this fraction, so its cost per trial falls over time
 GROWTH = 0.02
 
@@ -110,25 +106,6 @@ class Durations:
         # A late class has few of the many trials. After the trials 1, 2, 4, 8, ... of a pair, a new estimate is due.
         if (count + 1) & count == 0:
             self._estimate = None
-
-    def tell_all(self, rows: Integers, columns: Integers, log_seconds: Array) -> None:
-        """Learn from many trials at once, arrays of shape (trials,): the same as `tell` for each, in any order.
-
-        Stragglers are found with the estimate from all of these trials.
-        """
-        start, count = self._told, len(self.by_column)
-        pairs = rows * count + columns
-        values = log_seconds
-        for _ in range(FITS):
-            sums = [np.bincount(pairs, each, start[0].size) for each in (None, None, values, np.square(values))]
-            self._told = start + np.array(sums, float).reshape(start.shape)
-            self._estimate = None
-            estimate = self.estimate()
-            reach = FAR_OUT * np.hypot(estimate.noise, estimate.deviation)[rows, columns]
-            centre = estimate.mean[rows, columns]
-            values = np.clip(log_seconds, centre - reach, centre + reach)
-        self.by_column = [*map(add, self.by_column, np.bincount(columns, minlength=count).tolist())]
-        self._trials += len(rows)
 
     def suppose(self, running: Sequence[tuple[int, int, float, float, bool]]) -> None:
         """Replace what is known of the running trials: row, column, log seconds, weight, and whether the seconds are

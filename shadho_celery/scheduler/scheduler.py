@@ -481,7 +481,6 @@ class Scheduler:
         return replace(result, outcome=replace(outcome, error=f"{outcome.error.rstrip()}; {hint}")) if hint else result
 
     def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
-        # Before the cost model learns: placement asks it where the checkpoint of a promoted trial was.
         self.proposals.tell(trials, following)
         self.cost_model.tell(*map(self.study.current, trials), following=following)
 

@@ -225,21 +225,6 @@ def test_the_order_in_which_trials_come_barely_matters() -> None:
         assert mean_of(generator.permutation(len(trials))) == pytest.approx(in_order, abs=0.1)
 
 
-def test_trials_that_are_told_together_teach_about_the_same_as_one_by_one() -> None:
-    truth, generator = rank_one(5, 3, 9), np.random.default_rng(9)
-    rows, columns = generator.integers(0, 5, 600), generator.integers(0, 3, 600)
-    seconds = truth[rows, columns] + generator.normal(0, 0.4, 600)
-    seconds[::50] += 9.0
-    one_by_one, together = durations(5, 3), durations(5, 3)
-    for told in zip(rows.tolist(), columns.tolist(), seconds.tolist(), strict=True):
-        one_by_one.tell(*told)
-    together.tell_all(rows[:400], columns[:400], seconds[:400])
-    together.tell_all(rows[400:], columns[400:], seconds[400:])
-    assert together.by_column == one_by_one.by_column
-    assert together.estimate().mean == pytest.approx(one_by_one.estimate().mean, abs=0.15)
-    assert together.estimate().mean == pytest.approx(truth, abs=0.5)
-
-
 def test_a_change_of_unit_shifts_every_belief_by_its_logarithm() -> None:
     truth = rank_one(4, 3, 6)
     in_seconds, in_hours = durations(4, 3), durations(4, 3)
