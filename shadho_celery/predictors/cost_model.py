@@ -102,7 +102,7 @@ class CostModel:
         #: by class: the number of slots of its largest worker
         self._room: dict[str, int] = {}
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        #: by subspace: its row in `log_seconds`
+        #: by subspace: its row in `durations`
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         #: by class: the group of its columns in `durations`

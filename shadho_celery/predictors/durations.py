@@ -175,6 +175,16 @@ class Durations:
         return np.where(sizes[places] > 1, means + self._usual, 0.0)
 
 
+def estimated(told: Iterable[tuple[int, int, float]], shape: tuple[int, int]) -> Array:
+    """Return the mean log seconds of each subspace on each class, of this shape, by trials as those of `tell`."""
+    durations = Durations(shape[0])
+    for _ in range(shape[1]):
+        durations.add_column()
+    for each in told:
+        durations.tell(*each)
+    return durations.estimate().mean
+
+
 def filled(
     means: Mapping[tuple[str, str], float], subspaces: Collection[str], classes: Iterable[str]
 ) -> dict[str, dict[str, float]]:
@@ -184,12 +194,8 @@ def filled(
     """
     rows = {name: row for row, name in enumerate(subspaces)}
     columns = {name: column for column, name in enumerate(dict.fromkeys([*classes, *(name for _, name in means)]))}
-    durations = Durations(len(rows))
-    for _ in columns:
-        durations.add_column()
-    for (subspace, name), seconds in means.items():
-        durations.tell(rows[subspace], columns[name], math.log(seconds))
-    estimates = np.exp(durations.estimate().mean)
+    told = [(rows[subspace], columns[name], math.log(seconds)) for (subspace, name), seconds in means.items()]
+    estimates = np.exp(estimated(told, (len(rows), len(columns))))
     return {
         subspace: {name: means.get((subspace, name), float(estimates[row, columns[name]])) for name in columns}
         for subspace, row in rows.items()
