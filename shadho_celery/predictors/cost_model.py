@@ -449,16 +449,6 @@ class CostModel:
             return log_seconds
         return charged(log_seconds, np.array([self._preemptions.get(name, 0.0) for name in classes]))
 
-    def slowness(self, compute_class: str) -> float:
-        """Return how slow a class is in all subspaces: its log seconds minus the mean of all classes.
-
-        If widths are searched, these are slot seconds, on average over the class's trials.
-        """
-        widths = self.widths_on(compute_class)
-        columns = [self._column_of(self.kind(compute_class, each)) for each in widths]
-        number = [max(1, self.durations.by_column[column]) for column in columns]
-        return float(np.average(self.durations.estimate().by_class[columns] + np.log(widths), weights=number))
-
     def timed(self, compute_class: str) -> int:
         """Return the number of a class's trials from which the model has learned."""
         columns = [self._column_of(self.kind(compute_class, each)) for each in self.widths_on(compute_class)]

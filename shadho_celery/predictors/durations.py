@@ -38,8 +38,6 @@ class Estimate(NamedTuple):
     mean: Array
     #: posterior standard deviation of u, the pair's own effect
     deviation: Array
-    #: b_c, shape (classes,): log seconds of a class minus the mean of all classes
-    by_class: Array
     #: standard deviation of the log seconds of single trials within a pair
     noise: float
 
@@ -163,7 +161,7 @@ class Durations:
         variance = self._pair_variance * (1.0 - self._pair_variance * weight)
         # One step of expectation maximisation for each fit is enough, because a fit follows every few trials.
         self._pair_variance = float((own**2 + variance).sum() + BELIEF * PAIR_VARIANCE) / (own.size + BELIEF)
-        return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
+        return Estimate(prior + own, np.sqrt(variance), math.sqrt(noise))
 
     def _group_part(self, weights: Array) -> Array:
         """Return the effect of each column by the weighted mean of its group; 0 for a column that is alone."""

@@ -183,7 +183,6 @@ def test_a_wrong_declared_cost_is_outweighed_by_what_trials_take() -> None:
 def test_before_any_trial_all_classes_are_equal_and_memory_is_unknown() -> None:
     model = CostModel(SUBSPACES)
     assert efficiencies(model, CLASSES) == {c: dict.fromkeys(NAMES, 1.0) for c in CLASSES}
-    assert [model.slowness(c) for c in CLASSES] == [0.0, 0.0]
     assert [model.timed(c) for c in CLASSES] == [0, 0]
     assert model.memory(NET, drawn(NET, np.random.default_rng(0)), ALL) is None
 
@@ -390,10 +389,11 @@ def test_optimism_favours_the_pair_that_is_known_least() -> None:
     assert gain[NET] > 1.05
 
 
-def test_slowness_orders_the_classes_and_timed_counts_their_trials() -> None:
+def test_typical_trials_order_the_classes_and_timed_counts_their_trials() -> None:
     model = told(trials_of(by_pair, 40))
-    assert model.slowness("cpu") - model.slowness("gpu") == pytest.approx(1.5, abs=0.3)
-    assert model.slowness("gpu") < model.slowness("unheard of") < model.slowness("cpu")
+    gpu, unheard, cpu = model.costs(model.typical(), ["gpu", "unheard of", "cpu"]).log_seconds.mean(axis=0)
+    assert cpu - gpu == pytest.approx(1.5, abs=0.3)
+    assert gpu < unheard < cpu
     assert [model.timed(c) for c in ("gpu", "cpu", "unheard of")] == [120, 120, 0]
 
 
