@@ -130,7 +130,9 @@ class Regression:
         #: the same for trials that are still running
         self._open = self._told
         self._centres = np.zeros(0)
-        self._shared, self._own, self._noise = SHARED, OWN, NOISE
+        self._shared, self._own = SHARED, OWN
+        #: variance of the values of single trials about what is expected
+        self.noise = NOISE
         #: coefficients by group, shape (groups, functions + 1), the constant first
         self._coefficients = np.zeros((0, size))
         #: the common part of the coefficients
@@ -150,7 +152,7 @@ class Regression:
         """Learn from n trials: basis functions of their params, shape (n, functions); groups and values, shape (n,)."""
         if self._told[:, 0, 0].sum() >= MIN_TRIALS:
             expected = self._expected(functions, groups)
-            reach = FAR_OUT * math.sqrt(self._noise + self._own)
+            reach = FAR_OUT * math.sqrt(self.noise + self._own)
             values = expected + (values - expected).clip(-reach, reach)
         self._told += self._summed(functions, groups, values)
 
@@ -167,7 +169,7 @@ class Regression:
 
         Return whether the next fit differs.
         """
-        expected, deviation = self._expected(functions, groups), math.sqrt(self._noise)
+        expected, deviation = self._expected(functions, groups), math.sqrt(self.noise)
         z = (values - expected) / deviation
         telling = ~are_total & (z > LEAST_TELLING)
         z = z[telling]
@@ -206,12 +208,12 @@ class Regression:
         size = sums.shape[1]
         shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
         shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
-        precision = products / self._noise
+        precision = products / self.noise
         inner = np.linalg.inv(precision + np.diag(own))
         taken = inner @ precision
         left = np.eye(size) - taken
         covariance = np.linalg.inv((precision @ left).sum(axis=0) + np.diag(shared))
-        pulls = sums / self._noise
+        pulls = sums / self.noise
         common = self._common = covariance @ (left.transpose(0, 2, 1) @ pulls[:, :, None]).sum(axis=0)[:, 0]
         own_pull = (inner @ pulls[:, :, None])[:, :, 0]
         found = self._coefficients = left @ common + own_pull
@@ -238,17 +240,12 @@ class Regression:
         tried = counts > 0
         self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
         errors_sum = max(float(errors.sum()), 0.0)
-        self._noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
+        self.noise = (errors_sum + BELIEF * NOISE) / (float(counts.sum()) + BELIEF)
 
     @property
     def coefficients(self) -> Array:
         """Coefficients of the functions by group, shape (groups, functions)."""
         return self._coefficients[:, 1:]
-
-    @property
-    def noise(self) -> float:
-        """Variance of the values of single trials about what is expected."""
-        return self._noise
 
     def predict(self, functions: Array) -> Array:
         """Return the expected departures from the centres, shape (n, groups), without the constants of the groups.
