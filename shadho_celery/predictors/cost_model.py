@@ -139,9 +139,10 @@ class CostModel:
         """
         means = self.durations.estimate().mean
         for name in sorted(self._due) if self._due else ():
-            self._effects[name].read(means[self.row_of[name]])
-            self._due.remove(name)
-            self._changes += 1
+            if self._effects[name].are_asked:
+                self._effects[name].read(means[self.row_of[name]])
+                self._due.remove(name)
+                self._changes += 1
         return self.durations.version + self._changes
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
@@ -296,6 +297,8 @@ class CostModel:
         run on. Before there are trials, the mean is 0 at a declared cost and a budget of 1. Raises KeyError for an
         unknown subspace.
         """
+        for name in {trial.subspace for trial in trials if trial.params is not TYPICAL}:
+            self._effects[name].are_asked = True
         _ = self.version
         widths = [width or trial.slots for trial in trials]
         kinds = {each: [self._column_of(self.kind(name, each)) for name in classes] for each in {*widths}}

@@ -266,6 +266,8 @@ class ParamEffects:
         #: trials since the last fit: params, column of the class, log seconds
         self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
         self._told = 0
+        #: True once predictions were requested: before, fits are of no use
+        self.are_asked = False
         #: values of the basis functions by params, the latest last
         self._functions: dict[tuple[object, ...], Array] = {}
 
